@@ -7,10 +7,12 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from monarch_kernel.display.quantities import text_size
@@ -23,15 +25,19 @@ from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.placing import place
+from workspace_sync.scanning import Announcement, ContentTaker
 from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
 from workspace_sync.transfer.agents import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Calls
+from workspace_sync.transfer.early import EarlyPipe
 from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
 from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
 
 #: How long a workspace that another client syncs is waited for (seconds).
 BUSY_WAIT = 5.0
+#: A first sync of at least so much is sent while it is scanned (bytes).
+_EARLY = 4 << 20
 #: How often a sync begins again because files changed while they were read.
 _SCANS = 3
 
@@ -132,6 +138,7 @@ class SyncClient:
         self._workspace = workspace
         self._folder = folder_name(workspace)
         self._progress = progress
+        self._sends = False
         self._before_switch = before_switch
         self._hosts = each_host(hosts)
         self._failures: dict[str, Failed] = {}
@@ -153,10 +160,15 @@ class SyncClient:
         self._ask_for_states()
         with source_of(self._workspace) as source:
             for left in reversed(range(_SCANS)):
-                found = self._find(source)
-                self._take_states()
+                early = None
+                if not dry_run and self._workspace.env is None and source.knows_nothing(self._workspace):
+                    found, early = self._find_and_send(source)
+                else:
+                    found = self._find(source)
+                    self._take_states()
                 try:
-                    return self._to_hosts(found, source, dry_run)
+                    with nullcontext() if early is None else self._ending(early):
+                        return self._to_hosts(found, source, dry_run, early)
                 except ScanError:  # a file has changed since the scan
                     if not left:
                         raise
@@ -167,7 +179,7 @@ class SyncClient:
         """See ``rollback``."""
         self._ask_for_states()
         self._take_states()
-        run = self._run(self._makers(), Changes([]), False)
+        run = self._run(self._makers(), False)
         with self._ending(run):
             run.stage_earlier(steps)
             self._switch(run)
@@ -286,14 +298,63 @@ class SyncClient:
             else:
                 self._verified[host] = answer.value
 
-    def _find(self, source: WorkspaceSource) -> FoundWorkspace:
+    def _find(
+        self, source: WorkspaceSource, taker: ContentTaker | None = None, cancelled: Callable[[], bool] | None = None
+    ) -> FoundWorkspace:
         began = time.monotonic()
-        show = self._progress
-        found = source.find(self._workspace, None if show is None else _scanning(show))
+        found = source.find(self._workspace, None if self._progress is None else self._scanned, taker, cancelled)
         self._phases.scan += time.monotonic() - began
         return found
 
-    def _to_hosts(self, found: FoundWorkspace, source: WorkspaceSource, dry_run: bool) -> SyncReport:
+    def _scanned(self, done: int, total: int) -> None:
+        if self._progress is not None and not self._sends:  # what hosts get is the better measure then
+            self._progress(SyncProgress("scan", done, total))
+
+    def _find_and_send(self, source: WorkspaceSource) -> tuple[FoundWorkspace, StagingRun | None]:
+        """Scan a workspace of which nothing is known here, and send what is read to hosts that have nothing of it.
+
+        Returns:
+            What was found; and the run that has begun, if hosts have taken something.
+        """
+        pipe = EarlyPipe()
+        cancelled = threading.Event()
+        run: StagingRun | None = None
+        with ThreadPoolExecutor(1, "sync scan") as pool:
+            scanning = pool.submit(self._find, source, pipe, cancelled.is_set)
+            scanning.add_done_callback(lambda _: pipe.ended())
+            try:
+                self._take_states()
+                plan = pipe.plan()
+                makers = self._makers()
+                new = makers and not any(state.parts or state.left or state.repair for state in makers.values())
+                if new and plan is not None and plan.bytes >= _EARLY:
+                    self._announce([plan.announcement])
+                    run = self._run(makers, False)
+                    self._sends = True
+                    try:
+                        run.send_early(pipe, plan.bytes)
+                    except ScanError:  # a file that was to be sent once more: the scan is whole without it
+                        self._drop(run)
+                        run = None
+                pipe.close()
+                self._sends = False
+                return scanning.result(), run
+            except BaseException:
+                cancelled.set()
+                pipe.close()
+                if run is not None:
+                    self._drop(run)
+                raise
+
+    def _drop(self, run: StagingRun) -> None:
+        try:
+            run.abort()
+        finally:
+            run.close()
+
+    def _to_hosts(
+        self, found: FoundWorkspace, source: WorkspaceSource, dry_run: bool, early: StagingRun | None
+    ) -> SyncReport:
         changes = Changes(found.parts)
         report = SyncReport(self._workspace.id, found.digest(TREE), hashed=found.hashed, dry_run=dry_run)
         report.environment = found.digest(ENVIRONMENT)
@@ -302,7 +363,8 @@ class SyncClient:
             report.files += files
             report.bytes += size
         report.notes += found.notes
-        self._announce(found)
+        if early is None:
+            self._announce(self._announcements(found))
         self._check_environment(found, report)
         deadline = time.monotonic() + BUSY_WAIT
         while True:
@@ -310,9 +372,9 @@ class SyncClient:
             if not behind:
                 return self._finished(report, None)
             began = time.monotonic()
-            run = self._run(behind, changes, dry_run)
+            run, early = early or self._run(behind, dry_run), None
             with self._ending(run):
-                run.stage()
+                run.stage(changes)
                 over = time.monotonic()
                 self._phases.send = max(0.0, run.last_arrival - began)
                 self._phases.stage = over - max(began, run.last_arrival)
@@ -341,7 +403,7 @@ class SyncClient:
             if each is not None and each.unmade:
                 yield f"{host.name} could not make the environment from {lock}, so it was sent: {each.unmade}"
 
-    def _run(self, states: dict[str, HostState], changes: Changes, dry_run: bool) -> StagingRun:
+    def _run(self, states: dict[str, HostState], dry_run: bool) -> StagingRun:
         session = uuid.uuid4().hex
         return StagingRun(
             self._calls,
@@ -349,7 +411,6 @@ class SyncClient:
             self._folder,
             _owner(),
             states,
-            changes,
             dry=dry_run,
             lock=self._lock,
             progress=self._progress,
@@ -377,13 +438,17 @@ class SyncClient:
             run.abort()
         self._phases.switch = time.monotonic() - began
 
-    def _announce(self, found: FoundWorkspace) -> None:
-        """Say what a large first sync is about to send."""
+    def _announcements(self, found: FoundWorkspace) -> Iterator[Announcement | None]:
+        """What a person should know of first syncs."""
         parts = {name for state in self._states.values() for name in state.parts}
-        new = [found.tree] if found.tree is not None and not parts else []
+        if found.tree is not None and not parts:
+            yield found.tree.announcement()
         if found.environment is not None and ENVIRONMENT not in parts:
-            new += found.environment.scans
-        for about in filter(None, [each.announcement() for each in new]):
+            yield from (each.announcement() for each in found.environment.scans)
+
+    def _announce(self, announcements: Iterable[Announcement | None]) -> None:
+        """Say what a large first sync is about to send."""
+        for about in filter(None, announcements):
             if self._progress is not None:
                 self._progress(SyncProgress("plan", note=str(about)))
             else:
@@ -497,10 +562,6 @@ def _is_behind(state: HostState, changes: Changes) -> bool:
 def _differs(state: HostState, part: Part) -> bool:
     about = state.parts.get(part.name)
     return about is None or about.digest != part.manifest.digest
-
-
-def _scanning(show: Show) -> Callable[[int, int], None]:
-    return lambda done, total: show(SyncProgress("scan", done, total))
 
 
 def _owner() -> str:

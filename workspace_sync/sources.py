@@ -22,7 +22,7 @@ from workspace_sync.environment import (
 )
 from workspace_sync.model.manifest import Manifest
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning import Index, Scan, scan
+from workspace_sync.scanning import ContentTaker, Index, Scan, scan
 from workspace_sync.transfer.parts import Part
 
 #: The parts of a workspace, as hosts name them.
@@ -81,8 +81,25 @@ class WorkspaceSource:
         self._unsaved: dict[str, Manifest] = {}
         self._saver: threading.Thread | None = None
 
-    def find(self, workspace: Workspace, progress: Callable[[int, int], None] | None) -> FoundWorkspace:
+    def knows_nothing(self, workspace: Workspace) -> bool:
+        """Whether nothing is remembered of the workspace's folders, so that a scan reads all of them."""
+        self._indexes[TREE].load(workspace.roots(), workspace.links)
+        return not self._indexes[TREE].records
+
+    def find(
+        self,
+        workspace: Workspace,
+        progress: Callable[[int, int], None] | None,
+        taker: ContentTaker | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> FoundWorkspace:
         """Scan the folders and the environment.
+
+        Args:
+            workspace: what to scan.
+            progress: is called with the bytes that were read, and all that must be, on any thread.
+            taker: is offered the content of the folders' files while they are read.
+            cancelled: whether to stop; asked often.
 
         Raises:
             ScanError: they cannot be read, or change without pause; or the tree has a folder of the name that editable
@@ -94,7 +111,8 @@ class WorkspaceSource:
         followed = Followed({}, []) if about is None else follow(editables(about), roots)
         scans: list[Scan] = []
         if roots:
-            found.tree = scan(workspace, self._indexes[TREE], progress=progress, save=False)
+            index = self._indexes[TREE]
+            found.tree = scan(workspace, index, progress=progress, cancelled=cancelled, save=False, taker=taker)
             scans.append(found.tree)
         if followed.dirs:
             # Apart from the workspace's own folders, of which one may be the root of the tree.

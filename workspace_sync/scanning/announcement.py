@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import memory, text_size
@@ -84,10 +85,28 @@ class Announcement:
         return "\n".join(lines)
 
 
-def announce(manifest: Manifest, records: dict[bytes, Record], reasons: list[str], sources: list[str]) -> Announcement:
-    """Describe a first sync."""
-    files, size = manifest.count()
-    return Announcement(sources, files, size, largest_folders(manifest), left_out(records, reasons))
+def announce(
+    sizes: Mapping[bytes, Iterable[int]], records: dict[bytes, Record], reasons: list[str], sources: list[str]
+) -> Announcement | None:
+    """Describe a first sync; None if that sends at most 10,000 files and 1 GB.
+
+    Args:
+        sizes: of the files (bytes), by the path of their folder in the tree.
+        records: of the folders of the client.
+        reasons: why entries are left out.
+        sources: the folders of the client.
+    """
+    own = {path: (len(each), sum(each)) for path, found in sizes.items() if (each := list(found))}
+    files, size = (sum(each) for each in zip((0, 0), *own.values(), strict=True))
+    if files <= FILES and size <= BYTES:
+        return None
+    return Announcement(sources, files, size, largest_folders(own), left_out(records, reasons))
+
+
+def sizes_in(manifest: Manifest) -> Iterator[tuple[bytes, list[int]]]:
+    """The sizes of the files of each folder."""
+    for path, folder in manifest.folders.items():
+        yield path, [entry.size for entry in folder.files.values()]
 
 
 def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
@@ -110,21 +129,27 @@ def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
     return sorted(found, key=lambda each: (-each.bytes, -each.folders, -each.files, each.source))
 
 
-def largest_folders(manifest: Manifest) -> list[FolderSize]:
-    """The folders that hold most bytes; instead of a folder that has most from one subfolder, the subfolder."""
+def largest_folders(own: Mapping[bytes, tuple[int, int]]) -> list[FolderSize]:
+    """The folders that hold most bytes; instead of a folder that has most from one subfolder, the subfolder.
+
+    Args:
+        own: the number of files and their bytes in each folder itself.
+    """
     totals: dict[bytes, list[int]] = {}
+    for path, (files, size) in own.items():
+        at = path
+        while True:
+            total = totals.setdefault(at, [0, 0])
+            total[0] += files
+            total[1] += size
+            if not at:
+                break
+            at = at.rpartition(b"/")[0]
     below: dict[bytes, int] = {}  # the bytes of the largest subfolder
-    for path in sorted(manifest.folders, key=lambda path: -path.count(b"/") if path else 1):
-        entries = manifest.folders[path].files.values()
-        total = totals.setdefault(path, [0, 0])
-        total[0] += len(entries)
-        total[1] += sum(entry.size for entry in entries)
+    for path, (_, size) in totals.items():
         if path:
             parent = path.rpartition(b"/")[0]
-            above = totals.setdefault(parent, [0, 0])
-            above[0] += total[0]
-            above[1] += total[1]
-            below[parent] = max(below.get(parent, 0), total[1])
+            below[parent] = max(below.get(parent, 0), size)
     chosen = [
         FolderSize(path, files, size)
         for path, (files, size) in totals.items()

@@ -15,9 +15,11 @@ from typing import Literal
 
 from blake3 import blake3
 
+from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import digest_of
+from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, digest_of
 from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
+from workspace_sync.scanning.streaming import ABOUT, CONTENT, ROW, ContentTaker
 
 #: Threads that read and hash; more of them only wait for the disk.
 THREADS = min(8, os.cpu_count() or 1)
@@ -59,17 +61,36 @@ class Hashed:
 Outcome = Hashed | OSError | Literal["unsteady"] | None
 
 
+@dataclass(frozen=True, slots=True)
+class FileToRead:
+    """A file that is to be hashed.
+
+    Attributes:
+        path: where it is.
+        size: about how large it is (bytes).
+        known: how it was cut before.
+        place: its path in the tree.
+    """
+
+    path: bytes
+    size: int
+    known: Cuts | None
+    place: bytes
+
+
 def hash_files(
-    paths: list[tuple[bytes, int, Cuts | None]],
+    paths: list[FileToRead],
     report: Callable[[int], None],
     cancelled: Callable[[], bool] | None = None,
+    taker: ContentTaker | None = None,
 ) -> list[Outcome]:
     """Hash files.
 
     Args:
-        paths: where they are, about how large they are (bytes), and how they were cut before.
+        paths: the files.
         report: is called with bytes that were read since the last call, on any thread.
         cancelled: whether to stop.
+        taker: gets the content as it is read. What is read again as it has changed meanwhile, it does not get.
 
     Returns:
         What became of each, in the same order.
@@ -78,8 +99,8 @@ def hash_files(
         ScanError: it was cancelled.
     """
     outcomes: list[Outcome] = [None] * len(paths)
-    small = [i for i, (_, size, _) in enumerate(paths) if size <= CHUNK]
-    large = sorted((i for i, (_, size, _) in enumerate(paths) if size > CHUNK), key=lambda i: -paths[i][1])
+    small = [i for i, file in enumerate(paths) if file.size <= CHUNK]
+    large = sorted((i for i, file in enumerate(paths) if file.size > CHUNK), key=lambda i: -paths[i].size)
     stopped = threading.Event()
 
     def some(numbers: list[int]) -> None:
@@ -88,13 +109,14 @@ def hash_files(
         if cancelled is not None and cancelled():
             stopped.set()
         read = 0
-        for i in numbers:
-            outcomes[i] = outcome = _attempt(paths[i][0], paths[i][2], report, stopped, None)
-            if isinstance(outcome, Hashed) and not outcome.chunks:
-                read += outcome.size
+        with _Filling(taker) as filling:
+            for i in numbers:
+                outcomes[i] = outcome = _attempt(paths[i], report, stopped, filling, None)
+                if isinstance(outcome, Hashed) and not outcome.chunks:
+                    read += outcome.size
         report(read)
 
-    batches = [small[i : i + _BATCH] for i in range(0, len(small), _BATCH)]
+    batches = _batches(paths, small, taker is not None)
     if len(batches) + len(large) <= 1 and not large:
         for batch in batches:
             some(batch)
@@ -105,7 +127,8 @@ def hash_files(
                 tasks += [pool.submit(some, batch) for batch in batches]
                 with ThreadPoolExecutor(THREADS, "chunks") as helpers:
                     for i in large:
-                        outcomes[i] = _attempt(paths[i][0], paths[i][2], report, stopped, helpers)
+                        with _Filling(taker) as filling:
+                            outcomes[i] = _attempt(paths[i], report, stopped, filling, helpers)
                         if cancelled is not None and cancelled():
                             stopped.set()
             else:
@@ -118,59 +141,139 @@ def hash_files(
     return outcomes
 
 
+def _batches(paths: list[FileToRead], small: list[int], streams: bool) -> list[list[int]]:
+    """Small files that one thread reads together; if content is taken, as many as one memory has room for."""
+    if not streams:
+        return [small[i : i + _BATCH] for i in range(0, len(small), _BATCH)]
+    batches: list[list[int]] = []
+    size = about = 0
+    for i in small:
+        row = len(paths[i].place) + DIGEST_SIZE + ROW
+        if not batches or size + paths[i].size > CONTENT or about + row > ABOUT:
+            batches.append([])
+            size = about = 0
+        batches[-1].append(i)
+        size += paths[i].size
+        about += row
+    return batches
+
+
+class _Filling:
+    """The memory of a ``ContentTaker`` that files are read into, one behind the other; it is given at the end."""
+
+    def __init__(self, taker: ContentTaker | None) -> None:
+        self._taker = taker
+        self._memory: memoryview | None = None
+        self._used = 0
+        self._files: list[EarlyFile] = []
+
+    def __enter__(self) -> _Filling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give()
+
+    @property
+    def active(self) -> bool:
+        """Whether content is wanted."""
+        return self._taker is not None
+
+    def room(self, size: int) -> memoryview | None:
+        """Memory for so many bytes; None: there is none, or nothing is wanted."""
+        if self._memory is None:
+            if self._taker is None:
+                return None
+            self._memory = self._taker.take()
+            if self._memory is None:
+                self._taker = None
+                return None
+        end = self._used + size
+        return self._memory[self._used : end] if end <= CONTENT else None
+
+    def fill(self, file: EarlyFile, size: int) -> None:
+        """Content has been read into the memory of ``room``."""
+        self._files.append(file)
+        self._used += size
+
+    def next(self) -> None:
+        """Give what there is, and take other memory for what follows."""
+        self._give()
+
+    def _give(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None and self._taker is not None:
+            self._taker.give(memory, self._used, self._files)
+        self._used, self._files = 0, []
+
+
+#: Takes nothing.
+_NOTHING = _Filling(None)
+
+
 def _attempt(
-    path: bytes,
-    known: Cuts | None,
+    file: FileToRead,
     report: Callable[[int], None],
     stopped: threading.Event,
+    filling: _Filling,
     helpers: ThreadPoolExecutor | None,
 ) -> Outcome:
     for _ in range(_TRIES):
         if stopped.is_set():
             return None
         try:
-            found = _hash_once(path, known, report, stopped, helpers)
+            found = _hash_once(file, report, stopped, filling, helpers)
         except FileNotFoundError:
             return None
         except OSError as e:
             return e
         if found is not None:
             return found
+        filling = _NOTHING  # some of its pieces may be on their way already, and each is sent ahead once
     return "unsteady"
 
 
 def _hash_once(
-    path: bytes,
-    known: Cuts | None,
+    file: FileToRead,
     report: Callable[[int], None],
     stopped: threading.Event,
+    filling: _Filling,
     helpers: ThreadPoolExecutor | None,
 ) -> Hashed | None:
     """Hash a file; None if it changed meanwhile."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    room: memoryview | None = None
     try:
         before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
             return None
         size = before.st_size
         if size <= CHUNK:
-            data = _buffer()[:size]
+            room = filling.room(size) if size else None
+            data = _buffer()[:size] if room is None else room
             if not read_fully(fd, data, 0):
                 return None
             found = Hashed(*_hint(before), digest_of(data))
         else:
-            if known is None:
+            if file.known is None:
                 sizes = even(size)
             else:
-                sizes = again(known, size, lambda offset, length: os.pread(fd, length, offset))
-            large = _hash_large(fd, sizes, report, stopped, helpers)
+                sizes = again(file.known, size, lambda offset, length: os.pread(fd, length, offset))
+            if filling.active and file.known is None:
+                large = _hash_and_give(fd, file.place, before, sizes, report, stopped, filling, helpers)
+            else:
+                large = _hash_large(fd, sizes, report, stopped, helpers)
             if large is None:
                 return None
             found = Hashed(*_hint(before), *large)
         after = os.fstat(fd)
     finally:
         os.close(fd)
-    return found if _hint(after) == _hint(before) else None
+    if _hint(after) != _hint(before):
+        return None
+    if room is not None:
+        mode = before.st_mode & MODE_BITS
+        filling.fill(EarlyFile(file.place, size, mode, before.st_mtime_ns, 0, (found.digest,), (size,)), size)
+    return found
 
 
 def _buffer() -> memoryview:
@@ -202,7 +305,7 @@ def _hash_large(
     pending: list[Future[list[bytes]] | None] = [None, None]
     blocks = [bytearray(_BLOCK) for _ in pending]
     offset = turn = 0
-    for pieces in _blocks(sizes):
+    for pieces in _blocks(sizes, _BLOCK):
         if stopped.is_set():
             return None
         # One block is read while the chunks of the other are hashed.
@@ -217,10 +320,7 @@ def _hash_large(
         else:
             pending[turn] = helpers.submit(_chunk_digests, view, pieces)
         whole.update(view)
-        start = 0
-        for size in pieces:
-            anchors.append(bytes(view[start : start + min(size, ANCHOR)]).ljust(ANCHOR, b"\0"))
-            start += size
+        anchors += _anchors(view, pieces)
         offset += len(view)
         report(len(view))
         turn = 1 - turn
@@ -230,12 +330,62 @@ def _hash_large(
     return whole.digest(), tuple(digests), Cuts(sizes, b"".join(anchors))
 
 
-def _blocks(sizes: tuple[int, ...]) -> Iterator[list[int]]:
-    """The sizes of chunks that are read at once."""
+def _hash_and_give(
+    fd: int,
+    place: bytes,
+    about: os.stat_result,
+    sizes: tuple[int, ...],
+    report: Callable[[int], None],
+    stopped: threading.Event,
+    filling: _Filling,
+    helpers: ThreadPoolExecutor | None,
+) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
+    """Hash a large file, and give each piece as soon as its digest is known."""
+    whole = blake3()
+    digests: list[bytes] = []
+    anchors: list[bytes] = []
+    offset = 0
+    own = memoryview(b"")
+    for pieces in _blocks(sizes, CONTENT):
+        if stopped.is_set():
+            return None
+        length = sum(pieces)
+        filling.next()
+        room = filling.room(length)
+        if room is None and not own:
+            own = memoryview(bytearray(CONTENT))
+        view = own[:length] if room is None else room
+        if not read_fully(fd, view, offset):
+            return None
+        # No second block is read meanwhile: each waits for memory, and would hold what others wait for.
+        task = helpers.submit(_chunk_digests, view, pieces) if helpers is not None else None
+        whole.update(view)
+        found = _chunk_digests(view, pieces) if task is None else task.result()
+        anchors += _anchors(view, pieces)
+        digests += found
+        if room is not None:
+            mode = about.st_mode & MODE_BITS
+            given = EarlyFile(place, about.st_size, mode, about.st_mtime_ns, offset, tuple(found), tuple(pieces))
+            filling.fill(given, length)
+        offset += length
+        report(length)
+    return whole.digest(), tuple(digests), Cuts(sizes, b"".join(anchors))
+
+
+def _anchors(view: memoryview, sizes: list[int]) -> Iterator[bytes]:
+    """The first bytes of each chunk."""
+    start = 0
+    for size in sizes:
+        yield bytes(view[start : start + min(size, ANCHOR)]).ljust(ANCHOR, b"\0")
+        start += size
+
+
+def _blocks(sizes: tuple[int, ...], most: int) -> Iterator[list[int]]:
+    """The sizes of chunks that are read at once, together at most ``most`` bytes."""
     pieces: list[int] = []
     length = 0
     for size in sizes:
-        if length + size > _BLOCK:
+        if length + size > most:
             yield pieces
             pieces, length = [], 0
         pieces.append(size)

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import Manifest, digest_of, printable
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning.announcement import BYTES, FILES, Announcement, LeftOut, announce, left_out
+from workspace_sync.scanning.announcement import Announcement, LeftOut, announce, left_out, sizes_in
 from workspace_sync.scanning.hashing import read_fully
 from workspace_sync.scanning.index import Record
 
 #: Where a piece is: the folder in the tree, the name of the file, the offset and the size (bytes).
 _Place = tuple[bytes, bytes, int, int]
+
+
+def path_at_client(roots: Mapping[bytes, bytes], path: bytes) -> bytes:
+    """Where a path of the tree is at the client.
+
+    Args:
+        roots: the folders of the client by their places in the tree.
+        path: in the tree.
+    """
+    top = path
+    while top not in roots:
+        top = top.rpartition(b"/")[0]
+    return roots[top] + (b"/" + path[len(top) :].strip(b"/") if len(path) > len(top) else b"")
 
 
 class Scan:
@@ -51,10 +64,7 @@ class Scan:
 
     def announcement(self) -> Announcement | None:
         """What a first sync is about to send; None if that is at most 10,000 files and 1 GB."""
-        files, size = self.manifest.count()
-        if files <= FILES and size <= BYTES:
-            return None
-        return announce(self.manifest, self._records, self._reasons, list(self.workspace.roots()))
+        return announce(dict(sizes_in(self.manifest)), self._records, self._reasons, list(self.workspace.roots()))
 
     def read(self, digest: bytes, into: memoryview) -> None:
         """Read one piece: a file, or a chunk of one.
@@ -90,10 +100,7 @@ class Scan:
 
     def path_of(self, place: bytes, name: bytes = b"") -> bytes:
         """Where a folder of the tree, or a file in it, is at the client."""
-        top = place
-        while top not in self._roots:
-            top = top.rpartition(b"/")[0]
-        path = self._roots[top] + (b"/" + place[len(top) :].strip(b"/") if len(place) > len(top) else b"")
+        path = path_at_client(self._roots, place)
         return path + b"/" + name if name else path
 
     @staticmethod

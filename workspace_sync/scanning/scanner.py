@@ -11,11 +11,13 @@ import msgspec
 
 from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, seal
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning.hashing import Hashed, Outcome, hash_files
+from workspace_sync.scanning.announcement import announce
+from workspace_sync.scanning.hashing import FileToRead, Hashed, Outcome, hash_files
 from workspace_sync.scanning.index import Index
 from workspace_sync.scanning.problems import Problems
 from workspace_sync.scanning.result import Scan
-from workspace_sync.scanning.walk import Item, Walk, Walker
+from workspace_sync.scanning.streaming import ContentTaker, ScanPlan
+from workspace_sync.scanning.walk import Item, Walk, Walker, join
 
 #: A file that changed so shortly before the scan may change again without new times (ns): file systems keep times in
 #: steps of up to 2 s.
@@ -34,6 +36,7 @@ def scan(
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     save: bool = True,
+    taker: ContentTaker | None = None,
 ) -> Scan:
     """Find out what a workspace holds now.
 
@@ -45,6 +48,7 @@ def scan(
         progress: is called with the bytes that were read, and all that must be, on any thread.
         cancelled: whether to stop; asked often.
         save: whether to save the index, which takes a while if it is large and has changed.
+        taker: is offered the content of files while they are read.
 
     Raises:
         ScanError: a folder is gone, paths cannot be read or change without pause, links lead out of the workspace, or
@@ -55,7 +59,10 @@ def scan(
     roots = {os.fsencode(folder): os.fsencode(place) for folder, place in named.items()}
     index.load(named, workspace.links)
     walk = Walker(roots, index, workspace.links, cancelled, rules).run()
-    hashed = _read(walk, progress, cancelled)
+    if taker is not None:
+        walk.problems.check()  # before anything is sent
+        taker.planned(_plan(walk, roots, list(named)))
+    hashed = _read(walk, progress, cancelled, taker)
     changed = bool(walk.found) or len(walk.records) != len(index.records)
     manifest = index.manifest
     if changed or manifest is None:
@@ -69,7 +76,22 @@ def scan(
     return Scan(workspace, manifest, roots, walk.records, walk.reasons, hashed)
 
 
-def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Callable[[], bool] | None) -> int:
+def _plan(walk: Walk, roots: dict[bytes, bytes], sources: list[str]) -> ScanPlan:
+    """What a scan that has walked over all folders is about to read."""
+    sizes: dict[bytes, list[int]] = {}
+    for each in walk.to_hash:
+        sizes.setdefault(each.folder, []).append(each.size)
+    about = announce(sizes, walk.records, walk.reasons, sources)
+    total = sum(map(sum, sizes.values()))
+    return ScanPlan({place: folder for folder, place in roots.items()}, len(walk.to_hash), total, about)
+
+
+def _read(
+    walk: Walk,
+    progress: Callable[[int, int], None] | None,
+    cancelled: Callable[[], bool] | None,
+    taker: ContentTaker | None,
+) -> int:
     """Hash the files that must be, and enter them; returns the bytes that were read."""
     if walk.problems.outside or walk.problems.loops:
         walk.problems.check()  # before much is read
@@ -84,7 +106,11 @@ def _read(walk: Walk, progress: Callable[[int, int], None] | None, cancelled: Ca
             if progress is not None:
                 progress(done, max(total, done))
 
-    outcomes = hash_files([(each.path, each.size, each.known) for each in walk.to_hash], report, cancelled)
+    files = [
+        FileToRead(each.path, each.size, each.known, join(each.folder, walk.found[each.folder].items[each.item][0]))
+        for each in walk.to_hash
+    ]
+    outcomes = hash_files(files, report, cancelled, taker)
     problems = walk.problems
     for i, each in enumerate(walk.to_hash):
         outcome, outcomes[i] = outcomes[i], None

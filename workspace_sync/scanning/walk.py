@@ -214,7 +214,7 @@ class Walker:
             if self._links == "follow" and os.path.islink(path):
                 base = path
                 chain = (*chain, os.path.realpath(path))
-            self._todo.append(_Folder(path, _joined(folder.place, name), within, base, chain))
+            self._todo.append(_Folder(path, join(folder.place, name), within, base, chain))
 
     def _gone(self, folder: _Folder) -> None:
         """A folder vanished after its parent was listed."""
@@ -382,7 +382,8 @@ def _looked_at(path: bytes, name: bytes) -> Item | None:
     return (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
 
 
-def _joined(place: bytes, name: bytes) -> bytes:
+def join(place: bytes, name: bytes) -> bytes:
+    """The path of an entry of a folder."""
     return place + b"/" + name if place else name
 
 

@@ -4,6 +4,7 @@
 """
 
 from workspace_sync.store.cloning import Facts
+from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import Problem
 from workspace_sync.store.forgetting import Footprint
 from workspace_sync.store.records import Generation
@@ -13,6 +14,7 @@ from workspace_sync.store.store import Store
 from workspace_sync.store.workspace_folder import WorkspaceFolder, WorkspaceState
 
 __all__ = [
+    "EarlyTree",
     "Facts",
     "FileRewriter",
     "Footprint",

@@ -116,6 +116,10 @@ class Objects:
         except FileNotFoundError:
             pass
 
+    def has_any(self) -> bool:
+        """Whether there is any object."""
+        return next(self.all(), None) is not None
+
     def names(self) -> set[bytes]:
         """The digests of all objects."""
         found: set[bytes] = set()

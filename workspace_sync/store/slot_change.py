@@ -20,7 +20,8 @@ from typing import Protocol
 
 from workspace_sync.model.errors import StoreError, TamperedError
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, printable
-from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink
+from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink, umask
+from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, without
 from workspace_sync.store.failures import ExplainedErrors, explain
 from workspace_sync.store.kept import Keeper
@@ -74,6 +75,7 @@ class SlotChange:
         keeper: takes what ranks have made where the new tree has something else.
         rewriter: for files of an environment that name its prefix.
         discards: asked with the digest of a file that leaves: whether it need not become an object.
+        early: what is in the slot already, as it was sent before there was a manifest.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class SlotChange:
         keeper: Keeper,
         rewriter: FileRewriter | None = None,
         discards: Callable[[bytes], bool] = lambda digest: False,
+        early: EarlyTree | None = None,
     ) -> None:
         self.part = part
         self.tree = tree
@@ -97,6 +100,7 @@ class SlotChange:
         self._keeper = keeper
         self._rewriter = rewriter
         self._discards = discards
+        self._early = early
         self._lock = threading.Lock()
         self._wants: dict[bytes, list[_Want]] = {}
         #: Files of the target that are not there (yet), and those that this change has made.
@@ -114,7 +118,7 @@ class SlotChange:
         self._stems: dict[bytes, set[bytes]] = {}
         #: Files of the slot that processes have open, once it is known.
         self._open: set[bytes] | None = None
-        self._umask = _umask()
+        self._umask = umask()
         self.reused = 0
 
     @property
@@ -166,7 +170,7 @@ class SlotChange:
             if before and after and (before.digest, before.rewrite) == (after.digest, after.rewrite):
                 self.target.rewritten[path] = content
         self._check_names([*folders, *(path for path, _ in links), *(path for path, _ in files)])
-        self._check_space(removed, files)
+        self._check_space(removed, files, 0 if self._early is None else self._early.settle(self.target.manifest))
         for path in self._touched:
             if path in self.have.manifest.folders:
                 with self._explain(path):
@@ -257,15 +261,19 @@ class SlotChange:
                 )
 
     def _check_space(
-        self, removed: list[tuple[bytes, FileEntry | bytes | int]], files: list[tuple[bytes, FileEntry]]
+        self, removed: list[tuple[bytes, FileEntry | bytes | int]], files: list[tuple[bytes, FileEntry]], there: int
     ) -> None:
-        """Refuse what the disk has no room for, before anything is changed. (Files that only move need none.)"""
+        """Refuse what the disk has no room for, before anything is changed. (Files that only move need none.)
+
+        Args:
+            there: bytes of files that are in their places already.
+        """
         if self._facts.reflink:
             return
         moving = {old.digest for _, old in removed if isinstance(old, FileEntry)}
         if any(isinstance(old, int) for _, old in removed):
             moving |= {entry.digest for _, entry in self.have.manifest.files()}
-        needed = sum(entry.size for _, entry in files if entry.digest not in moving)
+        needed = sum(entry.size for _, entry in files if entry.digest not in moving) - there
         about = os.fstatvfs(self.tree.fd)
         free = about.f_bavail * about.f_frsize
         if needed > free:
@@ -468,6 +476,9 @@ class SlotChange:
             fd = self._new_file(path, entry)
             os.utime(fd, ns=(entry.mtime, entry.mtime))
             os.close(fd)
+            self._done(path)
+            return True
+        if self._early is not None and self._early.adopt(path, entry):
             self._done(path)
             return True
         content = self.sources.content(entry)
@@ -857,9 +868,3 @@ def _seldom(stopped: Callable[[], bool]) -> Callable[[], bool]:
         return answer
 
     return ask
-
-
-def _umask() -> int:
-    """The mode bits that new files of this process lack."""
-    with open("/proc/self/status") as file:  # umask() itself would set it
-        return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.errors import TamperedError
 from workspace_sync.model.manifest import Manifest, ManifestError, delta, patched
+from workspace_sync.store.early_tree import EARLY, EarlyTree, emptied
 from workspace_sync.store.examination import HeldManifest, Problem, compared, empty, examined, glanced
 from workspace_sync.store.failures import explain
 from workspace_sync.store.generations import SLOT
 from workspace_sync.store.kept import Keeper, strays
+from workspace_sync.store.objects import Objects
 from workspace_sync.store.processes import resolved, users_of, working_folders
 from workspace_sync.store.records import (
     ManifestRecord,
@@ -45,12 +47,16 @@ class Slots:
     Args:
         folder: ``slots``.
         manifests: ``manifests``.
+        objects: of the store.
         shares: whether files of environments can be shared by hard links on this host.
     """
 
-    def __init__(self, folder: PrivateFolder, manifests: PrivateFolder, shares: Callable[[], bool]) -> None:
+    def __init__(
+        self, folder: PrivateFolder, manifests: PrivateFolder, objects: Objects, shares: Callable[[], bool]
+    ) -> None:
         self._folder = folder
         self._manifests = manifests
+        self._objects = objects
         self._shares = shares
         self._held: dict[bytes, HeldManifest] = {}
         self._mutex = threading.Lock()
@@ -290,6 +296,29 @@ class Slots:
             os.mkdir(slot, 0o700, dir_fd=self._folder.fd)
         return slot
 
+    def new_early(self, part: str, longest: int) -> EarlyTree:
+        """Make a slot for content that comes before its manifest.
+
+        Args:
+            longest: the longest name that the file system takes (bytes).
+        """
+        slot = self.new(part)
+        self.note(slot, part, b"", target=EARLY)
+        return EarlyTree(slot, self.open(slot), longest)
+
+    def is_early(self, slot: str) -> bool:
+        """Whether there was no manifest yet for what is in a slot."""
+        record = self.record(slot)
+        return record is not None and record.target == EARLY
+
+    def drop_early(self, early: EarlyTree) -> None:
+        """Remove a slot for which no manifest has come."""
+        with explain(self.path(early.slot)):
+            if self.is_early(early.slot) and self.is_there(early.slot):
+                with self.open(early.slot) as tree:
+                    emptied(tree, None)
+                self.remove(early.slot)
+
     def remove(self, slot: str) -> bool:
         """Remove a slot that is empty; returns whether it is gone."""
         try:
@@ -389,7 +418,10 @@ class Slots:
 
         examination = have is None
         with explain(tree.path):
-            if have is not None:
+            if record is not None and record.target == EARLY:
+                emptied(tree, self._objects)
+                have, examination = HeldManifest(empty(), {}, self.read_only(part)), False
+            elif have is not None:
                 if glance:
                     have = glanced(tree, have, aside, stopped)
             else:

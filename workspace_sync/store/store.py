@@ -131,6 +131,10 @@ class Store:
         with explain(self.path), self.private_folder("w") as folder:
             return [each for each in folder.names() if _ID.fullmatch(each)]
 
+    def is_empty(self) -> bool:
+        """Whether it has nothing that could be of use for a tree."""
+        return not self.objects.has_any() and not any(self.workspace(name).slots.names() for name in self.workspaces())
+
     def facts(self) -> Facts:
         """What the file system offers, as it is now."""
         with explain(self.path):

@@ -13,6 +13,7 @@ import msgspec
 
 from workspace_sync.model.errors import StoreError, SyncError, WorkspaceBusyError
 from workspace_sync.model.manifest import Manifest
+from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
 from workspace_sync.store.forgetting import Footprint, Inventory, inventory, kept_tree, remove
@@ -86,6 +87,7 @@ class WorkspaceFolder:
             self.slots = Slots(
                 store.private_folder("w", name, "slots"),
                 store.private_folder("w", name, "manifests"),
+                store.objects,
                 lambda: store.probed().hard_links,
             )
         self._lock = WorkspaceLock(self._folder)
@@ -234,20 +236,47 @@ class WorkspaceFolder:
 
     # -- staging --------------------------------------------------------------------------------------------
 
-    def stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None = None) -> Staging:
+    def begin_early(self, size: int) -> EarlyTree | None:
+        """Take content of the first tree before there is a manifest; None: this host had better wait for that.
+
+        It waits if there is content in the store that may be the same, so that nothing is sent twice, and where the
+        manifest decides whether the tree can be stored at all.
+
+        Args:
+            size: of the tree (bytes).
+        """
+        self._check_locked()
+        facts = self._store.facts()
+        if facts.case_insensitive or facts.free < size or not self._store.is_empty():
+            return None
+        return self.slots.new_early("tree", facts.longest)
+
+    def stage(
+        self,
+        targets: Mapping[str, Manifest],
+        rewriter: FileRewriter | None = None,
+        early: EarlyTree | None = None,
+    ) -> Staging:
         """Begin to make trees, from all that this host has; what it lacks is in ``Staging.missing``.
 
         Args:
             targets: the manifests by part ("tree", "env"); parts that are not named stay as they are.
             rewriter: for files of an environment that name its prefix.
+            early: what has come of the part "tree" already.
 
         Raises:
             StoreError: they cannot be stored here.
         """
         self._check_locked()
-        return self._stage(targets, rewriter, None)
+        return self._stage(targets, rewriter, None, early)
 
-    def _stage(self, targets: Mapping[str, Manifest], rewriter: FileRewriter | None, previous: int | None) -> Staging:
+    def _stage(
+        self,
+        targets: Mapping[str, Manifest],
+        rewriter: FileRewriter | None,
+        previous: int | None,
+        early: EarlyTree | None = None,
+    ) -> Staging:
         notes = self._recover()
         if pieces := self._store.objects.remove_unfinished():
             notes.append(f"a sync that was interrupted had left {pieces} half-written pieces: they were removed")
@@ -256,6 +285,9 @@ class WorkspaceFolder:
         there = current.parts.items() if current is not None else ()
         parts = {part: held for part, held in there if self.slots.is_there(held[0])}
         interrupted = self.slots.interrupted(digest for _, digest in parts.values())
+        if early is not None:
+            interrupted.remove(early.slot)
+        unlisted = set(filter(self.slots.is_early, interrupted))
         keeper = self._keeper()
         trees: list[TreeFolder] = [keeper.tree]
         changes: dict[str, SlotChange] = {}
@@ -275,10 +307,14 @@ class WorkspaceFolder:
             for part, target in targets.items():
                 if part in parts and parts[part][1] == target.digest and self.slots.in_order(part, *parts[part]):
                     continue
-                slot, change = self._begin(part, target, rewriter, parts.get(part, ("", b"")), keeper, trees)
+                ahead = early if part == "tree" else None
+                slot, change = self._begin(part, target, rewriter, parts.get(part, ("", b"")), keeper, trees, ahead)
                 changes[slot] = change
                 parts[part] = slot, target.digest
-                if slot in interrupted:
+                if slot in unlisted:
+                    left = f"a sync that was interrupted had left {self.slots.path(slot)} half made"
+                    notes.append(f"{left}: what is whole in it is used again")
+                elif slot in interrupted:
                     notes.append(self._used_again(slot, change))
             for slot in interrupted:
                 notes += self._drop_interrupted(slot, [held[0] for held in parts.values()], keeper)
@@ -321,6 +357,7 @@ class WorkspaceFolder:
         current: tuple[str, bytes],
         keeper: Keeper,
         trees: list[TreeFolder],
+        early: EarlyTree | None,
     ) -> tuple[str, SlotChange]:
         """Choose a slot for a tree, and change it as far as this host has the content."""
         known = self.slots.held(part, manifest.digest)
@@ -333,8 +370,8 @@ class WorkspaceFolder:
             donors.append(now)
         if known is None:
             self.slots.save(target, now.held if now is not None else None)
-        free = self.slots.free(part, current[0], manifest.digest)
-        slot = free[0] if free else self.slots.new(part)
+        free = self.slots.free(part, current[0], manifest.digest) if early is None else []
+        slot = free[0] if free else self.slots.new(part) if early is None else early.slot
         tree = self.slots.open(slot)
         trees.append(tree)
         donors += self.slots.donors(part, (slot, current[0]), trees, steady=True)
@@ -343,10 +380,14 @@ class WorkspaceFolder:
             return self._store.donors(self.id, trees) if lacking >= _SEARCH_OTHERS else ()
 
         def begun() -> SlotChange:
-            have = self.slots.prepared(part, slot, tree, now, keeper)
+            if early is None:
+                have = self.slots.prepared(part, slot, tree, now, keeper)
+            else:
+                have = HeldManifest(empty(), {}, target.read_only)
+                self.slots.save(have)
             self.slots.note(slot, part, have.manifest.digest, target=manifest.digest)
             sources = Sources(self._store.objects, donors, more)
-            change = SlotChange(part, tree, have, target, sources, self._store.probed(), keeper, rewriter)
+            change = SlotChange(part, tree, have, target, sources, self._store.probed(), keeper, rewriter, early=early)
             try:
                 change.begin()
             except BaseException:

@@ -58,10 +58,12 @@ class SyncAgent(Actor):
         self._run(port, self._work.facts, bases)
 
     @endpoint(explicit_response_port=True)
-    def fetch(self, port: Any, session: str, number: int, size: int, source: RDMABuffer, content: bool) -> None:
+    def fetch(
+        self, port: Any, session: str, number: int, size: int, source: RDMABuffer, content: bool, early: bool
+    ) -> None:
         """``HostWork.fetch``."""
         self._work.open_job(session)
-        self._pass(port, self._work.fetch, session, number, size, source, content)
+        self._pass(port, self._work.fetch, session, number, size, source, content, early)
 
     @endpoint(explicit_response_port=True)
     def offer(self, port: Any, session: str, number: int) -> None:
@@ -73,6 +75,12 @@ class SyncAgent(Actor):
         """``HostWork.drop``."""
         self._work.drop(session, numbers)
         port.send(None)
+
+    @endpoint(explicit_response_port=True)
+    def begin_early(self, port: Any, session: str, workspace: str, owner: str, wait: float, size: int) -> None:
+        """``HostWork.begin_early``."""
+        self._work.open_job(session)
+        self._run(port, self._work.begin_early, session, workspace, owner, wait, size)
 
     @endpoint(explicit_response_port=True)
     def stage(self, port: Any, session: str, request: StageRequest) -> None:

@@ -24,9 +24,10 @@ from workspace_sync.model.manifest import (
     patched,
     printable,
 )
-from workspace_sync.store import Staging, Store, WorkspaceFolder
+from workspace_sync.store import EarlyTree, Staging, Store, WorkspaceFolder
 from workspace_sync.transfer.block_pool import BlockPool
 from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
+from workspace_sync.transfer.early import files_in, refill
 from workspace_sync.transfer.messages import (
     Collected,
     HostState,
@@ -79,12 +80,15 @@ class _Job:
         changed: notified when ``users`` falls.
         cancelled: what runs for it is to end.
         closing: what ends with the job: the lock of the workspace.
+        folder: of the workspace, once it is locked.
+        early: what has come before there is a manifest.
         staging: the trees that are being made.
         slots: reads them.
         order: the pieces of its deltas.
         pool: memory for blocks.
         held: blocks in memory, for other hosts.
         tables: the pieces of each block of content that was here.
+        ends: the size of each block that came early, and what it says of its content.
     """
 
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -92,18 +96,27 @@ class _Job:
     changed: threading.Condition = field(default_factory=threading.Condition)
     cancelled: bool = False
     closing: ExitStack = field(default_factory=ExitStack)
+    folder: WorkspaceFolder | None = None
+    early: EarlyTree | None = None
     staging: Staging | None = None
     slots: SlotReader | None = None
     order: dict[bytes, int] = field(default_factory=dict[bytes, int])
     pool: BlockPool = field(default_factory=BlockPool)
     held: dict[int, _HeldBlock] = field(default_factory=dict[int, _HeldBlock])
     tables: dict[int, tuple[Piece, ...]] = field(default_factory=dict[int, tuple[Piece, ...]])
+    ends: dict[int, tuple[int, bytes]] = field(default_factory=dict[int, tuple[int, bytes]])
 
     def opened(self) -> Staging:
         """The staging, which a request to stage has opened."""
         if self.staging is None:
             raise SyncOverError("nothing is staged for this sync")
         return self.staging
+
+    def lock(self, folder: WorkspaceFolder, owner: str, wait: float) -> None:
+        """Lock the workspace until the job ends, unless it is."""
+        if self.folder is None:
+            self.closing.enter_context(folder.lock(owner, wait))
+            self.folder = folder
 
     def reader(self) -> SlotReader:
         """Reads pieces of the slots that are being made."""
@@ -205,11 +218,12 @@ class HostWork:
 
     # -- blocks -----------------------------------------------------------------------------------------
 
-    def fetch(self, session: str, number: int, size: int, source: RDMABuffer, content: bool) -> RDMABuffer:
+    def fetch(self, session: str, number: int, size: int, source: RDMABuffer, content: bool, early: bool) -> RDMABuffer:
         """Fetch a block, store what is in it, and keep it for others.
 
         Args:
             content: it holds pieces; otherwise it is a part of a manifest, and only kept.
+            early: it holds files, before there is a manifest.
 
         Raises:
             SourceError: it could not be read, or is not what it should be.
@@ -222,7 +236,9 @@ class HostWork:
         except Exception as e:
             raise SourceError(str(e)) from e
         with job.using():
-            if content:
+            if early:
+                self._store_early(job, number, memory)
+            elif content:
                 self._store(job, number, memory)
             handle = RDMABuffer(memory)
             job.held[number] = _HeldBlock(memory, handle)
@@ -239,17 +255,39 @@ class HostWork:
             raise SourceError(str(e)) from e
         job.tables[number] = tuple((digest, len(data)) for digest, data in pieces)
 
+    def _store_early(self, job: _Job, number: int, memory: memoryview) -> None:
+        if job.early is None:
+            raise SyncOverError("this host takes nothing before there is a manifest")
+        try:
+            files, end = files_in(memory)
+            for file, data in files:
+                job.check()
+                job.early.put(file, data)
+        except TamperedError as e:
+            raise SourceError(str(e)) from e
+        job.ends[number] = len(memory), end
+
     def offer(self, session: str, number: int) -> RDMABuffer:
         """The handle of a block that was here; one that is no longer in memory is built again from the slot."""
         job = self._job(session)
         with job.using():
             held = job.held.get(number)
             if held is None:
-                pieces = job.tables[number]
-                memory = job.pool.take(block_bytes(pieces))
-                fill(memory, pieces, job.reader().read)
+                memory = self._built_again(job, number)
                 held = job.held[number] = _HeldBlock(memory, RDMABuffer(memory))
         return held.handle
+
+    def _built_again(self, job: _Job, number: int) -> memoryview:
+        if number in job.ends and job.early is not None:
+            size, end = job.ends[number]
+            memory = job.pool.take(size)
+            if refill(memory, end, job.early.read) is not None:
+                raise StoreError("a block that came early is not complete any more")
+            return memory
+        pieces = job.tables[number]
+        memory = job.pool.take(block_bytes(pieces))
+        fill(memory, pieces, job.reader().read)
+        return memory
 
     def drop(self, session: str, numbers: list[int]) -> None:
         """Forget blocks that no other host needs from here now."""
@@ -261,6 +299,24 @@ class HostWork:
                     held.handle.drop().add_done_callback(lambda _, give=give: give())
 
     # -- a new generation -------------------------------------------------------------------------------
+
+    def begin_early(self, session: str, workspace: str, owner: str, wait: float, size: int) -> bool:
+        """Take files before there is a manifest; whether this host does.
+
+        Args:
+            size: of all of them (bytes).
+
+        Raises:
+            WorkspaceBusyError: another client is at it.
+        """
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            folder = self.store.workspace(workspace)
+            self._stop_following(workspace)
+            job.lock(folder, owner, wait)
+            job.early = folder.begin_early(size)
+            return job.early is not None
 
     def stage(self, session: str, request: StageRequest) -> Staged:
         """Begin to make the new trees; finish them at once if nothing is missing.
@@ -276,7 +332,7 @@ class HostWork:
             folder = self.store.workspace(request.workspace)
             if not request.dry:
                 self._stop_following(request.workspace)
-                job.closing.enter_context(folder.lock(request.owner, request.wait))
+                job.lock(folder, request.owner, request.wait)
             targets: dict[str, Manifest] = {}
             deltas: list[ManifestDelta] = []
             for change in request.parts:
@@ -290,7 +346,11 @@ class HostWork:
             job.order = piece_order(deltas)
             if request.dry:
                 return self._would_stage(folder, targets, job)
-            staging = job.staging = folder.stage(targets, Rewriter(f"{folder.path}/current/env"))
+            with job.changed:
+                job.changed.wait_for(lambda: not job.users)
+                if job.early is not None:
+                    job.early.close()
+            staging = job.staging = folder.stage(targets, Rewriter(f"{folder.path}/current/env"), job.early)
             job.check()
             if request.inline:
                 wanted = dict(staging.missing)
@@ -366,7 +426,7 @@ class HostWork:
             job.check()
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
-            job.closing.enter_context(folder.lock(owner, wait))
+            job.lock(folder, owner, wait)
             staging = job.staging = folder.rollback(steps)
             return self._answer(staging, {})
 
@@ -418,6 +478,8 @@ class HostWork:
             try:
                 if job.staging is not None:
                     job.staging.abort()
+                if job.early is not None and job.folder is not None:
+                    job.folder.slots.drop_early(job.early)
             finally:
                 self._end(session, job)
 
@@ -425,6 +487,9 @@ class HostWork:
         for held in job.held.values():
             held.handle.drop()
         job.held.clear()
+        if job.early is not None:
+            job.early.tree.close()
+            job.early = None
         job.closing.close()
         self._jobs.pop(session, None)
 

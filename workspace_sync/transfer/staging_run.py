@@ -17,6 +17,7 @@ from workspace_sync.environment import LockFile
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
+from workspace_sync.transfer.early import EarlyPipe
 from workspace_sync.transfer.messages import (
     INLINE,
     Failed,
@@ -46,6 +47,7 @@ _ROUNDS = 3
 class Step(enum.Enum):
     """How far a host is."""
 
+    EARLY = "it gets what the scan has read so far"
     MANIFEST = "it gets the manifest"
     STAGING = "it makes what it can"
     WAITING = "it waits for the blocks to be packed"
@@ -82,7 +84,7 @@ class HostRun:
     """
 
     state: HostState
-    changes: list[PartChange]
+    changes: list[PartChange] = field(default_factory=list[PartChange])
     step: Step = Step.MANIFEST
     error: str = ""
     kind: str = ""
@@ -109,7 +111,6 @@ class StagingRun:
         workspace: the name of its folder on hosts.
         owner: this client, for others.
         states: the hosts that are to change, and what they have.
-        changes: what is synced.
         wait: how long a host waits for another client (seconds).
         dry: only find out what would be sent.
         lock: a lock file of the environment, for hosts to make what they can themselves.
@@ -123,7 +124,6 @@ class StagingRun:
         workspace: str,
         owner: str,
         states: Mapping[str, HostState],
-        changes: Changes,
         *,
         wait: float = 0.5,
         dry: bool = False,
@@ -134,16 +134,19 @@ class StagingRun:
         self._session = session
         self._workspace = workspace
         self._owner = owner
-        self._changes = changes
+        self._changes = Changes([])
         self._wait = wait
         self._dry = dry
         self._lock = lock
         self._progress = progress
         self._numbers = itertools.count()
         self._blocks: dict[int, ContentBlock] = {}
+        self._early: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._scheduler = Scheduler(FetchLimits(client_readers=min(8, max(3, 2 * len(states)))))
-        self._supply = Supply(changes.read, lambda number, result: calls.post(number, result))
+        self._supply = Supply(
+            lambda digest, into: self._changes.read(digest, into), lambda number, result: calls.post(number, result)
+        )
         self._for_client: dict[int, list[str]] = {}
         self._handles: dict[tuple[str, int], RDMABuffer] = {}
         self._readers: dict[tuple[str, int], int] = {}
@@ -153,10 +156,7 @@ class StagingRun:
         self.sent = 0
         #: When the last block arrived (monotonic); 0: none did.
         self.last_arrival = 0.0
-        self.hosts = {
-            host: HostRun(state, [changes.of(part, _bases(state, part.name)) for part in changes.parts])
-            for host, state in states.items()
-        }
+        self.hosts = {host: HostRun(state) for host, state in states.items()}
 
     # -- staging ------------------------------------------------------------------------------------------
 
@@ -170,16 +170,71 @@ class StagingRun:
             if answer is not None:
                 self._take(answer, time.monotonic())
 
-    def stage(self) -> None:
+    def send_early(self, pipe: EarlyPipe, size: int) -> None:
+        """Send what a scan reads while it goes on, if all hosts take it, so that the client sends each byte once.
+
+        It returns when the scan is over and hosts have what it gave, or when they have refused.
+
+        Args:
+            pipe: where that comes from.
+            size: of all that the scan reads (bytes).
+
+        Raises:
+            ScanError: a file that was to be sent once more has changed.
+        """
+        for host, run in self.hosts.items():
+            run.step = Step.EARLY
+            args = self._session, self._workspace, self._owner, self._wait, size
+            self._calls.ask(host, Step.EARLY, "begin_early", *args)
+        asked = set(self.hosts)
+        pipe.arrived = lambda: self._calls.post(Step.EARLY, None)
+        ticked = time.monotonic()
+        while not (pipe.over and not asked and self._scheduler.done):
+            answer = self._calls.next(_TICK)
+            now = time.monotonic()
+            if answer is not None:
+                if answer.about is not Step.EARLY or answer.lost:
+                    self._take(answer, now)
+                elif answer.host:
+                    asked.discard(answer.host)
+                    if answer.value is not True:
+                        return
+            there = [host for host, run in self.hosts.items() if run.step is Step.EARLY]
+            asked.intersection_update(there)
+            if not there:
+                return
+            for block in pipe.pop() if not asked else ():
+                number = next(self._numbers)
+                self._early.add(number)
+                self._sizes[number] = block.size
+                self._supply.add_early(number, block, pipe)
+                for host in there:
+                    self._do(self._scheduler.need(host, {number: block.size}, now))
+            if now - ticked > _TICK:
+                ticked = now
+                self._do(self._scheduler.tick(now))
+            if not asked:
+                self._tell(now, size * len(there))
+
+    def stage(self, changes: Changes) -> None:
         """Stage on all hosts. Afterwards each is staged or failed.
+
+        Args:
+            changes: what is synced.
 
         Raises:
             ScanError: a file has changed since it was scanned.
         """
         now = time.monotonic()
+        self._changes = changes
+        for run in self.hosts.values():
+            run.changes = [changes.of(part, _bases(run.state, part.name)) for part in changes.parts]
         for change in (change for run in self.hosts.values() for change in run.changes):
             change.blocks.clear()  # they were of an earlier run, whose hosts were busy
         for host, run in self.hosts.items():
+            if run.step is Step.FAILED:
+                continue
+            run.step = Step.MANIFEST
             large = self._manifest_blocks(run.changes)
             if large:
                 self._do(self._scheduler.need(host, large, now))
@@ -236,6 +291,9 @@ class StagingRun:
         request = StageRequest(self._workspace, self._owner, parts, self._wait, inline, self._dry, lock)
         self._calls.ask(host, "stage", "stage", self._session, request)
 
+    def _read_into(self, digest: bytes, into: memoryview) -> None:
+        self._changes.read(digest, into)
+
     def _read(self, digest: bytes, size: int) -> bytes:
         memory = bytearray(size)
         self._changes.read(digest, memoryview(memory))
@@ -284,7 +342,9 @@ class StagingRun:
     # -- answers ------------------------------------------------------------------------------------------
 
     def _take(self, answer: Answer, now: float) -> None:
-        if answer.host == "":
+        if answer.about is Step.EARLY and not answer.lost:
+            return  # it was refused by another host
+        if answer.host == "" and isinstance(answer.about, int):
             self._on_built(answer.about, answer.value, now)
             return
         run = self.hosts.get(answer.host)
@@ -374,7 +434,8 @@ class StagingRun:
     def _ask_to_fetch(self, host: str, number: int, source: str, handle: RDMABuffer) -> None:
         content = number in self._blocks
         about = ("fetch", number, source)
-        self._calls.ask(host, about, "fetch", self._session, number, self._sizes[number], handle, content)
+        args = self._session, number, self._sizes[number], handle, content, number in self._early
+        self._calls.ask(host, about, "fetch", *args)
 
     def _on_built(self, number: int, result: RDMABuffer | BaseException, now: float) -> None:
         if not isinstance(result, RDMABuffer):
@@ -430,15 +491,18 @@ class StagingRun:
             gone: list[int] = []
             for old, size in kept.items():
                 # The parts of a manifest cannot be read back.
-                if excess > 0 and old != number and old in self._blocks and (host, old) not in self._readers:
+                if excess > 0 and old != number and self._is_content(old) and (host, old) not in self._readers:
                     gone.append(old)
                     excess -= size
             self._drop(host, gone)
 
+    def _is_content(self, number: int) -> bool:
+        return number in self._blocks or number in self._early
+
     def _drop(self, host: str, numbers: list[int]) -> None:
         """Let a host forget blocks; parts of a manifest it forgets by itself."""
         run = self.hosts.get(host)
-        numbers = [number for number in numbers if number in self._blocks]
+        numbers = [number for number in numbers if self._is_content(number)]
         if run is None or run.step is Step.FAILED or not numbers:
             return
         for number in numbers:
@@ -501,14 +565,19 @@ class StagingRun:
         """Drop the client's blocks."""
         self._supply.close()
 
-    def _tell(self, now: float) -> None:
+    def _tell(self, now: float, total: int = 0) -> None:
+        """Tell how far it is.
+
+        Args:
+            total: bytes that hosts get together, while the scan goes on.
+        """
         if self._progress is None or now - self._told < 0.1:
             return
         self._told = now
         through = sum(run.step is Step.STAGED for run in self.hosts.values())
         done = sum(run.received for run in self.hosts.values())
-        total = sum(size for block in self._blocks.values() for size in [block.size * len(block.hosts)])
-        sending = any(run.step is Step.FETCHING for run in self.hosts.values())
+        sending = total > 0 or any(run.step is Step.FETCHING for run in self.hosts.values())
+        total = total or sum(block.size * len(block.hosts) for block in self._blocks.values())
         self._progress(SyncProgress("send" if sending else "stage", min(done, total), total, through, len(self.hosts)))
 
 

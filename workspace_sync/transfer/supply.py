@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
 from workspace_sync.transfer.block_pool import BlockPool
 from workspace_sync.transfer.blocks import ContentBlock, fill
+from workspace_sync.transfer.early import EarlyBlock, EarlyPipe
 
 #: Threads that read files and build blocks.
 BUILDERS = 2
@@ -29,8 +31,10 @@ class Supply:
     ) -> None:
         self._read = read
         self._built = built
-        self._blocks: dict[int, ContentBlock | memoryview] = {}
-        self._ready: dict[int, tuple[RDMABuffer, memoryview]] = {}
+        self._blocks: dict[int, ContentBlock | EarlyBlock | memoryview] = {}
+        self._pipe: EarlyPipe | None = None
+        #: Each with its memory, and what is done with that in the end.
+        self._ready: dict[int, tuple[RDMABuffer, memoryview, Callable[[], None]]] = {}
         self._pool = BlockPool()
         self._wanted: set[int] = set()
         self._lock = threading.Lock()
@@ -46,6 +50,15 @@ class Supply:
     def add_data(self, number: int, data: memoryview) -> None:
         """A block of bytes as they are: a part of a manifest."""
         self._blocks[number] = data
+
+    def add_early(self, number: int, block: EarlyBlock, pipe: EarlyPipe) -> None:
+        """A block that a scan has filled; its memory goes back to the pipe when it is dropped."""
+        self._pipe = pipe
+        memory, block.memory = block.memory, None
+        assert memory is not None
+        self._blocks[number] = block
+        with self._lock:
+            self._ready[number] = RDMABuffer(memory), memory, partial(pipe.back, memory)
 
     def want(self, number: int) -> None:
         """Have a block built; ``built`` is told of it, at once if it is there."""
@@ -68,10 +81,8 @@ class Supply:
         with self._lock:
             ready = self._ready.pop(number, None)
         if ready is not None:
-            buffer, memory = ready
-            dropped = buffer.drop()
-            if isinstance(self._blocks[number], ContentBlock):
-                dropped.add_done_callback(lambda _: self._pool.give(memory))
+            buffer, _, over = ready
+            buffer.drop().add_done_callback(lambda _: over())
 
     def close(self) -> None:
         """Drop everything, and wait for the threads."""
@@ -88,18 +99,23 @@ class Supply:
             if self._closed:
                 continue
             memory = memoryview(b"")
+            over = partial(self._pool.give, memory)
             try:
                 block = self._blocks[number]
-                if isinstance(block, ContentBlock):
-                    memory = self._pool.take(block.size)
-                    fill(memory, block.pieces, self._read)
-                else:
+                if isinstance(block, memoryview):
                     memory = block
+                else:
+                    memory = self._pool.take(block.size)
+                    if isinstance(block, ContentBlock):
+                        fill(memory, block.pieces, self._read)
+                    elif self._pipe is not None:
+                        self._pipe.fill(memory, block.end)
+                over = partial(self._pool.give, memory)  # it takes only what it gave
                 result: RDMABuffer | BaseException = RDMABuffer(memory)
             except BaseException as e:
                 result = e
             with self._lock:
                 self._wanted.discard(number)
                 if isinstance(result, RDMABuffer):
-                    self._ready[number] = result, memory
+                    self._ready[number] = result, memory, over
             self._built(number, result)

@@ -82,7 +82,7 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
         "import os, signal, sys, workspace_sync.session as s\n"
         "from workspace_sync.transfer.staging_run import StagingRun\n"
         "real = StagingRun.stage\n"
-        "def stage(self):\n"
+        "def stage(self, changes):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    real(self)\n"
         "StagingRun.stage = stage\n"
