@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.environments import ROOT, STATE
@@ -66,6 +67,11 @@ def _running(pid: int) -> bool:
 
 def measure(peer: str, python: Path, group: str, scale: float, deadline: float) -> list[Result]:
     """Run one group of one peer; its measurements, and notes for what went wrong."""
+    return run_script(peer, [str(python), "-m", f"bench.peers.{SCRIPTS[peer]}", group], group, scale, deadline)
+
+
+def run_script(peer: str, command: Sequence[str], group: str, scale: float, deadline: float) -> list[Result]:
+    """Run a command that prints measurements of one group of a peer; these, and notes for what went wrong."""
     logs = STATE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{peer}-{group}.log"
@@ -83,7 +89,7 @@ def measure(peer: str, python: Path, group: str, scale: float, deadline: float) 
     out = log.with_suffix(".out")
     with log.open("w") as stderr, out.open("w") as stdout:
         process = subprocess.Popen(
-            [str(python), "-m", f"bench.peers.{SCRIPTS[peer]}", group],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -6,6 +6,7 @@ This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.api.activation import activate, get_active_mesh, get_active_stream, no_mesh
+from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -13,8 +14,10 @@ from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, Mix
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
+from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
 
 __all__ = [
+    "Compiled",
     "DeviceMeshError",
     "FetchedValues",
     "MixedTensorsError",
@@ -24,6 +27,8 @@ __all__ = [
     "Tensor",
     "activate",
     "call_on_shard_and_fetch",
+    "coalescing",
+    "compile",
     "fetch_shard",
     "get_active_mesh",
     "get_active_stream",

@@ -18,6 +18,7 @@ FACADES = {
     f"monarch_kernel.{name}"
     for name in (
         "actor",
+        "common",
         "config",
         "errors",
         "introspection",

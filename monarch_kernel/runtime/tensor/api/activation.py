@@ -89,6 +89,11 @@ def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> 
     return engine_of(procs).mesh_of(procs, _active.stream if stream is None else stream)
 
 
+def active_target() -> tuple[ProcMesh | None, Stream]:
+    """The mesh and the stream that are active on this thread."""
+    return _active.mesh, _active.stream
+
+
 @contextmanager
 def activate(procs: ProcMesh) -> Generator[ProcMesh]:
     """Torch operations in this block run on every rank of the mesh, and their results are handles."""

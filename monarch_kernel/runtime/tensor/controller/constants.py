@@ -34,7 +34,7 @@ FOLLOWED = frozenset(
 
 def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
     """Compute here what an operation on known numbers gives on the ranks; forget what is written unknown."""
-    if all(a._constant is not None for a in ins):
+    if signature.label in FOLLOWED and all(a._constant is not None for a in ins):
         tensors, numbers = iter(ins), iter(floats)
 
         def fill(slot: Any) -> Any:

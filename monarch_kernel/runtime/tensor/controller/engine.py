@@ -17,7 +17,7 @@ import time
 import weakref
 from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
@@ -33,6 +33,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, RemoteException
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
+from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
 from monarch_kernel.runtime.tensor.controller.plan import Plan
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
@@ -45,6 +46,7 @@ from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 
 #: Records in one message.
 BATCH = 64
@@ -65,8 +67,12 @@ class TensorEngine:
     Attributes:
         strict: operations that fail raise at once, at the price of a round trip each.
         plan: what lines of the program cost.
-        recording: what takes records down for a replay, if somebody does.
+        batch: how many records go in one message.
+        recording: what takes records down for a replay, if a function is being recorded. One for all engines.
     """
+
+    batch: ClassVar[int] = BATCH
+    recording: ClassVar[ReplayRecorder | None] = None
 
     def __init__(self, procs: ProcMesh) -> None:
         world = procs._procs
@@ -75,10 +81,8 @@ class TensorEngine:
         self._key = procs._uid
         self.lock = threading.RLock()
         self.fake = FakeTensorMode()
-        self.batch = BATCH
         self.strict = False
         self.plan = Plan()
-        self.recording: Any = None
         self.meshes: dict[Any, TensorMesh] = {}
         self.definitions: list[Definition] = []
         self._unsent: list[Definition] = []
@@ -164,7 +168,7 @@ class TensorEngine:
 
     def _take(self, mesh: TensorMesh) -> tuple[bytes, bytes, int]:
         dead = mesh.dead
-        if dead and self.recording is None:
+        if dead:
             gone = dead[: len(dead)]
             del dead[: len(gone)]  # what is appended meanwhile stays
             self.ints += [DELETE, len(gone), *gone]
@@ -200,7 +204,7 @@ class TensorEngine:
     def send_idle(self) -> None:
         """Send records and deletions that wait for company."""
         with self.lock:
-            if self.recording is not None or self._closed:
+            if self._closed:
                 return
             for mesh in [self.target, *self.meshes.values()]:
                 if mesh is not None and ((mesh is self.target and self.pending) or len(mesh.dead) > DEAD):
@@ -228,6 +232,8 @@ class TensorEngine:
 
     def fetch(self, mesh: TensorMesh, obj: Any, rank: int) -> FetchedValues:
         """The values of all handles in `obj` on one rank of their mesh; a future."""
+        if self.recording is not None:
+            self.recording.stop("it fetches a value")
         flat, tree = tree_flatten(obj)
         positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
         with self.lock, _disable_current_modes():
@@ -243,6 +249,8 @@ class TensorEngine:
 
     def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
         """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""
+        if self.recording is not None:
+            self.recording.stop("it asks the ranks for something")
         with self.lock, _disable_current_modes():
             mesh.check_alive()
             self.turn_to(mesh)
@@ -258,6 +266,8 @@ class TensorEngine:
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
     ) -> FetchedValues:
         """Call a function on the ranks in order with the stream; a future of what it returned on one of them."""
+        if self.recording is not None:
+            self.recording.stop("it fetches a value")
         flat, tree = tree_flatten((list(args), kwargs))
         values = [x._owner.id for x in flat if type(x) is Tensor]
         positions = iter(range(len(values)))
@@ -300,7 +310,9 @@ class TensorEngine:
                 f"mesh {mesh.name}: {failed.text}. Go back to a snapshot or a checkpoint, or compute the value anew."
             )
         rank = mesh.ranks.index(failed.rank) if failed.rank in mesh.ranks else failed.rank
-        return RemoteException(rank, frames.text(self.places.get(failed.record)), failed.text, mesh.name)
+        place = self.places.get(failed.record)
+        issued = place.of(failed.steps) if isinstance(place, ReplayedFrames) and failed.steps else frames.text(place)
+        return RemoteException(rank, issued, failed.text, mesh.name)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation whose results' shapes only the ranks can know; returns handles.
@@ -309,6 +321,8 @@ class TensorEngine:
             ValueError: the shapes differ from rank to rank, so that no handle can stand for them all.
         """
         name = operation_name(func)
+        if self.recording is not None:
+            self.recording.stop(f"the shape of what {name} gives depends on values")
         flat, tree = tree_flatten((list(args), kwargs or {}))
         ins: list[Tensor] = [x for x in flat if type(x) is Tensor]
         numbers = iter(range(len(ins)))
@@ -380,7 +394,7 @@ def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> 
         if engine is None or engine._closed:
             return
         wake.clear()
-        if engine.recording is not None or (engine.pending and engine.sent != sent):
+        if engine.pending and engine.sent != sent:
             wake.set()  # the program goes on issuing operations: they are company
         elif engine.pending:
             try:

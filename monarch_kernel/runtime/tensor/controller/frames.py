@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,6 +27,20 @@ def take(depth: int, limit: int) -> Frames:
         frame = frame.f_back
         limit -= 1
     return taken
+
+
+class ReplayedFrames(list[tuple[CodeType, int]]):
+    """Where a replay was called; `of` says where its operations were recorded."""
+
+    def __init__(self, call: Frames, steps: Sequence[Frames]) -> None:
+        super().__init__(call)
+        self._steps = steps
+
+    def of(self, steps: Sequence[int]) -> str:
+        """The frames of a step (of a step, where one recording is in another), and those of the call."""
+        recorded = self._steps[steps[0]]
+        inner = recorded.of(steps[1:]) if steps[1:] and isinstance(recorded, ReplayedFrames) else text(recorded)
+        return f"{inner}as recorded, and replayed at:\n{text(list(self))}"
 
 
 def is_inside(filename: str) -> bool:

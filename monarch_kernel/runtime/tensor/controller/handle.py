@@ -82,7 +82,8 @@ class Tensor(torch.Tensor):
         if self.numel() != 1:
             raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
         if self._constant is not None:
-            return self._constant.item()
+            recording = self._spec.mesh.engine.recording
+            return self._constant.item() if recording is None else recording.number(self)
         with _disable_current_modes():
             return self._spec.mesh.value_of(self, "item()").item()
 

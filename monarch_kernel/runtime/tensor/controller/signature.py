@@ -21,7 +21,7 @@ class Signature:
         template: ``(args, kwargs)`` with slots.
         inputs, floats: how many there are.
         mutates: positions of the inputs that it writes.
-        follows: whether its result is known here if its inputs are (see `constants`).
+        follows: whether it may change what is known here of values (see `constants`).
     """
 
     __slots__ = (

@@ -27,6 +27,7 @@ from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, Mix
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
+from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.template import RANK_DEVICE, FloatSlot, TensorSlot
 
@@ -118,6 +119,9 @@ class TensorMesh:
                     return self.dispatch(func, *self._lifted(func, args, kwargs))
             elif isinstance(a, torch.Tensor):
                 return self.dispatch(func, *self._lifted(func, args, kwargs))
+            elif isinstance(a, torch.SymFloat):
+                key.append(float)
+                floats.append(GivenFloat.of(a))
             else:
                 key.append(a)
         if kwargs:
@@ -138,6 +142,9 @@ class TensorMesh:
                         return self.dispatch(func, *self._lifted(func, args, kwargs))
                 elif isinstance(a, torch.Tensor):
                     return self.dispatch(func, *self._lifted(func, args, kwargs))
+                elif isinstance(a, torch.SymFloat):
+                    key.append(float)
+                    floats.append(GivenFloat.of(a))
                 else:
                     key.append(a)
         found = tuple(key)
@@ -154,6 +161,8 @@ class TensorMesh:
             return result
         result = self.emit(signature, ins, floats)
         if signature.follows:
+            if self.engine.recording is not None:
+                self.engine.recording.follow(func, signature, ins, floats, result)
             constants.follow(func, signature, ins, floats, result)
         return result
 
@@ -183,12 +192,13 @@ class TensorMesh:
             elif signature.outs is not None:
                 results = self._results(signature, ins, record)
                 result = results[0] if signature.tree is None else tree_unflatten(results, signature.tree)
-            engine.append(record, frames.take(2, FRAMES))
+            place = frames.take(2, FRAMES)
+            engine.append(record, place)
             if engine.recording is not None:
-                engine.recording.add(self, signature, ins, floats, record, result)
-            elif engine.pending >= engine.batch or engine.strict:
+                engine.recording.add(self, signature, ins, floats, record, place)
+            if engine.pending >= engine.batch or engine.strict:
                 engine.flush()
-        if engine.strict and engine.recording is None:
+        if engine.strict:
             engine.check(self)
         return result
 
@@ -222,6 +232,9 @@ class TensorMesh:
                     return True
             elif isinstance(x, torch.Tensor):
                 return True
+            elif isinstance(x, torch.SymFloat):
+                key.append(float)
+                floats.append(GivenFloat.of(x))
             else:
                 key.append(t)
                 key.append(x)
@@ -245,8 +258,8 @@ class TensorMesh:
                 if type(x) is Tensor:
                     fakes.append(x._spec.fake())
                     template.append(TensorSlot(next(tensors)))
-                elif type(x) is float:
-                    fakes.append(x)
+                elif isinstance(x, (float, torch.SymFloat)):
+                    fakes.append(float(GivenFloat.of(x) if isinstance(x, torch.SymFloat) else x))
                     template.append(FloatSlot(next(numbers)))
                 elif type(x) is torch.device:
                     fakes.append(torch.device("cpu") if x.type != "meta" else x)
@@ -275,7 +288,7 @@ class TensorMesh:
         signature = self.make_signature(
             label, label, tree_unflatten(template, tree), out, inputs, _mutated(func, args, kwargs, ins)
         )
-        signature.follows = label in constants.FOLLOWED
+        signature.follows = label in constants.FOLLOWED or bool(signature.mutates)
         if func in SHARED and signature.spec is not None:
             signature.shared = 0
         return self._keep(key, signature)
@@ -451,7 +464,8 @@ class TensorMesh:
             handle = make_handle(spec_of(self, torch.empty_like(local, device="meta")), ValueOwner(number, self.dead))
             if local.dim() == 0:
                 handle._constant = local.clone()
-            return handle
+            recording = self.engine.recording
+            return handle if recording is None else recording.put(self, handle)
 
     # -- values here --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
 
 
@@ -18,14 +19,20 @@ class Program:
 
     Attributes:
         run: ``run(V, L, i, F)`` runs the record that begins at ``L[i]``, on values ``V``, with floats ``F``.
+        call: the operation, with the arguments of the definition's template.
+        rebinds: positions of inputs in whose places it may put other objects.
         size: how many integers a record has.
         inputs, outputs, mutates, standins, label: as in the definition.
     """
 
-    __slots__ = ("definition", "inputs", "label", "mutates", "outputs", "run", "size", "standins")
+    __slots__ = ("call", "definition", "inputs", "label", "mutates", "outputs", "rebinds", "run", "size", "standins")
 
-    def __init__(self, run: Callable[..., None], definition: Definition) -> None:
+    def __init__(
+        self, run: Callable[..., None], definition: Definition, call: Callable[..., Any], rebinds: tuple[int, ...] = ()
+    ) -> None:
         self.run = run
+        self.call = call
+        self.rebinds = rebinds
         self.definition = definition
         self.inputs = definition.inputs
         self.outputs = definition.outputs
@@ -33,6 +40,22 @@ class Program:
         self.mutates = definition.mutates
         self.standins = definition.standins
         self.label = definition.label
+
+    def assignment(self, ins: Sequence[str], outs: Sequence[str]) -> str:
+        """The source of ``... = `` in front of a call: what becomes of its results.
+
+        Args:
+            ins: sources of the places of the inputs; `outs` of those of the new values.
+        """
+        definition = self.definition
+        if definition.new is not None:
+            places = iter(outs)
+            targets = [next(places) if new else "_" for new in definition.new]
+            targets += [ins[k] for k in self.rebinds]
+            return f"{', '.join(targets)}, = " if targets else ""
+        if self.rebinds:
+            return f"{ins[self.rebinds[0]]} = "
+        return f"{outs[0]} = " if outs else ""
 
 
 def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | None = None) -> Program:
@@ -42,6 +65,7 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
         wrap: gets the operation and its definition, and returns what to call instead (rules of sharded meshes).
     """
     args, kwargs = pickle.loads(definition.template)
+    assert not isinstance(definition.operation, Recorded)  # that has a program of its own kind
     operation = operation_of(definition.operation)
     if wrap is not None:
         operation = wrap(operation, definition)
@@ -56,22 +80,18 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
         return f"F[L[i + {first_float + k}]]"
 
     call = f"op({arguments(args, kwargs, tensor, number, names)})"
+    # an operation in place on DTensors may have to change the layout, which gives another object
     rebound = definition.sharded and len(definition.mutates) == 1 and definition.outputs == 0
-    if rebound:  # an operation in place on DTensors may have to change the layout, which gives another object
-        body = f"V[L[i + {1 + definition.mutates[0]}]] = {call}"
-    elif definition.outputs == 0:
-        body = call
-    elif definition.new is None:
-        body = f"V[L[i + {first_out}]] = {call}"
-    else:
-        targets: list[str] = []
-        position = first_out
-        for new in definition.new:
-            targets.append(f"V[L[i + {position}]]" if new else "_")
-            position += new
-        body = f"{', '.join(targets)}, = {call}"
-    exec(f"def run(V, L, i, F):\n    {body}\n", names)
-    return Program(names["run"], definition)
+    program = Program(_not_yet, definition, operation, definition.mutates if rebound else ())
+    ins = [tensor(k) for k in range(definition.inputs)]
+    outs = [f"V[L[i + {first_out + k}]]" for k in range(definition.outputs)]
+    exec(f"def run(V, L, i, F):\n    {program.assignment(ins, outs)}{call}\n", names)
+    program.run = names["run"]
+    return program
+
+
+def _not_yet(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
+    raise AssertionError("a program is run before it is compiled")
 
 
 def operation_of(operation: str | bytes) -> Any:

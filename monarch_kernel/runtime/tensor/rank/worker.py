@@ -15,9 +15,11 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
+from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_of
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 
@@ -58,7 +60,12 @@ class TensorWorker(Actor):
         """Learn what records will name."""
         for definition in definitions:
             try:
-                self.programs[definition.number] = compiled(definition)
+                operation = definition.operation
+                self.programs[definition.number] = (
+                    RecordedProgram(definition, operation, self.programs)
+                    if isinstance(operation, Recorded)
+                    else compiled(definition)
+                )
             except Exception as e:
                 self.programs[definition.number] = _broken(definition, e)
 
@@ -85,7 +92,7 @@ class TensorWorker(Actor):
                 try:
                     program.run(V, L, i, F)
                 except BaseException as e:
-                    self._failed(program, L, i, F, record, e)
+                    self._failed(V, program, L[i : i + program.size], F, record, e)
                 i += program.size
                 record += 1
         self.record = record
@@ -108,37 +115,49 @@ class TensorWorker(Actor):
 
     def _failed(
         self,
+        V: dict[int, Any],  # noqa: N803
         program: Program,
         L: list[int],  # noqa: N803
-        i: int,
         F: list[float],  # noqa: N803
         record: int,
         error: BaseException,
+        steps: tuple[int, ...] = (),
     ) -> None:
-        """Put a failure in the place of a record's results."""
-        V = self.store.values  # noqa: N806
-        inputs = L[i + 1 : i + 1 + program.inputs]
+        """Put a failure in the place of the results of the record `L`.
+
+        Args:
+            steps: where `L` is a step of a recorded sequence.
+        """
+
+        def step_failed(
+            values: Any, inner: Program, step: list[int], reals: list[float], e: BaseException, k: int
+        ) -> None:
+            self._failed(values, inner, step, reals, record, e, (*steps, k))
+
+        if isinstance(program, RecordedProgram) and program.fail(V, L, F, error, step_failed):
+            return
+        inputs = L[1 : 1 + program.inputs]
         failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
         if failed is None:
-            failed = FailedValue(record, self.rank, _text(error))
+            failed = FailedValue(record, self.rank, _text(error), steps=steps)
             if self.unseen is None:
                 self.unseen = failed
         elif program.standins is not None:
-            self._take_part(program, L, i, F)
-        for j in L[i + program.size - program.outputs : i + program.size]:
+            self._take_part(program, L, F)
+        for j in L[program.size - program.outputs :]:
             V[j] = failed
         for k in program.mutates:  # what would have been written is not what the program believes it to be
             V[inputs[k]] = failed
 
-    def _take_part(self, program: Program, L: list[int], i: int, F: list[float]) -> None:  # noqa: N803
+    def _take_part(self, program: Program, L: list[int], F: list[float]) -> None:  # noqa: N803
         """Meet the other ranks with zeros, so that they do not wait for this one; what comes of it is not used."""
         assert program.standins is not None
         zeros = {
-            L[i + 1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
+            L[1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
             for k, (size, dtype) in enumerate(program.standins)
         }
         try:
-            program.run(zeros | dict.fromkeys(L[i + program.size - program.outputs : i + program.size]), L, i, F)
+            program.run(zeros | dict.fromkeys(L[program.size - program.outputs :]), L, 0, F)
         except Exception:  # the failure that is told is the first one
             pass
 
@@ -267,4 +286,4 @@ def _broken(definition: Definition, error: Exception) -> Program:
     def run(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
         raise RuntimeError(text)
 
-    return Program(run, definition)
+    return Program(run, definition, run)

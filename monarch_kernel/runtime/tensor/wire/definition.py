@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel.runtime.tensor.wire.recorded import Recorded
+
 
 @dataclass(frozen=True, slots=True)
 class Definition:
@@ -12,7 +14,7 @@ class Definition:
 
     Attributes:
         number: what records name it by.
-        operation: ``"aten::add.Tensor"``, or a pickled function.
+        operation: ``"aten::add.Tensor"``, a pickled function, or a recorded sequence of operations.
         template: pickled ``(args, kwargs)`` with slots.
         inputs: how many values a record names; `floats` and `outputs` likewise.
         new: for each result in turn, whether it is a new value; None where the result is a single new value, or none.
@@ -24,7 +26,7 @@ class Definition:
     """
 
     number: int
-    operation: str | bytes
+    operation: str | bytes | Recorded
     template: bytes
     inputs: int
     floats: int

@@ -15,12 +15,14 @@ class FailedValue:
         rank: where.
         text: the traceback there.
         lost: whether it was on a process that has died.
+        steps: of a recorded sequence, the step that failed; of a sequence within one, the steps to it.
     """
 
     record: int
     rank: int
     text: str
     lost: bool = False
+    steps: tuple[int, ...] = ()
 
 
 class OperationFailed(Exception):

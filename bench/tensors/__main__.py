@@ -1,0 +1,156 @@
+"""``python -m bench.tensors``: measure in turn, print the table, and keep the figures as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench import report
+from bench.__main__ import machine, progress
+from bench.environments import STATE, EnvironmentFailed, python_for
+from bench.run import adopt_orphans, end_leftovers, run_script
+from bench.tensors.rows import MONARCH, OURS, ROWS, SPMD
+
+PEERS = [OURS, MONARCH, SPMD]
+GROUPS = {"engine": [OURS, MONARCH], "dtensor": [OURS, SPMD], "allreduce": [OURS, SPMD]}
+#: Ranks of the all-reduce: a gigabyte on each.
+ALLREDUCE_RANKS = 4
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tensors", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="one short round, with 1 and 4 ranks")
+    parser.add_argument("--ranks", help="comma-separated (default: 1,4,8; the all-reduce has 4)")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (default: all)")
+    parser.add_argument("--rounds", type=int, help="default 3, with --quick 1")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds for one group of one peer (300)")
+    parser.add_argument("--json", type=Path, help="where the figures go (default: .bench/results/tensors-TIME.json)")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="add the figures of earlier runs (JSON)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    args = parser.parse_args(argv)
+    args.peers = args.peers.split(",")
+    args.groups = args.groups or list(GROUPS)
+    args.rounds = args.rounds or (1 if args.quick else 3)
+    for given, known in ((args.peers, PEERS), (args.groups, list(GROUPS))):
+        if unknown := [x for x in given if x not in known]:
+            parser.error(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+    try:
+        args.ranks = [int(n) for n in (args.ranks or ("1,4" if args.quick else "1,4,8")).split(",")]
+    except ValueError:
+        parser.error(f"--ranks {args.ranks}: not numbers with commas between them")
+    return args
+
+
+def command(peer: str, python: Path, group: str, ranks: int) -> list[str]:
+    """What runs one group of a peer with this many ranks."""
+    if peer == SPMD:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return [str(python), "-m", *torchrun, "-m", "bench.tensors.spmd", group]
+    script = "engine" if group == "engine" else "dtensors"
+    return [str(python), "-m", f"bench.tensors.{script}", group, str(ranks)]
+
+
+def plan(groups: list[str], ranks: list[int], peers: list[str]) -> list[tuple[str, int, str]]:
+    """(group, ranks, peer) in the order of one round: the peers in turn."""
+    return [
+        (group, n, peer)
+        for group in groups
+        for n in ([ALLREDUCE_RANKS] if group == "allreduce" else ranks)
+        for peer in GROUPS[group]
+        if peer in peers
+    ]
+
+
+def counts(found: report.Medians) -> list[int]:
+    """The numbers of ranks that something was measured with."""
+    return sorted({int(metric.partition("@")[2]) for _, metric in found})
+
+
+def shown(found: report.Medians) -> Table:
+    """One row for each metric and number of ranks."""
+    table = Table(box=box.MARKDOWN)
+    table.add_column("what", no_wrap=True)
+    for name in ("ranks", *PEERS, "ratio", "bar"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in ROWS:
+        for n in counts(found):
+            values = [found.get((peer, f"{row.metric}@{n}")) for peer in PEERS]
+            if all(value is None for value in values):
+                continue
+            ours, theirs = values[0], found.get((row.beside, f"{row.metric}@{n}"))
+            ratio = report.number(report.over(ours, theirs))
+            bar = row.verdict(n, lambda peer, metric, n=n: found.get((peer, f"{metric}@{n}")))
+            table.add_row(row.label, str(n), *map(report.number, values), ratio, bar)
+    return table
+
+
+def missed(found: report.Medians) -> list[str]:
+    """The lines in which a bar was missed."""
+    return [
+        f"{row.label.strip()}, {n} ranks"
+        for row in ROWS
+        for n in counts(found)
+        if "MISS" in row.verdict(n, lambda peer, metric, n=n: found.get((peer, f"{metric}@{n}")))
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the rounds; the exit status."""
+    args = arguments(argv)
+    began = time.monotonic()
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    about = machine()
+    results: list[report.Result] = []
+    pythons: dict[str, Path] = {}
+    for peer in args.peers:
+        try:
+            pythons[peer] = python_for(peer)
+        except EnvironmentFailed as error:
+            results.append({"peer": peer, "metric": "group:install", "value": None, "note": str(error)})
+    order = plan(args.groups, args.ranks, list(pythons))
+    try:
+        for k in range(args.rounds):
+            for i, (group, ranks, peer) in enumerate(order):
+                progress(f"round {k + 1} of {args.rounds}, {i + 1} of {len(order)}: {group} of {peer}, {ranks} ranks")
+                scale = 0.25 if args.quick else 1.0
+                line = command(peer, pythons[peer], group, ranks)
+                results += run_script(peer, line, f"tensors-{group}-{ranks}", scale, args.deadline)
+    finally:
+        end_leftovers()
+        progress("")
+        about |= {"load_after": round(os.getloadavg()[0], 2), "seconds": round(time.monotonic() - began)}
+        target = args.json or STATE / "results" / f"tensors-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+    for earlier in args.merge:
+        results += json.loads(earlier.read_text())["results"]
+    console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
+    found = report.medians(results)
+    console.print(shown(found))
+    for peer, text in report.versions(results).items():
+        console.print(f"{peer}: {text}")
+    for line in report.notes(results):
+        console.print(f"note: {line}", soft_wrap=True)
+    console.print(
+        f"medians of {args.rounds} rounds in turns, load {about['load_before']} before and {about['load_after']} "
+        f"after; figures: {os.path.relpath(target)}",
+        soft_wrap=True,
+    )
+    return 1 if args.check and missed(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

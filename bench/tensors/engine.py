@@ -1,0 +1,206 @@
+"""Tensor operations on a mesh of this host: this project (peer `ours`), or torchmonarch; both run exactly this code.
+
+``python -m bench.tensors.engine GROUP RANKS`` prints measurements; each is named ``METRIC@RANKS``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import version as installed
+from typing import Any
+
+import torch
+
+from bench.measure import PEER, QUICK, emit, note, percentile, run, sample, version
+
+#: Operations sent before the first value is asked for. torchmonarch takes a millisecond for one.
+MANY = (1000 if QUICK else 4000) if PEER == "ours" else (200 if QUICK else 1000)
+STEPS = (20 if QUICK else 100) if PEER == "ours" else (5 if QUICK else 20)
+REPLAYS = (50 if QUICK else 200) if PEER == "ours" else (10 if QUICK else 50)
+#: Operations in what is recorded once and replayed.
+RECORDED = 50
+REPEATS = 3 if QUICK else 5
+
+
+class Engine:
+    """A mesh of this host on which torch operations run, and the names of the library under measurement."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        if PEER == "ours":
+            from monarch_kernel import enable_monarch_imports
+
+            enable_monarch_imports()
+        self.api: Any = __import__("monarch")
+        from monarch.actor import this_host  # pyright: ignore[reportMissingImports]  # the real one, or an alias
+
+        self.procs: Any = this_host().spawn_procs(per_host={"gpus": ranks})
+
+    def fetch(self, value: Any) -> Any:
+        """The value on the first rank."""
+        return self.api.fetch_shard(value).get(timeout=300)
+
+    def compiled(self, function: Callable[..., Any]) -> Any:
+        """The function, recorded at its first call."""
+        from monarch.common._coalescing import (  # pyright: ignore[reportMissingImports]  # as above
+            compile as record,
+        )
+
+        return record(function, verify=False)
+
+    def emit(self, metric: str, value: float, **extra: object) -> None:
+        """One measurement, with the number of ranks in its name."""
+        emit(f"{metric}@{self.ranks}", value, **extra)
+
+
+def batches(batch: Callable[[], object], n: int) -> float:
+    """Microseconds of one of n, the median over batches."""
+    return percentile(sample(batch, 0, REPEATS, REPEATS, warm=1), 0.5) / n * 1e6
+
+
+def operations(engine: Engine) -> None:
+    """A thousand operations and more before a value is asked for; fetches; one of each."""
+    x, y = torch.zeros(4, 4), torch.ones(4, 4)
+    for _ in range(50):
+        x = x + y
+    engine.fetch(x)
+    cpu: list[float] = []
+
+    def many() -> None:
+        nonlocal x
+        before = time.process_time()
+        for _ in range(MANY):
+            x = x + y
+        cpu.append(time.process_time() - before)
+        engine.fetch(x)
+
+    took = batches(many, MANY)
+    engine.emit("ops_per_s", round(1e6 / took), n=MANY)
+    engine.emit("op_cpu_us", round(statistics.median(cpu) / MANY * 1e6, 2), n=MANY)
+    made = 50 + MANY * len(cpu)
+    if (found := engine.fetch(x[0, 0]).item()) != made:
+        raise AssertionError(f"{made} additions gave {found}")
+
+    def coalesced() -> None:
+        nonlocal x
+        with engine.api.coalescing():
+            for _ in range(MANY):
+                x = x + y
+        engine.fetch(x)
+
+    engine.emit("coalesced_per_s", round(1e6 / batches(coalesced, MANY)), n=MANY)
+    times = sample(lambda: engine.fetch(x), 1.0, 30, 1000)
+    engine.emit("fetch_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
+    engine.emit("fetch_p99_us", round(percentile(times, 0.99) * 1e6, 1), n=len(times))
+    times = sample(lambda: engine.fetch(x + y), 1.0, 30, 1000)
+    engine.emit("op_fetch_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
+
+
+class Training:
+    """An MLP that is trained on one batch."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
+        self.inputs, self.targets = torch.rand(16, 64), torch.rand(16, 64)
+
+    def step(self) -> Any:
+        """Forward, backward, and the optimizer; the loss."""
+        self.optimizer.zero_grad()
+        loss = ((self.model(self.inputs) - self.targets) ** 2).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def steps(engine: Engine, metric: str, step: Callable[[], Any], count: int) -> None:
+    """Steps one after the other, until the last has run. The loss must fall."""
+    loss = step()
+    for _ in range(2):
+        loss = step()
+    first = engine.fetch(loss).item()
+
+    def several() -> None:
+        nonlocal loss
+        for _ in range(count):
+            loss = step()
+        engine.fetch(loss)
+
+    engine.emit(metric, round(batches(several, count), 1), n=count)
+    if not (last := engine.fetch(loss).item()) < first:
+        raise AssertionError(f"the loss was {first} and is {last}")
+
+
+def replays(engine: Engine) -> None:
+    """A function of 50 operations, recorded once: calls one after the other, until the last has run."""
+    x, y = torch.zeros(4, 4), torch.ones(4, 4)
+
+    def additions(x: Any, y: Any) -> Any:
+        for _ in range(RECORDED):
+            x = x + y
+        return x
+
+    replay = engine.compiled(additions)
+    calls = 0
+    issued: list[float] = []
+
+    def several() -> None:
+        nonlocal x, calls
+        start = time.perf_counter()
+        for _ in range(REPLAYS):
+            x = replay(x, y)
+        issued.append(time.perf_counter() - start)
+        calls += REPLAYS
+        engine.fetch(x)
+
+    engine.emit("replay_us", round(batches(several, REPLAYS), 1), n=REPLAYS)
+    engine.emit("replay_call_us", round(statistics.median(issued) / REPLAYS * 1e6, 1), n=REPLAYS)
+    if (found := engine.fetch(x[0, 0]).item()) != calls * RECORDED:
+        raise AssertionError(f"{calls} replays of {RECORDED} additions gave {found}")
+
+
+def attempt(name: str, measure: Callable[[], None]) -> None:
+    """Measure; what the library cannot do is noted, and the rest goes on."""
+    try:
+        measure()
+    except Exception as error:
+        note(f"{name}", f"{type(error).__name__}: {error}".replace("\n", " ")[:200])
+
+
+def whole(ranks: int) -> None:
+    """Everything with this many ranks."""
+    start = time.perf_counter()
+    engine = Engine(ranks)
+    with engine.procs.activate():
+        engine.fetch(torch.ones(2) * 2)
+        engine.emit("start_s", round(time.perf_counter() - start, 3))
+        attempt("operations", lambda: operations(engine))
+        training = Training(torch.optim.SGD)
+        attempt("step", lambda: steps(engine, "step_us", training.step, STEPS))
+        attempt("replay", lambda: replays(engine))
+        step = engine.compiled(training.step)
+        attempt("replay of a step", lambda: steps(engine, "replay_step_us", step, REPLAYS))
+        adamw = Training(torch.optim.AdamW)
+        attempt("step with AdamW", lambda: steps(engine, "step_adamw_us", adamw.step, STEPS))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if PEER == "ours":
+        from monarch_kernel._version import __version__
+
+        version(monarch_kernel=__version__, torch=torch.__version__)
+    else:
+        version(torchmonarch=installed("torchmonarch"), torch=torch.__version__)
+    count = int(sys.argv.pop())
+    run({"engine": lambda: whole(count)})
+    sys.stdout.flush()
+    # A shutdown that hangs must not hold up the run.
+    watchdog = threading.Timer(5, lambda: os._exit(0))
+    watchdog.daemon = True
+    watchdog.start()

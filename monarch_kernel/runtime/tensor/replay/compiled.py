@@ -1,0 +1,358 @@
+"""`compile`: a function that is recorded once and replayed by one record, for tensors of a mesh.
+
+The first call with new kinds of arguments is an ordinary one, and is taken down. Later calls send one record to each
+rank, whatever the number of operations. A recording is for what it saw: the arguments' shapes, dtypes and constants,
+the constants that the function reaches by its globals and closure (attributes of modules and optimizers included),
+whether gradients are on. Where one of these differs, the call is recorded anew. Tensors may be others of the same kind.
+What the function assigns (gradients, states of optimizers, attributes) a replay assigns, too. A function that a replay
+would not repeat runs as it is, and a warning says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from monarch_kernel.runtime.tensor.api.activation import active_target
+from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.replay import reachable as reach
+from monarch_kernel.runtime.tensor.replay.numbers import FollowedFloat, FollowedNode
+from monarch_kernel.runtime.tensor.replay.reachable import ReachableState, is_constant
+from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
+from monarch_kernel.runtime.tensor.replay.recording import REFUSED, Effect, Gradient, Recording
+from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment, segments_of
+
+#: Recordings of one function for one kind of arguments: the least used one gives way.
+MOST = 8
+#: After so many recordings in a row that no call could use, the function runs as it is: for one kind of arguments, and
+#: altogether.
+TRIES = 6
+TRIES_ALTOGETHER = 64
+
+
+class _Kind:
+    """What is known about calls with one kind of arguments."""
+
+    __slots__ = ("given_up", "in_vain", "recordings")
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+        self.in_vain = 0
+        self.given_up = False
+
+    def keep(self, recording: Recording) -> None:
+        """Use it from now on; the least used one gives way to it."""
+        if len(self.recordings) >= MOST:
+            self.recordings.remove(min(self.recordings, key=lambda r: r.replays))
+        self.recordings.insert(0, recording)
+
+
+class Compiled:
+    """A function that is replayed. Made by `compile`.
+
+    Attributes:
+        recorded: how many calls were recorded.
+        replayed: how many calls were replays.
+        reason: why the last recorded call was not a replay.
+    """
+
+    def __init__(self, function: Callable[..., Any], verify: bool, backend: str | None) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._verify = verify
+        self._backend = backend
+        self._kinds: dict[Any, _Kind] = {}
+        self._in_vain = 0
+        self.recorded = 0
+        self.replayed = 0
+        self.reason = ""
+        self.given_up = False
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A method: each instance has recordings of its own."""
+        if instance is None:
+            return self
+        bound = Compiled(self._function.__get__(instance, owner), self._verify, self._backend)
+        name = self._function.__name__
+        if hasattr(instance, "__dict__"):
+            object.__setattr__(instance, name, bound)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<compiled {getattr(self._function, '__qualname__', self._function)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.given_up or TensorEngine.recording is not None:  # within another recording it is a part of that
+            return self._function(*args, **kwargs)
+        flat, tree = tree_flatten((args, kwargs))
+        key: list[Any] = [tree, active_target(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+        tensors: list[Tensor] = []
+        for x in flat:
+            if type(x) is Tensor:
+                key += (x._spec, x.requires_grad)
+                tensors.append(x)
+            elif is_constant(x):
+                key += (type(x), x)
+            else:
+                key.append(_Identity(x))
+        found = tuple(key)
+        kind = self._kinds.get(found)
+        if kind is None:
+            kind = self._kinds[found] = _Kind()
+        elif kind.given_up:
+            return self._function(*args, **kwargs)
+        reason = "the first call of this kind"
+        for recording in kind.recordings:
+            if self._verify and (differs := recording.state.holds(recording.followed)) is not None:
+                reason = differs
+                continue
+            result = recording.replay(tensors)
+            if result is not REFUSED:
+                self.replayed += 1
+                self._in_vain = kind.in_vain = 0
+                return result
+            reason = "a number that the function looks at has changed"
+        self.reason = reason
+        return self._record(kind, args, kwargs, flat, tensors)
+
+    def explain(self) -> str:
+        """How often it was recorded and replayed, and why it was last recorded."""
+        recordings = [r for kind in self._kinds.values() for r in kind.recordings]
+        operations = sorted({r.operations() for r in recordings})
+        said = (
+            f"{self!r}: {self.recorded} calls recorded, {self.replayed} replayed; {len(recordings)} recordings"
+            f"{' of ' + ', '.join(map(str, operations)) + ' operations' if operations else ''}. "
+            f"Last recorded because: {self.reason or 'not called yet'}."
+        )
+        return said + (" It is no longer recorded, and runs as it is." if self.given_up else "")
+
+    # -- recording ----------------------------------------------------------------------------------
+
+    def _record(self, kind: _Kind, args: Any, kwargs: Any, flat: list[Any], tensors: list[Tensor]) -> Any:
+        roots: list[tuple[Any, str]] = [(self._function, getattr(self._function, "__name__", "it"))]
+        roots += ((x, "an argument") for x in flat if type(x) is not Tensor and not is_constant(x))
+        state = ReachableState(roots)
+        places = state.tensors()
+        recorder = ReplayRecorder()
+        rates: list[tuple[int, int]] = []
+        for w, i in state.numbers:
+            node = FollowedNode(recorder.host, state.watches[w].values[i], recorder.host.rate())
+            state.watches[w].assign(i, FollowedFloat(node))
+            rates.append((w, i))
+        gradients = [x.grad for x in tensors]
+        TensorEngine.recording = recorder
+        try:
+            result = self._function(*args, **kwargs)
+            forward = len(recorder.taken)
+            captured = dict(recorder.captured)
+            plain, tree = tree_flatten(result)
+            gradient = self._backward(recorder, plain, captured, tensors) if recorder.obstacle is None else None
+        finally:
+            TensorEngine.recording = None
+            numbers = _plain_again(state)
+        self.recorded += 1
+        if any(x.grad is not before for x, before in zip(tensors, gradients)):
+            recorder.obstacle = "it computes the gradient of an argument into its .grad"
+        effects = _effects(state, recorder, numbers)
+        results: list[tuple[Any, ...]] = []
+        for x in plain:
+            if type(x) is Tensor:
+                if x._owner.id not in recorder.made and x._owner.id not in captured:
+                    captured[x._owner.id] = x
+                results.append(("value", x._owner.id, x))
+            elif isinstance(x, FollowedFloat):
+                results.append(("number", x.node.variable))
+            elif is_constant(x):
+                results.append(("plain", x))
+            else:
+                recorder.stop(f"it returns {reach.describe(x)}")
+        if recorder.obstacle is None:
+            sources = self._sources(captured, tensors, places)
+            wanted = {leaf[1] for leaf in results if leaf[0] == "value"}
+            wanted |= {effect.value for effect in effects if effect.kind == "tensor"}
+            operations = self._operations(recorder, forward, captured, wanted, gradient)
+            kind.keep(Recording(state, rates, sources, recorder, *operations, effects, results, tree))
+        else:
+            self.reason = recorder.obstacle
+        self._in_vain += 1
+        kind.in_vain += 1
+        if kind.in_vain >= TRIES or self._in_vain >= TRIES_ALTOGETHER:
+            self._give_up(kind)
+        return _unfollowed(result) if numbers or recorder.host.lines else result
+
+    def _give_up(self, kind: _Kind) -> None:
+        count, self.given_up = kind.in_vain, self._in_vain >= TRIES_ALTOGETHER
+        if self.given_up:
+            count = self._in_vain
+            self._kinds.clear()
+        kind.given_up = True
+        kind.recordings.clear()
+        calls = "it" if self.given_up else "with such arguments it"
+        warnings.warn(
+            f"{self!r} was recorded {count} times in a row and never replayed ({self.reason}): "
+            f"from now on {calls} runs without a replay",
+            stacklevel=4,
+        )
+
+    def _sources(
+        self, captured: dict[int, Tensor], tensors: list[Tensor], places: dict[int, tuple[int, int]]
+    ) -> dict[int, tuple[str, Any]]:
+        """Where a replay finds each captured value."""
+        positions = {x._owner.id: k for k, x in reversed(list(enumerate(tensors)))}
+        sources: dict[int, tuple[str, Any]] = {}
+        for number, handle in captured.items():
+            if number in positions:
+                sources[number] = ("argument", positions[number])
+            elif number in places and self._verify:
+                sources[number] = ("place", places[number])
+            else:
+                sources[number] = ("fixed", handle.detach() if handle.requires_grad and not handle.is_leaf else handle)
+        return sources
+
+    def _operations(
+        self, recorder: ReplayRecorder, forward: int, captured: dict[int, Tensor], wanted: set[int], joint: Any
+    ) -> tuple[list[ReplaySegment], Gradient | None]:
+        """What ranks run, and what they run when gradients of the results arrive."""
+        label = getattr(self._function, "__name__", "a recorded function")
+        gradient = None
+        if joint is not None:
+            outputs, incoming, inputs, grads = joint
+            used = {number for step in recorder.taken[forward:] for number in step.ins}
+            made = {number for step in recorder.taken[:forward] for number in step.outs}
+            saved = used & (made | set(captured))
+            backward = segments_of(
+                recorder.taken[forward:],
+                saved | set(incoming),
+                {number for number in grads if number is not None},
+                f"the backward of {label}",
+                self._backend,
+            )
+            gradient = Gradient(backward, outputs, incoming, inputs, grads, saved)
+            wanted = wanted | saved
+        return segments_of(recorder.taken[:forward], captured, wanted, label, self._backend), gradient
+
+    def _backward(
+        self, recorder: ReplayRecorder, results: list[Any], captured: dict[int, Tensor], tensors: list[Tensor]
+    ) -> tuple[list[int], list[int], list[int], list[int | None]] | None:
+        """Record the backward of a function whose results require gradients; its own effects are none."""
+        if not torch.is_grad_enabled():
+            return None
+        outputs = {x._owner.id: x for x in results if type(x) is Tensor and x.requires_grad and x.grad_fn is not None}
+        arguments = {x._owner.id: x for x in tensors if x.requires_grad}
+        inputs = arguments | {n: x for n, x in captured.items() if n not in arguments and x.requires_grad}
+        if not outputs or not inputs:
+            return None
+        TensorEngine.recording = None
+        incoming = [torch.ones_like(x) for x in outputs.values()]
+        TensorEngine.recording = recorder
+        forward = len(recorder.taken)
+        try:
+            grads = torch.autograd.grad(
+                list(outputs.values()), list(inputs.values()), incoming, retain_graph=True, allow_unused=True
+            )
+        except RuntimeError:  # it has gone backward itself, so that its results have no graph any more
+            del recorder.taken[forward:]
+            return None
+        given = [None if type(g) is not Tensor else g._owner.id for g in grads]  # None: it has no part in the results
+        return list(outputs), [number_of(g) for g in incoming], list(inputs), given
+
+
+class _Identity:
+    """Compares an argument that is neither tensor nor constant: it must be the same object."""
+
+    __slots__ = ("_thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._thing is other._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+
+def number_of(handle: Any) -> int:
+    """The number of a handle's value, for handles that torch's types call tensors."""
+    return handle._owner.id
+
+
+def _plain_again(state: ReachableState) -> dict[tuple[int, int], FollowedFloat]:
+    """Put plain floats in the place of followed ones; those that the function has left, by place."""
+    left: dict[tuple[int, int], FollowedFloat] = {}
+    for w, watch in enumerate(state.watches):
+        if not watch.same_keys():
+            continue
+        for i, value in enumerate(watch.read()):
+            if isinstance(value, FollowedFloat):
+                watch.assign(i, value.node.value)
+                left[w, i] = value
+    return left
+
+
+def _unfollowed(result: Any) -> Any:
+    return tree_map(lambda x: x.node.value if isinstance(x, FollowedFloat) else x, result)
+
+
+def _effects(
+    state: ReachableState, recorder: ReplayRecorder, numbers: dict[tuple[int, int], FollowedFloat]
+) -> list[Effect]:
+    """What the recorded run has left at places that the function reaches."""
+    found: list[Effect] = []
+    if (changed := state.changed()) is not None:
+        recorder.stop(f"it changes what it uses: {changed}")
+        return found
+    for w, watch in enumerate(state.watches):
+        for i, (old, new) in enumerate(zip(watch.values, watch.read())):
+            if (w, i) in numbers:
+                node = numbers[w, i].node
+                if node.variable not in recorder.host.rates:
+                    found.append(Effect(w, i, "number", node.variable))
+            elif new is old or (is_constant(old) and type(old) is type(new) and old == new):
+                continue
+            elif type(new) is Tensor and (new._owner.id in recorder.made or new._owner.id in recorder.captured):
+                found.append(Effect(w, i, "tensor", new._owner.id, new))
+                if type(old) is Tensor and old._spec is new._spec:
+                    watch.values[i] = new
+            elif is_constant(new) and not _is_fixed(watch):
+                found.append(Effect(w, i, "constant", new))
+            else:
+                recorder.stop(f"it sets {watch.name(i)} to {reach.describe(new)}")
+    return found
+
+
+def _is_fixed(watch: Any) -> bool:
+    return not hasattr(watch.container, "__setitem__") and isinstance(watch, reach.NamesWatch)
+
+
+def compile(  # noqa: A001  # Monarch's name
+    fn: Callable[..., Any] | None = None, verify: bool = True, *, backend: str | None = None
+) -> Any:
+    """A function of tensors of a mesh that is recorded at its first call, and replayed from then on.
+
+    Use it on a whole step: forward, backward and optimizer. Also as a decorator, with or without arguments.
+
+    Args:
+        fn: the function; it may use tensors, modules and optimizers of its globals and closure.
+        verify: compare at every call what the function reaches beside its arguments with what it was when recorded.
+            Without it, it must reach the same tensors and constants at every call; a call then costs less.
+        backend: what ``torch.compile`` makes of a recording on each rank ("inductor", "aot_eager", ...). It may round
+            differently, and draw other random numbers. None: the operations as they stand.
+
+    Returns:
+        A callable of the same arguments, with `explain()`, and counts of calls `recorded` and `replayed`.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+    """
+    if fn is None:
+        return functools.partial(compile, verify=verify, backend=backend)
+    if not callable(fn):
+        raise TypeError(f"compile() takes a function of tensors, not {fn!r}")
+    return Compiled(fn, verify, backend)

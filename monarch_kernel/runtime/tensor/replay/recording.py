@@ -1,0 +1,228 @@
+"""`Recording`: one run of a function, to be repeated by a few records and some assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, make_handle
+from monarch_kernel.runtime.tensor.replay.reachable import ReachableState
+from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
+from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment
+
+#: What `Recording.replay` returns when a number is another one than the recording is for.
+REFUSED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that the function leaves behind at a place that it reaches.
+
+    Attributes:
+        watch, index: the place.
+        value: the number of a value (`kind` "tensor"), a variable ("number"), or a constant.
+        spec: of the tensor there.
+    """
+
+    watch: int
+    index: int
+    kind: str
+    value: Any
+    tensor: Tensor | None = None
+
+
+class Gradient:
+    """The backward of a recording: what to send when gradients of its results arrive.
+
+    Attributes:
+        segments: the operations.
+        incoming: numbers of the gradients of `results`.
+        wanted: for each of `inputs` the number of its gradient, or None where it has no part in the results.
+        saved: numbers of the values of the forward that they use.
+    """
+
+    __slots__ = ("incoming", "inputs", "results", "saved", "segments", "wanted")
+
+    def __init__(
+        self,
+        segments: list[ReplaySegment],
+        results: list[int],
+        incoming: list[int],
+        inputs: list[int],
+        wanted: list[int | None],
+        saved: set[int],
+    ) -> None:
+        self.segments = segments
+        self.results = results
+        self.incoming = incoming
+        self.inputs = inputs
+        self.wanted = wanted
+        self.saved = saved
+
+
+class Recording:
+    """How a function is repeated where all that it reaches is as it was in the recorded run.
+
+    Attributes:
+        state: what must be as it was.
+        followed: places of numbers that may be others.
+        sources: where each captured value is found: ("argument", k), ("place", (watch, index)) or ("fixed", handle).
+        host: computes known numbers: the numbers that records need, or None if the recording is for other numbers.
+        results: leaves of the result: ("value", number, handle of the recorded run), ("number", variable) or
+            ("plain", constant).
+        replays: how often it was used.
+    """
+
+    def __init__(
+        self,
+        state: ReachableState,
+        followed: list[tuple[int, int]],
+        sources: dict[int, tuple[str, Any]],
+        recorder: ReplayRecorder,
+        segments: list[ReplaySegment],
+        gradient: Gradient | None,
+        effects: list[Effect],
+        results: list[tuple[Any, ...]],
+        tree: Any,
+    ) -> None:
+        self.state = state
+        self.followed = frozenset(followed)
+        self.replays = 0
+        self._rates = followed
+        self._sources = list(sources.items())
+        self._segments = segments
+        self._effects = effects
+        self._results = results
+        self._tree = tree
+        self._gradient = gradient
+        self._bumped = [number for number in sources if any(_writes(segment, number) for segment in segments)]
+        self._host = _host_function(recorder)
+        self._updates = [(number, recorder.known[number]) for number in sorted(recorder.changed)]
+        self._constants = {
+            number: variable for number, variable in recorder.known.items() if number in recorder.made and variable
+        }
+
+    def operations(self) -> int:
+        """How many operations of the ranks it has."""
+        return sum(len(segment.steps) for segment in self._segments)
+
+    def replay(self, arguments: list[Tensor]) -> Any:
+        """Do it again, with other arguments of the same kind; what it reaches must be as it was.
+
+        Returns:
+            What the function returns, or REFUSED if it depends on a number that has changed.
+        """
+        watches = self.state.watches
+        values: dict[int, Tensor] = {}
+        for number, (kind, source) in self._sources:
+            if kind == "argument":
+                values[number] = arguments[source]
+            elif kind == "place":
+                values[number] = watches[source[0]].values[source[1]]
+            else:
+                values[number] = source
+        numbers: dict[str, Any] = {}
+        if self._host is not None:
+            found = self._host(values, *(watches[w].values[i] for w, i in self._rates))
+            if found is None:
+                return REFUSED
+            numbers = found
+        gradient = self._gradient
+        if gradient is not None and torch.is_grad_enabled():
+            results = _Replayed.apply(self, values, numbers, *(values[number] for number in gradient.inputs))
+            for number, result in zip(gradient.results, results):
+                values[number] = result
+        else:
+            self.send(values, numbers)
+        self._leave(values, numbers)
+        self.replays += 1
+        return tree_unflatten([self._result(leaf, values, numbers) for leaf in self._results], self._tree)
+
+    def send(self, values: dict[int, Tensor], numbers: dict[str, Any]) -> None:
+        """Send the operations; `values` gets what they give."""
+        for segment in self._segments:
+            segment.emit(values, numbers)
+
+    def _leave(self, values: dict[int, Tensor], numbers: dict[str, Any]) -> None:
+        """Leave behind what the function leaves behind."""
+        if self._bumped:  # a backward that has saved one of these must notice, as it would without a replay
+            torch.autograd.graph.increment_version([values[number] for number in self._bumped])
+        for number, variable in self._updates:
+            constant = values[number]._constant
+            if variable is None:
+                values[number]._constant = None
+            elif constant is not None:
+                constant.copy_(numbers[variable])
+        for number, variable in self._constants.items():
+            if number in values:
+                values[number]._constant = numbers[variable].clone()
+        watches = self.state.watches
+        for effect in self._effects:
+            watch = watches[effect.watch]
+            if effect.kind == "tensor":
+                assert effect.tensor is not None
+                value: Any = same_value(effect.tensor, values[effect.value])
+            else:
+                value = numbers[effect.value] if effect.kind == "number" else effect.value
+            watch.assign(effect.index, value)
+            # what was not there must not be there at the next call, either
+            if (type(value) is Tensor and type(watch.values[effect.index]) is Tensor) or effect.kind == "number":
+                watch.values[effect.index] = value
+
+    def _result(self, leaf: tuple[Any, ...], values: dict[int, Tensor], numbers: dict[str, Any]) -> Any:
+        kind, value = leaf[0], leaf[1]
+        if kind == "value":
+            return same_value(leaf[2], values[value])
+        return numbers[value] if kind == "number" else value
+
+
+def same_value(like: Tensor, handle: Tensor) -> Tensor:
+    """The handle, or another one of its value with the shape that `like` has, and detached if `like` is."""
+    if handle._spec is like._spec and (like.requires_grad or not handle.requires_grad):
+        return handle
+    return make_handle(like._spec, handle._owner)
+
+
+def _writes(segment: ReplaySegment, number: int) -> bool:
+    return number in segment.ins and segment.ins.index(number) in segment.signature.mutates
+
+
+def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | None] | None:
+    """The host program as a function of the values and of the followed numbers; None if there is nothing to compute."""
+    host = recorder.host
+    if not host.lines and not host.rates:
+        return None
+    wanted = host.variables()
+    formals = ", ".join(["H", *host.rates])
+    given = ", ".join(f"{variable!r}: {variable}" for variable in wanted)
+    source = f"def host({formals}):\n" + "".join(f"    {line}\n" for line in host.lines) + f"    return {{{given}}}\n"
+    names = dict(host.names)
+    exec(compile(source, "<numbers of a replay>", "exec"), names)
+    return names["host"]
+
+
+class _Replayed(torch.autograd.Function):
+    """A replay in the middle of a program that goes backward."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: Any) -> Any:
+        gradient = recording._gradient
+        assert gradient is not None
+        recording.send(values, numbers)
+        ctx.gradient, ctx.numbers = gradient, numbers
+        ctx.saved = {number: values[number] for number in gradient.saved}
+        return tuple(values[number] for number in gradient.results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's way
+        gradient: Gradient = ctx.gradient
+        values = dict(ctx.saved)
+        values.update(zip(gradient.incoming, gradients))
+        for segment in gradient.segments:
+            segment.emit(values, ctx.numbers)
+        return None, None, None, *(None if number is None else values[number] for number in gradient.wanted)

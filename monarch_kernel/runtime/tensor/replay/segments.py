@@ -1,0 +1,153 @@
+"""`ReplaySegment`: recorded operations of one mesh and stream, which ranks run as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from torch.utils._pytree import tree_flatten
+
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.signature import Signature
+from monarch_kernel.runtime.tensor.controller.spec import Spec
+from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
+from monarch_kernel.runtime.tensor.replay.recorder import TakenOperation
+from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.recorded import Recorded
+from monarch_kernel.runtime.tensor.wire.template import FloatSlot, TensorSlot
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySegment:
+    """Operations for one mesh and stream, in the order of the program.
+
+    Attributes:
+        ins: places of the values that it uses; its results go to `outs`.
+        floats: variables of the host program, in the order in which ranks get them.
+        steps: where the program issued each of its operations.
+    """
+
+    mesh: TensorMesh
+    signature: Signature
+    ins: tuple[int, ...]
+    floats: tuple[str, ...]
+    outs: tuple[int, ...]
+    steps: tuple[frames.Frames, ...]
+
+    def emit(self, values: dict[int, Tensor], numbers: dict[str, float]) -> None:
+        """Send it; its results are added to `values`."""
+        mesh = self.mesh
+        engine = mesh.engine
+        with engine.lock:
+            results = mesh.emit(
+                self.signature, [values[place] for place in self.ins], [numbers[name] for name in self.floats]
+            )
+            last = engine.record - 1
+            engine.places[last] = frames.ReplayedFrames(engine.places[last], self.steps)
+        values.update(zip(self.outs, results))
+
+
+def segments_of(
+    taken: Sequence[TakenOperation], given: Iterable[int], wanted: set[int], label: str, backend: str | None
+) -> list[ReplaySegment]:
+    """Segments that do what was taken down.
+
+    Args:
+        given: numbers of the values that come from outside.
+        wanted: numbers of the values that are to be there afterwards.
+        label: what errors call it.
+    """
+    runs: list[list[TakenOperation]] = []
+    for step in taken:
+        if not runs or runs[-1][-1].mesh is not step.mesh:
+            runs.append([])
+        runs[-1].append(step)
+    needed = [set(wanted) for _ in runs]  # behind each segment
+    for i in range(len(runs) - 2, -1, -1):
+        needed[i] |= needed[i + 1] | {number for step in runs[i + 1] for number in step.ins}
+    there = set(given)
+    found: list[ReplaySegment] = []
+    for run, after in zip(runs, needed):
+        segment = _segment(run, there, after, label, backend)
+        there |= set(segment.outs)
+        found.append(segment)
+    return found
+
+
+def _segment(
+    run: list[TakenOperation], there: set[int], after: set[int], label: str, backend: str | None
+) -> ReplaySegment:
+    mesh = run[0].mesh
+    made: dict[int, None] = {}
+    ins: dict[int, int] = {}
+    for step in run:
+        for number in step.ins:
+            if number not in made:
+                assert number in there, number
+                ins.setdefault(number, len(ins))
+        made.update(dict.fromkeys(step.outs))
+    places = dict(ins)
+    floats: list[float | None] = []
+    given: list[str] = []
+    at: dict[Any, int] = {}
+    steps: list[tuple[int, ...]] = []
+    written: set[int] = set()
+    specs: dict[int, Spec] = {}
+    for step in run:
+        record = [step.signature.number, *(places[number] for number in step.ins)]
+        for x in step.floats:
+            key = x.variable if type(x) is GivenFloat else (x, str(x))  # 0.0 and -0.0 are two, and nan is one
+            if key not in at:
+                at[key] = len(floats)
+                floats.append(None if type(x) is GivenFloat else x)
+                if type(x) is GivenFloat:
+                    given.append(x.variable)
+            record.append(at[key])
+        for number in step.outs:
+            places[number] = len(places)
+            record.append(places[number])
+        specs.update(zip(step.outs, _specs(step.signature)))
+        written.update(step.ins[k] for k in step.signature.mutates)
+        steps.append(tuple(record))
+    outs = [number for number in made if number in after]
+    mutates = tuple(k for number, k in ins.items() if number in written)
+    recorded = Recorded(tuple(steps), len(ins), tuple(floats), tuple(places[number] for number in outs), backend)
+    slots = (*(TensorSlot(k) for k in range(len(ins))), *(FloatSlot(k) for k in range(len(given))))
+    signature = Signature()
+    signature.label, signature.template, signature.answer = label, (slots, {}), None
+    signature.spec, signature.shared, signature.follows = None, None, False
+    signature.outs = [specs[number] for number in outs]
+    signature.tree = _tree_of(len(outs))
+    signature.inputs, signature.floats, signature.mutates = len(ins), len(given), mutates
+    signature.number = mesh.engine.define(
+        Definition(
+            0,
+            recorded,
+            cloudpickle.dumps((slots, {})),
+            len(ins),
+            len(given),
+            len(outs),
+            (True,) * len(outs),
+            mutates,
+            mesh.sharded,
+            None,
+            label,
+        )
+    )
+    return ReplaySegment(mesh, signature, tuple(ins), tuple(given), tuple(outs), tuple(step.place for step in run))
+
+
+def _specs(signature: Signature) -> list[Spec]:
+    if signature.spec is not None:
+        return [signature.spec]
+    return [out for out in signature.outs or () if type(out) is Spec]
+
+
+def _tree_of(count: int) -> Any:
+    return tree_flatten([0] * count)[1]
