@@ -284,6 +284,15 @@ def test_a_registered_bytearray_cannot_be_resized() -> None:
     data.append(1)
 
 
+def test_the_callers_memory_is_let_go_before_the_end_is_told(owner: Owner) -> None:
+    """A bytearray whose memory is still in use cannot be resized; with one thread, and with several."""
+    buffer = owner.do("words", 1 << 21)
+    for size in [1 << 18] * 20 + [1 << 24] * 2:
+        into = bytearray(size)
+        buffer.read_into(into, size=size).get()
+        into.append(1)
+
+
 def test_awaited(owner: Owner) -> None:
     buffer = owner.do("words", 1 << 18)
 

@@ -456,6 +456,7 @@ class _Batch:
 
     def _run(self, ops: list[Op]) -> None:
         error: Exception | None = None
+        op: Op | None = None
         try:
             for op in ops:
                 if self._deadline is not None and time.monotonic() > self._deadline:
@@ -463,6 +464,9 @@ class _Batch:
                 self._engine.execute(op, self._deadline)
         except Exception as e:
             error = e
+        # Let go of the caller's memory before the caller is told: a bytearray may be resized at once.
+        ops.clear()
+        op = None
         with self._guard:
             self._error = self._error or error
             self._left -= 1

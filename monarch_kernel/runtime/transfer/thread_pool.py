@@ -57,11 +57,11 @@ class ThreadPool:
 
 
 class SharedCopy:
-    """The pieces of one copy, shared by several threads; a late thread finds none left."""
+    """The pieces of one copy, shared by several threads; a late thread finds none left, and holds none of the memory."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:
         self._pieces = deque(pieces)
-        self._move = move
+        self._move: Callable[[int, int], None] | None = move
         self._running = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -69,6 +69,8 @@ class SharedCopy:
     def help(self) -> None:
         """Take pieces until none is left."""
         with self._changed:
+            if self._move is None:
+                return
             self._running += 1
         try:
             while self._error is None:
@@ -89,5 +91,6 @@ class SharedCopy:
         self.help()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
+            self._move = None
         if self._error is not None:
             raise self._error
