@@ -6,6 +6,7 @@
 * This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
   the endpoint that the caller runs for, and ``awaited_here`` lists the calls that the process waits for.
   ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
+  ``interrupt_main_thread`` stops what runs on its main thread.
 * Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
   their frames; ``on_failure`` reports new ones.
 * Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
@@ -33,7 +34,13 @@ from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_m
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
 from monarch_kernel.runtime.actor.import_hooks import after_import
-from monarch_kernel.runtime.actor.inspection.activity import Running, actors_here, endpoints_here, running_here
+from monarch_kernel.runtime.actor.inspection.activity import (
+    Running,
+    actors_here,
+    endpoints_here,
+    interrupt_main_thread,
+    running_here,
+)
 from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
 from monarch_kernel.runtime.actor.inspection.code_change import actor_class_changed, between_messages
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
@@ -93,6 +100,7 @@ __all__ = [
     "failures",
     "home",
     "hosts_of",
+    "interrupt_main_thread",
     "is_recording",
     "keep_failure",
     "living_ranks",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from dataclasses import dataclass
 
 from monarch_kernel.actor import Actor, context, endpoint
-from monarch_kernel.introspection import endpoints_here
+from monarch_kernel.introspection import endpoints_here, interrupt_main_thread
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
@@ -82,7 +81,7 @@ class Monitor(Actor):
         """Raise KeyboardInterrupt in that cell, now or as soon as it begins, and in no other."""
         dropped = self._drop(cell)
         if dropped.begun and cell not in CellActivity.ended:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt_main_thread()
             self._release(cell, ())  # no signal ends a wait in a collective
         return dropped
 

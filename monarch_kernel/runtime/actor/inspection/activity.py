@@ -53,6 +53,14 @@ def _running(instance: ActorInstance) -> list[Running]:
     return found
 
 
+def interrupt_main_thread() -> None:
+    """Raise KeyboardInterrupt in the endpoint on the main thread of this process, even if that waits or sleeps.
+
+    A plain signal may come just before the thread enters a system call, and then does not end that call.
+    """
+    get_actor_system().signal_main_thread()
+
+
 def running_here() -> tuple[str, str, str]:
     """The actor, endpoint and cell that the calling thread or task runs for; "" where there is none."""
     here = current.get()
