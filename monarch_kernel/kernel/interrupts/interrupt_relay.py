@@ -18,9 +18,10 @@ from monarch_kernel.meshes import format_ranks
 
 #: jupyter_client interrupts a kernel before it shuts it down, which must not stop targets that outlive the kernel. For
 #: such targets, an interrupt first waits this long for a shutdown (seconds), in several steps: on a busy machine each
-#: step takes longer, and so does the arrival of the shutdown request.
-END_GRACE = 0.25
-END_LOOKS = 25
+#: step takes longer, and so does the arrival of the shutdown request. Long, since a restart of the kernel that ends a
+#: training run is worse than a stop button that takes a second.
+END_GRACE = 1.0
+END_LOOKS = 50
 
 
 class InterruptRelay:
@@ -50,6 +51,7 @@ class InterruptRelay:
         self._targets: tuple[InterruptTarget, ...] = ()
         self._background: tuple[InterruptTarget, ...] = ()
         self._concerned: tuple[InterruptTarget, ...] = ()
+        self._forwarded = 0.0
         self._lock = threading.Lock()
         # SimpleQueue.put is reentrant: it may be called in a handler that interrupts another put.
         self._presses: queue.SimpleQueue[
@@ -172,9 +174,10 @@ class InterruptRelay:
                 target.interrupt()
             except Exception as error:
                 self._tell(action.cell, f"The interrupt did not reach {target.describe()}: {error}")
+        self._forwarded = self._clock()
 
     def _escalate(self, action: Escalate) -> None:
-        wait = action.not_before - self._clock()
+        wait = max(action.not_before, self._forwarded + self.logic.grace) - self._clock()
         if wait > 0:
             self._sleep(wait)
         for target in self._concerned:
