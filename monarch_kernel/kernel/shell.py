@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -46,8 +48,15 @@ class MonarchShell(ZMQInteractiveShell):
         """Show an error. A cell that Ctrl-C cancelled while it awaited shows KeyboardInterrupt."""
         _, value, tb = exc_tuple or sys.exc_info()
         if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
+            if not self._has_user_code(tb):  # it hit IPython's own code, between two lines of the cell
+                self._showtraceback(KeyboardInterrupt, KeyboardInterrupt(), ["KeyboardInterrupt"])
+                return
             exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))
         super().showtraceback(exc_tuple, *args, **kwargs)
+
+    def _has_user_code(self, tb: TracebackType | None) -> bool:
+        cells: Any = self.compile._filename_map
+        return any(frame.f_code.co_filename in cells for frame, _line in walk_tb(tb))
 
     def _is_interrupt(self, error: BaseException | None) -> bool:
         return isinstance(error, asyncio.CancelledError) and self.sigint.cancelled
