@@ -367,7 +367,8 @@ print("no runtime" if "monarch_kernel.runtime.actor.process" in sys.modules and 
     host.detach()
     pids = processes(kept_folder)
     assert script(program).splitlines()[2:] == ["ended", "no runtime"]
-    assert not any(map(alive, pids)) and nothing_kept(kept_folder)
+    assert nothing_kept(kept_folder)
+    wait_until(lambda: not any(map(alive, pids)), "all of it has ended")  # the keeper last, after its answer
     with pytest.raises(KeptError, match="there is no kept mesh 't'"):
         kept_ranks("t")
 

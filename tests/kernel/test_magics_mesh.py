@@ -256,7 +256,7 @@ def test_what_cannot_be_pickled_is_named(mesh: Kernel) -> None:
 
 def test_meshes_come_and_go(mesh: Kernel) -> None:
     outcome = mesh.ok("%mesh up two hosts_=1 gpus=2 --env GREETING='hello there'")
-    assert re.match(r"mesh two: 2 ranks \(hosts_=1, gpus=2\) on this host, ready in [\d.]+ s\n", outcome.stdout)
+    assert re.match(r"mesh two: 2 ranks \(hosts_=1, gpus=2\) on this host, ready in [\d.]+ m?s\n", outcome.stdout)
     assert text(mesh.ok("%%mesh\nimport os\nos.environ['GREETING']")) == "[0-1] 'hello there'"
     assert text(mesh.ok("%%mesh --on m -r 3\nrank")) == "[3] 3"
     assert mesh.ok("%mesh use m").stdout.startswith("mesh m: 4 ranks (gpus=4), in use")

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.kernel.harness import Kernel
 
 WATCH = """
 import threading
 from monarch_kernel.watch import watch
 seen = watch(period=0.05)
-lines, enough = [], threading.Event()
+lines, changed = set(), threading.Condition()
 def note(delta):
-    lines.extend((rank.state.value, rank.doing) for rank in delta.ranks.values())
-    lines.extend(("current", mesh.name) for mesh in delta.meshes.values() if mesh.current)
+    with changed:
+        lines.update((rank.state.value, rank.doing) for rank in delta.ranks.values())
+        lines.update(("current", mesh.name) for mesh in delta.meshes.values() if mesh.current)
+        changed.notify_all()
+def wait_for(line):
+    with changed:
+        assert changed.wait_for(lambda: line in lines, 30), (line, lines)
 told = seen.subscribe(note, since=0)
 """
-# Until the ranks have been seen in the cell; how long the cell takes otherwise is no matter.
-CELL = "import time\ntime.sleep(1.5)"
 
 
-def test_cells_and_the_mesh_in_use_are_seen(fresh_kernel: Kernel) -> None:
+def test_cells_and_the_mesh_in_use_are_seen(fresh_kernel: Kernel, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     fresh_kernel.ok("%mesh up alpha --procs 2")
     fresh_kernel.ok(WATCH)
-    ran = fresh_kernel.ok(f"%%mesh\n{CELL}")
+    fresh_kernel.ok("wait_for(('current', 'alpha'))")
+    ran = fresh_kernel.ok(
+        f"%%mesh -a -o ran\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    )
     number = next(m["content"]["execution_count"] for m in ran.messages if m["msg_type"] == "execute_input")
+    fresh_kernel.ok(f"wait_for(('running', 'cell [{number}]'))")
+    gate.touch()
+    fresh_kernel.ok("ran.result(30)")
     fresh_kernel.ok("%mesh up beta --procs 1")
+    fresh_kernel.ok("wait_for(('current', 'beta'))")
+    fresh_kernel.ok("lines.clear()")
     fresh_kernel.ok("%mesh use alpha")
-    ended = "seen.snapshot(); seen.close(); print(*sorted(set(lines)), sep='\\n')"
-    text = fresh_kernel.ok(ended).stdout
-    assert f"('running', 'cell [{number}]')" in text
-    assert "('current', 'alpha')" in text
-    assert "('current', 'beta')" in text
+    fresh_kernel.ok("wait_for(('current', 'alpha'))")
+    fresh_kernel.ok("seen.snapshot(); seen.close()")
     fresh_kernel.ok("%mesh down alpha\n%mesh down beta")
 
 
