@@ -57,7 +57,7 @@ class ThreadPool:
 
 
 class SharedCopy:
-    """The pieces of one copy, shared by several threads; a late thread finds none left, and holds none of the memory."""
+    """The pieces of one copy, shared by several threads; a late thread finds none left and holds none of the memory."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:
         self._pieces = deque(pieces)
