@@ -27,6 +27,23 @@ def engine(mesh: Any) -> Any:
     return mesh._shared["tensors"]
 
 
+def test_floats_that_decide_a_size_and_those_that_do_not(four: Any) -> None:
+    with four.activate():
+        for end in (3.0, 5.0, 3.0):
+            assert fetch_shard(torch.arange(end)).result().tolist() == list(range(int(end)))
+        assert fetch_shard(torch.arange(0.0, 1.0, 0.25)).result().tolist() == [0.0, 0.25, 0.5, 0.75]
+        for factor in (2.0, 3.0):
+            assert fetch_shard(torch.ones(1) * factor).result().tolist() == [factor]
+
+
+def test_a_number_that_is_known_here_is_forgotten_when_it_is_written(four: Any) -> None:
+    with four.activate():
+        x = torch.tensor(3.0)
+        assert x.item() == 3.0
+        x.zero_()
+        assert x.item() == 0.0
+
+
 def test_operations_run_on_every_rank(four: Any) -> None:
     with four.activate():
         rank = four.rank_tensor("gpus")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 
 #: Records in one message.
-BATCH = 64
+BATCH = 128
 #: How many records the controller may be ahead of the ranks.
 WINDOW = 20_000
 #: Records that wait so long without company are sent (seconds).

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -40,6 +41,13 @@ aten: Any = torch.ops.aten
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 #: Another handle of the same value: nothing is sent.
 SHARED = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+#: Floats among their arguments decide the size of the result, so those are a part of what is fixed.
+SIZED_BY_FLOATS = frozenset(
+    {
+        *(getattr(aten.arange, name) for name in aten.arange.overloads()),
+        *(getattr(aten.range, name) for name in aten.range.overloads()),
+    }
+)
 #: How many frames are kept of each operation, torch's own included.
 FRAMES = 10
 
@@ -242,8 +250,12 @@ class TensorMesh:
 
     # -- its first time -----------------------------------------------------------------------------
 
-    def _define(self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> Signature:
+    def _define(
+        self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+    ) -> Signature:
         self._check_meshes(func, ins)
+        if func in SIZED_BY_FLOATS and not fixed_floats:
+            return self._keep(key, _without_record(COMPOSED, partial(self._sized_by_floats, func)))
         composed = self.composed.get(func)
         if composed is not None:
             return self._keep(key, _without_record(COMPOSED, composed))
@@ -258,7 +270,7 @@ class TensorMesh:
                 if type(x) is Tensor:
                     fakes.append(x._spec.fake())
                     template.append(TensorSlot(next(tensors)))
-                elif isinstance(x, (float, torch.SymFloat)):
+                elif isinstance(x, (float, torch.SymFloat)) and not fixed_floats:
                     fakes.append(float(GivenFloat.of(x) if isinstance(x, torch.SymFloat) else x))
                     template.append(FloatSlot(next(numbers)))
                 elif type(x) is torch.device:
@@ -292,6 +304,15 @@ class TensorMesh:
         if func in SHARED and signature.spec is not None:
             signature.shared = 0
         return self._keep(key, signature)
+
+    def _sized_by_floats(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Issue an operation whose floats are a part of its signature."""
+        args = tuple(float(x) if isinstance(x, torch.SymFloat) else x for x in args)
+        key = ("sized by floats", func, *((type(x), x) for x in (*args, *kwargs.items())))
+        signature = self.signatures.get(key)
+        if signature is None:
+            signature = self._define(key, func, args, kwargs, [], fixed_floats=True)
+        return self.emit(signature, [], [])
 
     def _keep(self, key: Any, signature: Signature) -> Signature:
         self.signatures[key] = signature
