@@ -364,7 +364,12 @@ def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
 
 
 def failed_by_peer(error: BaseException) -> bool:
-    """Whether a rank failed only because another rank was gone or did not join, or because it was released."""
+    """Whether a rank failed only because another rank was gone or did not join, or because it was released.
+
+    An error that was made of such a one says so by an attribute `of_peer`.
+    """
+    if getattr(error, "of_peer", False) is True:
+        return True
     at = error.__traceback__
     of_torch = type(error).__module__.startswith("torch")
     while at is not None and not of_torch:

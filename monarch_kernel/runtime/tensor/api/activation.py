@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _LOCAL: frozenset[Any] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
 #: What `torch.tensor(...)` ends with: a local tensor becomes one on the mesh.
 _LIFT = torch.ops.aten.lift_fresh.default
-#: The key of the engine in what a mesh shares with its slices.
-_ENGINE = "tensors"
 
 
 class _Active(threading.local):
@@ -68,12 +66,7 @@ def engine_of(procs: ProcMesh) -> TensorEngine:
     Raises:
         RuntimeError: the mesh was stopped.
     """
-    if procs._stopped:
-        raise RuntimeError(f"proc mesh {procs.name} was stopped: there are no ranks for tensors")
-    engine: TensorEngine | None = procs._shared.get(_ENGINE)
-    if engine is None:
-        engine = procs._shared[_ENGINE] = TensorEngine(procs)
-    return engine
+    return TensorEngine.of(procs)
 
 
 def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> TensorMesh:

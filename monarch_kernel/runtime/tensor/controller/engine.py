@@ -39,6 +39,7 @@ from monarch_kernel.runtime.tensor.controller.plan import Plan
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name
+from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 
+#: The key of the engine in what a mesh shares with its slices.
+_KEY = "tensors"
 #: Records in one message.
 BATCH = 128
 #: How many records the controller may be ahead of the ranks.
@@ -69,6 +72,8 @@ class TensorEngine:
         plan: what lines of the program cost.
         batch: how many records go in one message.
         recording: what takes records down for a replay, if a function is being recorded. One for all engines.
+        groups: the process groups of its ranks.
+        failures: how many failures of ranks the program has been told.
     """
 
     batch: ClassVar[int] = BATCH
@@ -101,11 +106,27 @@ class TensorEngine:
         self.sent = 0
         self._wake = threading.Event()
         self._closed = False
+        self.groups = WorldGroup(self)
+        self.failures = 0
         system = procs._system
         system.node.on_close.append(_closer(self))
         threading.Thread(
             target=_send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
         ).start()
+
+    @classmethod
+    def of(cls, procs: ProcMesh) -> TensorEngine:
+        """The engine of a proc mesh and its slices; made on first use.
+
+        Raises:
+            RuntimeError: the mesh was stopped.
+        """
+        if procs._stopped:
+            raise RuntimeError(f"proc mesh {procs.name} was stopped: there are no ranks for tensors")
+        engine: TensorEngine | None = procs._shared.get(_KEY)
+        if engine is None:
+            engine = procs._shared[_KEY] = cls(procs)
+        return engine
 
     # -- the world ----------------------------------------------------------------------------------
 
@@ -305,6 +326,7 @@ class TensorEngine:
 
     def error_of(self, mesh: TensorMesh, failed: FailedValue) -> Exception:
         """What a failure on a rank is for the program."""
+        self.failures += 1
         if failed.lost:
             return DeviceMeshError(
                 f"mesh {mesh.name}: {failed.text}. Go back to a snapshot or a checkpoint, or compute the value anew."

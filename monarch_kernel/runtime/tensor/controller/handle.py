@@ -6,6 +6,7 @@ it, and each operation goes to the ranks. `TensorMesh` issues the operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,6 +103,51 @@ class Tensor(torch.Tensor):
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         with _disable_current_modes():
             return self._spec.mesh.value_of(self, "numpy()").numpy(force=force)
+
+    # -- collectives ----------------------------------------------------------------------------------
+
+    def reduce(
+        self,
+        dims: Sequence[str] | str | None = None,
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: Any = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Combine the values of the ranks that differ in dimensions of the mesh. Gradients do not pass.
+
+        ============================  =================  ======================================================
+        call                          result on a rank   also known as
+        ============================  =================  ======================================================
+        ``("gpus", "sum")``           like the input     all-reduce; also avg, product, min, max, band, bor, bxor
+        ``("gpus", "stack")``         one dimension more  all-gather
+        ``("gpus", "sum", True)``     without dimension 0  reduce-scatter: part i of the sum to rank i
+        ``("gpus", "stack", True)``   like the input     all-to-all: part i to rank i
+        ``(..., mesh=part)``          only on that part  reduce, gather
+        ============================  =================  ======================================================
+
+        Args:
+            dims: names of dimensions of the tensor's mesh; None for all of them.
+            reduction: "stack", "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".
+            scatter: each rank keeps its part: dimension 0 must have as many parts as there are ranks that take part.
+            mesh: where the result is: a slice of the tensor's mesh, or another mesh, as for `to_mesh`.
+            out: a tensor that gets the result, and is returned.
+
+        Raises:
+            KeyError: the mesh has no such dimension.
+            TypeError: it cannot be done with this dtype or shape.
+        """
+        return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, out)
+
+    def reduce_(
+        self,
+        dims: Sequence[str] | str | None = None,
+        reduction: str = "sum",
+        scatter: bool = False,
+        mesh: Any = None,
+    ) -> Tensor:
+        """`reduce` in place: no memory is allocated for a contiguous tensor of many elements."""
+        return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, self)
 
     def __bool__(self) -> bool:
         return bool(self.item())

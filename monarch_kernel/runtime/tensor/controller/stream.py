@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 
 
+_numbers = itertools.count()
+
+
 class Stream:
     """An order of operations, on every mesh that uses it.
 
@@ -20,10 +24,14 @@ class Stream:
 
     Args:
         name: what errors and tools call it.
+
+    Attributes:
+        number: what ranks know it by; two streams may have one name.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = next(_numbers)
         self._workers: weakref.WeakKeyDictionary[TensorEngine, Any] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:

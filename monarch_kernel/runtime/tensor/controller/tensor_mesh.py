@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import SupervisionError
-from monarch_kernel.runtime.tensor.controller import constants, frames
+from monarch_kernel.runtime.tensor.controller import constants, frames, reducing
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
@@ -329,6 +329,7 @@ class TensorMesh:
         *,
         meets: bool = False,
         fresh: bool = False,
+        onto: TensorMesh | None = None,
     ) -> Signature:
         """The signature of an operation whose results are like `out`, defined on the ranks.
 
@@ -339,7 +340,9 @@ class TensorMesh:
             inputs: fake inputs.
             meets: whether ranks wait for each other in it.
             fresh: whether a result that looks like an input is still a new value.
+            onto: the mesh on which the results are, if it is another one.
         """
+        there = self if onto is None else onto
         flat, tree = tree_flatten(out)
         position = {} if fresh else {id(f): i for i, f in enumerate(inputs)}
         results = [o for o in flat if isinstance(o, torch.Tensor)]
@@ -352,10 +355,10 @@ class TensorMesh:
         signature.floats = sum(type(x) is FloatSlot for x in slots)
         new: tuple[bool, ...] | None = None
         if isinstance(out, torch.Tensor) and id(out) not in position:
-            signature.spec = spec_of(self, out)
+            signature.spec = spec_of(there, out)
         elif results:
             signature.outs = [
-                None if not isinstance(o, torch.Tensor) else position[id(o)] if id(o) in position else spec_of(self, o)
+                None if not isinstance(o, torch.Tensor) else position[id(o)] if id(o) in position else spec_of(there, o)
                 for o in flat
             ]
             signature.tree = None if isinstance(out, torch.Tensor) else tree
@@ -401,6 +404,7 @@ class TensorMesh:
         *args: Any,
         key: Any = None,
         meets: bool = False,
+        onto: TensorMesh | None = None,
         **kwargs: Any,
     ) -> Any:
         """Issue a function of the ranks like an operation.
@@ -410,6 +414,7 @@ class TensorMesh:
             propagate: called here with fake tensors, once per signature: gives the shapes of the results.
             key: by what signatures are kept, if the function is made anew for each call.
             meets: whether ranks wait for each other in it.
+            onto: the mesh on which the results are, if it is another one: a part of this, say.
         """
         flat, tree = tree_flatten((args, kwargs))
         ins = [x for x in flat if type(x) is Tensor]
@@ -419,6 +424,7 @@ class TensorMesh:
             key if key is not None else function,
             tree,
             tuple(map(_part_of_key, flat)),
+            onto,
         )
         signature = self.signatures.get(found)
         if signature is None:
@@ -448,12 +454,35 @@ class TensorMesh:
                     out = propagate(*fake_args, **fake_kwargs)
                 mutates = tuple(i for i, (f, version) in enumerate(zip(inputs, before)) if f._version != version)
                 signature = self.make_signature(
-                    what, function, tree_unflatten(template, tree), out, inputs, mutates, meets=meets, fresh=True
+                    what,
+                    function,
+                    tree_unflatten(template, tree),
+                    out,
+                    inputs,
+                    mutates,
+                    meets=meets,
+                    fresh=True,
+                    onto=onto,
                 )
             self._keep(found, signature)
         if signature.number < 0:
             return signature.answer
         return self.emit(signature, ins, floats)
+
+    # -- between ranks ------------------------------------------------------------------------------
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dims: Sequence[str] | str | None,
+        reduction: str,
+        scatter: bool,
+        mesh: ProcMesh | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """See `Tensor.reduce`."""
+        target = None if mesh is None else self.engine.of(mesh).mesh_of(mesh, self.stream)
+        return reducing.reduce(tensor, dims, reduction, scatter, target, out)
 
     # -- local tensors ------------------------------------------------------------------------------
 

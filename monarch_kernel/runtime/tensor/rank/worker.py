@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
@@ -52,6 +53,7 @@ class TensorWorker(Actor):
         self.programs: dict[int, Program] = {}
         self.unseen: FailedValue | None = None
         self.record = 0
+        self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -138,28 +140,33 @@ class TensorWorker(Actor):
             return
         inputs = L[1 : 1 + program.inputs]
         failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
-        if failed is None:
-            failed = FailedValue(record, self.rank, _text(error), steps=steps)
+        if failed is None and isinstance(error, OperationFailed):  # of another rank, which was met in a collective
+            failed = error.failed
+        elif failed is None:
+            failed = FailedValue(record, self.rank, _text(error), steps=steps, of_peer=failed_by_peer(error))
             if self.unseen is None:
                 self.unseen = failed
         elif program.standins is not None:
-            self._take_part(program, L, F)
+            self._take_part(program, L, F, failed)
         for j in L[program.size - program.outputs :]:
             V[j] = failed
         for k in program.mutates:  # what would have been written is not what the program believes it to be
             V[inputs[k]] = failed
 
-    def _take_part(self, program: Program, L: list[int], F: list[float]) -> None:  # noqa: N803
+    def _take_part(self, program: Program, L: list[int], F: list[float], failed: FailedValue) -> None:  # noqa: N803
         """Meet the other ranks with zeros, so that they do not wait for this one; what comes of it is not used."""
         assert program.standins is not None
         zeros = {
             L[1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
             for k, (size, dtype) in enumerate(program.standins)
         }
+        self.standing_in = failed
         try:
             program.run(zeros | dict.fromkeys(L[program.size - program.outputs :]), L, 0, F)
         except Exception:  # the failure that is told is the first one
             pass
+        finally:
+            self.standing_in = None
 
     # -- answers --------------------------------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class TensorWorker(Actor):
         self._run(ints, floats, record)
         found = [self.value(number) for number in values]
         if rank in (self.rank, -1):
-            return [v.detach().cpu() if isinstance(v, torch.Tensor) else v for v in map(self.whole, found)]
+            return [_to_send(v) for v in map(self.whole, found)]
         for v in found:
             self.whole(v)
         return None
@@ -199,7 +206,7 @@ class TensorWorker(Actor):
             self.record += 1
         if rank != self.rank:
             return None
-        return [tree_map(lambda x: x.detach().cpu() if isinstance(x, torch.Tensor) else x, result)]
+        return [tree_map(_to_send, result)]
 
     @endpoint
     def check(self) -> None:
@@ -273,6 +280,16 @@ class TensorWorker(Actor):
     def __cleanup__(self, error: BaseException | None) -> None:
         """Let go of the engine's values when its workers stop."""
         forget(self.engine)
+
+
+def _to_send(value: Any) -> Any:
+    """A tensor without its graph, on the CPU, and without the rest of the memory that a view is a part of."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    if value.layout == torch.strided and value.untyped_storage().nbytes() > value.numel() * value.element_size():
+        return value.clone()
+    return value
 
 
 def _text(error: BaseException) -> str:

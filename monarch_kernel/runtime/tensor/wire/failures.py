@@ -16,6 +16,7 @@ class FailedValue:
         text: the traceback there.
         lost: whether it was on a process that has died.
         steps: of a recorded sequence, the step that failed; of a sequence within one, the steps to it.
+        of_peer: whether the rank only waited in a collective for another one that failed.
     """
 
     record: int
@@ -23,6 +24,7 @@ class FailedValue:
     text: str
     lost: bool = False
     steps: tuple[int, ...] = ()
+    of_peer: bool = False
 
 
 class OperationFailed(Exception):
@@ -31,6 +33,7 @@ class OperationFailed(Exception):
     def __init__(self, failed: FailedValue) -> None:
         super().__init__(failed.text)
         self.failed = failed
+        self.of_peer = failed.of_peer
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OperationFailed, (self.failed,)

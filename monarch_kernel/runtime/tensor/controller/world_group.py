@@ -1,0 +1,91 @@
+"""`WorldGroup`: the process group of all ranks of an engine, and the groups of its collectives within it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+
+from monarch_kernel.runtime.spmd.groups import ProcessGroups
+from monarch_kernel.runtime.tensor.controller.stream import MAIN
+from monarch_kernel.runtime.tensor.rank import groups
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+Partition = tuple[tuple[int, ...], ...]
+
+
+class WorldGroup:
+    """Process groups, formed when a collective first needs them.
+
+    All are made on the ranks' main stream, so all ranks make them in one order. A group of all ranks that their program
+    has already joined is used as it is. After a collective that broke, all are formed anew.
+    """
+
+    def __init__(self, engine: TensorEngine) -> None:
+        self._engine = engine
+        self._groups: ProcessGroups | None = None
+        self._made: set[tuple[int, Partition]] = set()
+        self._formed = False
+        self._failures = 0
+        self._lock = threading.RLock()
+
+    def need(self, stream: Stream, partition: Partition) -> None:
+        """See that the groups of a collective exist.
+
+        Args:
+            partition: the ranks of the world that meet.
+
+        Raises:
+            DeviceMeshError: a rank has died.
+        """
+        with self._lock:
+            engine = self._engine
+            if self._formed and engine.failures != self._failures:
+                self._failures = engine.failures
+                if not all(everywhere(engine, groups.default_group)):
+                    self._formed = False
+            if not self._formed:
+                self.form()
+            if (stream.number, partition) not in self._made:
+                everywhere(engine, groups.make, stream.number, partition)
+                self._made.add((stream.number, partition))
+
+    def form(self) -> None:
+        """Form the group of all ranks; dead ones are replaced.
+
+        Raises:
+            HealError: ranks cannot be replaced.
+        """
+        with self._lock, _disable_current_modes():
+            engine = self._engine
+            self._made.clear()
+            if self._groups is None:
+                size = len(engine.world._procs)
+                if everywhere(engine, groups.default_group) == [(rank, size) for rank in range(size)]:
+                    self._formed = True
+                    return
+                on_gpu = "cuda" in everywhere(engine, groups.device_type)
+                self._groups = ProcessGroups(engine.world, "cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+            group = self._groups.form().get()
+            everywhere(engine, groups.join, group)
+            self._formed = True
+
+
+def everywhere(engine: TensorEngine, function: Any, *args: Any) -> list[Any]:
+    """Call a function on all ranks of the engine's world, in order with the main stream; answers in rank order."""
+    mesh = engine.mesh_of(engine.world)
+    with engine.lock, _disable_current_modes():
+        mesh.check_alive()
+        engine.flush()
+        call = MAIN.workers_of(engine).ask.call(
+            b"", b"", engine.record, cloudpickle.dumps(functools.partial(function, *args)), []
+        )
+    return list(engine.answer(mesh, call).values())

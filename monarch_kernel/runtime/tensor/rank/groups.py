@@ -1,0 +1,116 @@
+"""The process groups of this rank, as the controller orders them, and how ranks agree that an input has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch_kernel.runtime.actor.execution import collectives
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+
+#: Where a rank keeps its groups among the extras of its engine.
+_NAME = "groups"
+
+# torch's types here hold unions with None that this use cannot meet
+_dist: Any = dist
+
+
+def device_type() -> str:
+    """``cuda`` or ``cpu``."""
+    return device.of_rank().type
+
+
+def default_group() -> tuple[int, int] | None:
+    """Rank and size of torch's default group, if this process is in one and it is intact."""
+    if not collectives.in_process_group() or collectives.are_broken():
+        return None
+    return _dist.get_rank(), _dist.get_world_size()
+
+
+def join(group: Any) -> None:
+    """Join a group of all ranks of the world; the groups of before are gone."""
+    if device_type() == "cuda":
+        torch.cuda.set_device(device.of_rank())
+    _groups().clear()
+    group.join()
+
+
+def make(stream: int, partition: tuple[tuple[int, ...], ...]) -> None:
+    """Make the groups of a stream's collective. All ranks of the world call it, in the controller's order."""
+    rank = here().rank
+    for ranks in partition:
+        group = _dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        if rank in ranks:
+            _groups()[stream, ranks] = group
+
+
+def group_of(stream: int, ranks: tuple[int, ...]) -> Any:
+    """The group of these ranks in a stream.
+
+    Raises:
+        RuntimeError: there is none: the process is a new one.
+    """
+    try:
+        return _groups()[stream, ranks]
+    except KeyError:
+        raise RuntimeError(f"no process group of ranks {ranks} has been made in this process") from None
+
+
+def _groups() -> dict[tuple[int, tuple[int, ...]], Any]:
+    return here().store.extras.setdefault(_NAME, {})
+
+
+def refuse_failed(*values: Any) -> None:
+    """Raise if there is a failure in the place of a value: the worker then calls again with zeros in its place."""
+    for value in values:
+        if isinstance(value, FailedValue):
+            raise OperationFailed(value)
+
+
+@contextmanager
+def meeting() -> Generator[None]:
+    """A block in which ranks meet. If this rank fails in it, the others must not wait: their collectives end, too."""
+    try:
+        yield
+    except OperationFailed:  # all ranks of the group know
+        raise
+    except BaseException:
+        collectives.shut_down_all()
+        raise
+
+
+class Agreement:
+    """Whether an input has failed on some rank of a group: all ranks of it find out in the same collective."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.failed: FailedValue | None = here().standing_in
+
+    def begin(self) -> Any:
+        """Exchange it beside the data; give what this returns to `end`."""
+        flag = torch.tensor([self.failed is not None], dtype=torch.int32)
+        return flag, _dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def end(self, begun: Any) -> None:
+        """Raise on every rank if an input has failed on one.
+
+        Raises:
+            OperationFailed: with that failure.
+        """
+        flag, work = begun
+        work.wait()
+        self.settle(bool(flag))
+
+    def settle(self, failed: bool) -> None:
+        """Raise that failure, if the ranks found out that there is one."""
+        if not failed:
+            return
+        found: list[FailedValue | None] = [None] * self._group.size()
+        _dist.all_gather_object(found, self.failed, group=self._group)
+        raise OperationFailed(self.failed or next(f for f in found if f is not None))
