@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 FETCH_TIMEOUT = 300.0
 #: Less of an environment than this is sent, and not made from a lock file (bytes).
 _WORTH_MAKING = 256 << 10
+#: The older tree is brought up to date so long after a switch (seconds): ranks that follow the sync come first.
+_FOLLOW_DELAY = 0.3
 #: Where an environment is made from a lock file, in the folder of the workspace; only while its lock is held.
 _LOCKED = "locked"
 #: How long a workspace that another client syncs is waited for before something of it is removed (seconds).
@@ -564,6 +566,8 @@ class HostWork:
 
     def _follow_quietly(self, workspace: str, stop: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        if stop.wait(_FOLLOW_DELAY):
+            return
         try:
             self.store.workspace(workspace).follow(stop.is_set)
         except (SyncError, OSError) as e:
