@@ -8,6 +8,7 @@ no other, and the report names the batch. Arguments go to every pytest.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -24,6 +25,9 @@ from xml.etree import ElementTree
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+#: What the processes of the tests import: compiled once, where the environment says that imports leave no bytecode.
+#: Otherwise each of thousands of processes compiles it, which takes as long as all the rest.
+COMPILED = ["monarch_kernel", "workspace_sync", "bench", "tests"]
 #: What each file took in the last run here (seconds); the longest begin first.
 DURATIONS = ROOT / "build" / "tests" / "durations.json"
 #: A batch takes about so long, if its files allow it (seconds): long enough to make up for the start of pytest.
@@ -107,6 +111,8 @@ def main() -> int:
     began = time.monotonic()
     known: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     batches = divide(files_of(options.quick), known)
+    for name in COMPILED:
+        compileall.compile_dir(str(ROOT / name), quiet=2, workers=options.jobs)
     folder = Path(tempfile.mkdtemp(prefix="mkt-"))
     failed: list[Batch] = []
     try:
