@@ -10,25 +10,39 @@ from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
-from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError, RemoteException
+from monarch_kernel.runtime.tensor.controller.errors import (
+    DeviceMeshError,
+    MixedTensorsError,
+    NonFiniteError,
+    RemoteException,
+)
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
+from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, clear_plans, explain
+from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watch_nan
+from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
 
 __all__ = [
     "Compiled",
     "DeviceMeshError",
+    "Explanation",
     "FetchedValues",
     "MixedTensorsError",
+    "NanWatching",
+    "NonFiniteError",
     "RemoteException",
     "RemoteFunction",
     "Stream",
     "Tensor",
+    "TensorPicture",
     "activate",
     "call_on_shard_and_fetch",
+    "clear_plans",
     "coalescing",
     "compile",
+    "explain",
     "fetch_shard",
     "get_active_mesh",
     "get_active_stream",
@@ -37,4 +51,5 @@ __all__ = [
     "rank_tensor",
     "rank_tensors",
     "remote",
+    "watch_nan",
 ]

@@ -67,6 +67,9 @@ def _container(value: Any, depth: int) -> str:
 
 def _array(value: Any) -> str:
     """An array or a tensor: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
+    described = getattr(type(value), "_short_form_", None)
+    if callable(described):  # a handle of a tensor on a mesh
+        return str(described(value))
     module = type(value).__module__.partition(".")[0]
     if module not in ("torch", "numpy", "jax", "jaxlib"):
         return ""

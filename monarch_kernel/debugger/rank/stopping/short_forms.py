@@ -101,6 +101,9 @@ def array_form(value: Any, elements: int) -> str | None:
     Arrays are recognised by their attributes, so neither torch nor numpy is needed.
     """
     kind = type(value)
+    described = getattr(kind, "_short_form_", None)
+    if callable(described):  # a handle of a tensor on a mesh
+        return str(described(value))
     root = kind.__module__.partition(".")[0]
     if root not in ("torch", "numpy", "jax", "jaxlib", "cupy", "pandas") and not _derives_from_tensor(kind):
         return None

@@ -31,7 +31,7 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.tensor.controller import frames
-from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, RemoteException
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, NonFiniteError, RemoteException
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
@@ -39,7 +39,9 @@ from monarch_kernel.runtime.tensor.controller.plan import Plan
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name
+from monarch_kernel.runtime.tensor.controller.watching import Watching
 from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup
+from monarch_kernel.runtime.tensor.inspection.engines import add_engine
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION
@@ -69,6 +71,8 @@ class TensorEngine:
 
     Attributes:
         strict: operations that fail raise at once, at the price of a round trip each.
+        eager: whether operations raise at once, since they are strict or watched so.
+        watching: what a watch for NaN and Inf is to do, if one is on. One for all engines.
         plan: what lines of the program cost.
         batch: how many records go in one message.
         recording: what takes records down for a replay, if a function is being recorded. One for all engines.
@@ -78,15 +82,18 @@ class TensorEngine:
 
     batch: ClassVar[int] = BATCH
     recording: ClassVar[ReplayRecorder | None] = None
+    watching: ClassVar[Watching | None] = None
 
     def __init__(self, procs: ProcMesh) -> None:
         world = procs._procs
         self.world = procs._new_with_region(Region.from_extent(Extent(("ranks",), (len(world),))))
         self.name = procs.name
         self._key = procs._uid
+        add_engine(self._key, self)
         self.lock = threading.RLock()
         self.fake = FakeTensorMode()
-        self.strict = False
+        self._strict = False
+        self.eager = self.watching is not None and self.watching.at_once
         self.plan = Plan()
         self.meshes: dict[Any, TensorMesh] = {}
         self.definitions: list[Definition] = []
@@ -140,7 +147,38 @@ class TensorEngine:
 
     def spawn_workers(self, stream: Stream, cls: Any) -> Any:
         """The actors that run a stream in all processes of the world."""
-        return self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name)
+        workers = self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name)
+        if self.watching is not None:
+            workers.watch.broadcast(self.watching.inf)
+        return workers
+
+    # -- how operations fail ------------------------------------------------------------------------
+
+    @property
+    def strict(self) -> bool:
+        """Whether operations that fail raise at once."""
+        return self._strict
+
+    @strict.setter
+    def strict(self, strict: bool) -> None:
+        self._strict = strict
+        self.eager = strict or (self.watching is not None and self.watching.at_once)
+
+    def watch(self, watching: Watching | None) -> None:
+        """Begin to watch for NaN and Inf, or end it."""
+        with self.lock:
+            if self._closed:
+                return
+            self.eager = self._strict or (watching is not None and watching.at_once)
+            self.flush()
+            for stream in {mesh.stream: None for mesh in self.meshes.values()}:
+                stream.workers_of(self).watch.broadcast(None if watching is None else watching.inf)
+
+    def check_all(self) -> None:
+        """Raise if an operation has failed, or a watch has found something, that has not raised yet."""
+        for mesh in list(self.meshes.values()):
+            if mesh.error is None and not self._closed:
+                self.check(mesh)
 
     # -- records ------------------------------------------------------------------------------------
 
@@ -232,6 +270,11 @@ class TensorEngine:
                     self.turn_to(mesh)
                     self.flush()
 
+    def place_of(self, record: int) -> tuple[str, int, str] | None:
+        """File, line and function that issued a record, if that is still known."""
+        place = self.places.get(record)
+        return None if place is None else frames.innermost(place)
+
     def close(self) -> None:
         """Nothing is sent any more."""
         self._closed = True
@@ -251,12 +294,17 @@ class TensorEngine:
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def fetch(self, mesh: TensorMesh, obj: Any, rank: int) -> FetchedValues:
-        """The values of all handles in `obj` on one rank of their mesh; a future."""
+    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch") -> FetchedValues:
+        """The values of all handles in `obj` on one rank of their mesh; a future.
+
+        Args:
+            why: what the plan calls the wait for them.
+        """
         if self.recording is not None:
             self.recording.stop("it fetches a value")
         flat, tree = tree_flatten(obj)
         positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
+        self.plan.line().fetched += sum(flat[i].numel() * flat[i].element_size() for i in positions)
         with self.lock, _disable_current_modes():
             mesh.check_alive()
             self.turn_to(mesh)
@@ -266,7 +314,7 @@ class TensorEngine:
                 call = mesh.workers.fetch.call(*body, [flat[i]._owner.id for i in positions], mesh.ranks[rank])
             except SupervisionError as e:
                 raise mesh.lost(e) from e
-        return FetchedValues(self, mesh, call, flat, tree, positions, rank)
+        return FetchedValues(self, mesh, call, flat, tree, positions, rank, why)
 
     def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
         """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""
@@ -303,7 +351,7 @@ class TensorEngine:
             call = mesh.workers.call_and_fetch.call(
                 *body, cloudpickle.dumps((function, template)), values, mesh.ranks[rank]
             )
-        return FetchedValues(self, mesh, call, [None], tree_flatten(0)[1], [0], rank)
+        return FetchedValues(self, mesh, call, [None], tree_flatten(0)[1], [0], rank, "call_on_shard_and_fetch")
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
         """The result of a call of workers, with their failures as errors of the program."""
@@ -334,7 +382,8 @@ class TensorEngine:
         rank = mesh.ranks.index(failed.rank) if failed.rank in mesh.ranks else failed.rank
         place = self.places.get(failed.record)
         issued = place.of(failed.steps) if isinstance(place, ReplayedFrames) and failed.steps else frames.text(place)
-        return RemoteException(rank, issued, failed.text, mesh.name)
+        kind = NonFiniteError if failed.nonfinite else RemoteException
+        return kind(rank, issued, failed.text, mesh.name)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation whose results' shapes only the ranks can know; returns handles.
@@ -356,8 +405,7 @@ class TensorEngine:
             self.turn_to(mesh)
             self._send_definitions(mesh)
             body = self._take(mesh)
-            place = self.record
-            self.places[place] = frames.take(1, 16)
+            place = self.places[self.record] = frames.take(1, 16)
             self.record += 1
             call = mesh.workers.run_and_describe.call(
                 *body, name, cloudpickle.dumps(template), [a._owner.id for a in ins], first, count, mesh.sharded
@@ -373,7 +421,7 @@ class TensorEngine:
         results = [
             make_handle(
                 spec_of(mesh, torch.empty_strided(size, stride, dtype=dtype, device="meta")),
-                ValueOwner(first + i, mesh.dead),
+                ValueOwner(first + i, mesh.dead, place),
             )
             for i, (size, stride, dtype) in enumerate(described[0])
         ]

@@ -20,9 +20,19 @@ class RemoteException(Exception):  # Monarch's name
         self.worker_error_string = worker_error_string
         where = f" of mesh {mesh}" if mesh else ""
         super().__init__(
-            f"an operation failed on rank {rank}{where}, and what was asked for depends on it.\n"
+            f"{self._headline(where)}\n"
             f"Issued at (most recent call last):\n{controller_frames}On the rank:\n{worker_error_string}"
         )
+
+    def _headline(self, where: str) -> str:
+        return f"an operation failed on rank {self.rank}{where}, and what was asked for depends on it."
+
+
+class NonFiniteError(RemoteException):
+    """A watch found the operation that made the first NaN or Inf: see `watch_nan`. The values are there to examine."""
+
+    def _headline(self, where: str) -> str:
+        return f"an operation made a NaN or Inf on rank {self.rank}{where}, of inputs without."
 
 
 class MixedTensorsError(RuntimeError):

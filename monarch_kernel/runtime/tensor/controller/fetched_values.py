@@ -24,6 +24,7 @@ class FetchedValues:
         tree: Any,
         positions: list[int],
         rank: int,
+        why: str,
     ) -> None:
         self._engine = engine
         self._mesh = mesh
@@ -32,6 +33,7 @@ class FetchedValues:
         self._tree = tree
         self._positions = positions
         self._rank = rank
+        self._why = why
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the values.
@@ -45,6 +47,9 @@ class FetchedValues:
             TimeoutError: they are not there yet; ``get`` can be called again.
         """
         __tracebackhide__ = True
+        if self._why:
+            self._engine.plan.synchronised(self._why)
+            self._why = ""
         answers = list(self._engine.answer(self._mesh, self._call, timeout).values())
         flat = list(self._flat)
         for position, value in zip(self._positions, answers[self._rank]):

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import (
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.frames import Frames
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 _make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
@@ -26,12 +27,20 @@ class ValueOwner:
     """Owns a value on the ranks: when its last handle goes, the value does.
 
     It holds the list of values to delete, and not the mesh, so that a collected handle keeps nothing alive.
+
+    Attributes:
+        id: the number of the value.
+        place: where it was made, for tools.
+        layout: of a sharded tensor, its placements as text, if they were asked for; else there is no such attribute.
     """
 
-    __slots__ = ("_dead", "id")
+    __slots__ = ("_dead", "id", "layout", "place")
 
-    def __init__(self, number: int, dead: list[int]) -> None:
+    layout: tuple[str, ...]
+
+    def __init__(self, number: int, dead: list[int], place: Frames | None = None) -> None:
         self.id = number
+        self.place = place
         self._dead = dead
 
     def __del__(self) -> None:
@@ -67,6 +76,17 @@ class Tensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return self._spec.mesh.describe(self)
+
+    def _repr_html_(self) -> str:
+        return _pictures().handle_html(self)
+
+    def _short_form_(self) -> str:
+        """What a debugger shows: no rank is asked."""
+        return _pictures().short_form(self)
+
+    def visualize(self) -> Any:
+        """Which rank has which part, as a picture in notebooks and as text elsewhere: one round trip."""
+        return _pictures().picture_of(self)
 
     @property
     def mesh(self) -> Any:
@@ -163,6 +183,12 @@ class Tensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._spec.mesh.reduce_handle(self)
+
+
+def _pictures() -> Any:
+    from monarch_kernel.runtime.tensor.inspection import pictures
+
+    return pictures
 
 
 def make_handle(spec: Spec, held: ValueOwner) -> Tensor:

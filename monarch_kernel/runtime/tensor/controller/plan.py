@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from monarch_kernel.runtime.tensor.controller import frames
 
@@ -30,10 +29,16 @@ class LineCost:
 
 
 class Plan:
-    """Costs by line of the program: ``(file, line, function)``."""
+    """Costs by line of the program: ``(file, line, function)``.
+
+    Attributes:
+        lines: the costs.
+        since: the number of the first record that counts.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[tuple[str, int, str], LineCost] = {}
+        self.since = 0
 
     def line(self, place: tuple[str, int, str] | None = None) -> LineCost:
         """The costs of a line; by default the user's that runs now."""
@@ -43,12 +48,10 @@ class Plan:
             cost = self.lines[place] = LineCost()
         return cost
 
-    def synchronised(self, why: str, tensor: Any) -> None:
-        """The controller is about to wait for a value."""
+    def synchronised(self, why: str) -> None:
+        """The controller is about to wait for the ranks."""
         cost = self.line()
         cost.synchronisations[why] = cost.synchronisations.get(why, 0) + 1
-        if tensor is not None:
-            cost.fetched += tensor.numel() * tensor.element_size()
 
     def clear(self) -> None:
         """Begin anew."""

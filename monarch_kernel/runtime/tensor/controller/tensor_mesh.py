@@ -182,6 +182,7 @@ class TensorMesh:
             record.append(a._owner.id)
         result: Any = None
         spec = signature.spec
+        place = frames.take(2, FRAMES)
         with engine.lock:
             if engine.target is not self:
                 engine.turn_to(self)
@@ -195,22 +196,21 @@ class TensorMesh:
                 record.append(number)
                 result = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
                 result._spec = spec
-                result._owner = ValueOwner(number, self.dead)
+                result._owner = ValueOwner(number, self.dead, place)
                 result._constant = None
             elif signature.outs is not None:
-                results = self._results(signature, ins, record)
+                results = self._results(signature, ins, record, place)
                 result = results[0] if signature.tree is None else tree_unflatten(results, signature.tree)
-            place = frames.take(2, FRAMES)
             engine.append(record, place)
             if engine.recording is not None:
                 engine.recording.add(self, signature, ins, floats, record, place)
-            if engine.pending >= engine.batch or engine.strict:
+            if engine.pending >= engine.batch or engine.eager:
                 engine.flush()
-        if engine.strict:
+        if engine.eager:
             engine.check(self)
         return result
 
-    def _results(self, signature: Signature, ins: list[Tensor], record: list[int]) -> list[Any]:
+    def _results(self, signature: Signature, ins: list[Tensor], record: list[int], place: frames.Frames) -> list[Any]:
         engine = self.engine
         results: list[Any] = []
         for out in signature.outs or ():
@@ -218,7 +218,7 @@ class TensorMesh:
                 number = engine.next_value
                 engine.next_value = number + 1
                 record.append(number)
-                results.append(make_handle(out, ValueOwner(number, self.dead)))
+                results.append(make_handle(out, ValueOwner(number, self.dead, place)))
             else:
                 results.append(None if out is None else ins[out])
         return results
@@ -511,7 +511,9 @@ class TensorMesh:
             local = tensor.detach()
             with self.engine.lock:
                 number = self.engine.put(self, local)
-            handle = make_handle(spec_of(self, torch.empty_like(local, device="meta")), ValueOwner(number, self.dead))
+            handle = make_handle(
+                spec_of(self, torch.empty_like(local, device="meta")), ValueOwner(number, self.dead, frames.take(1, 16))
+            )
             if local.dim() == 0:
                 handle._constant = local.clone()
             recording = self.engine.recording
@@ -521,13 +523,15 @@ class TensorMesh:
 
     def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
         """The value of the first rank (or, of a sharded mesh, the whole): the controller waits for it."""
-        self.engine.plan.synchronised(why, handle)
-        return self.engine.fetch(self, handle, 0).get()
+        return self.engine.fetch(self, handle, 0, why).get()
 
     def _of_unknown_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation whose shapes depend on values: the ranks run it, and tell the shapes."""
-        self.engine.plan.synchronised(operation_name(func).split("::")[-1], None)
+        self.engine.plan.synchronised(operation_name(func).split("::")[-1])
         return self.engine.run_and_describe(self, func, args, kwargs)
+
+    def collect_costs(self) -> None:
+        """Bring what the ranks have counted into the engine's plan: nothing, where values are plain tensors."""
 
     def describe(self, handle: Tensor) -> str:
         """What `repr` of a handle says."""

@@ -37,6 +37,27 @@ class RecordedProgram(Program):
             body = torch.compile(body, backend=recorded.backend)
         super().__init__(_run(definition, body, rebinds), definition, body, rebinds)
 
+    def run_steps(
+        self,
+        V: dict[int, Any],  # noqa: N803
+        L: list[int],  # noqa: N803
+        i: int,
+        F: list[float],  # noqa: N803
+        run_step: Callable[[Program, dict[int, Any], list[int], list[float], int], None],
+    ) -> None:
+        """Run the record that begins at ``L[i]`` step by step; `run_step` runs the record of one step."""
+        recorded = self._recorded
+        values = {k: V[L[i + 1 + k]] for k in range(recorded.inputs)}
+        first_float = i + 1 + self.inputs
+        given = iter(F[k] for k in L[first_float : first_float + self.definition.floats])
+        floats = [next(given) if number is None else number for number in recorded.floats]
+        for number, step in enumerate(recorded.steps):
+            run_step(self._programs[step[0]], values, list(step), floats, number)
+        for k, place in enumerate(recorded.results):
+            V[L[i + self.size - self.outputs + k]] = values[place]
+        for k in self.rebinds:
+            V[L[i + 1 + k]] = values[k]
+
     def fail(
         self,
         V: dict[int, Any],  # noqa: N803

@@ -51,6 +51,11 @@ def store_of(engine: str, rank: int) -> RankStore:
         return store
 
 
+def existing_store(engine: str) -> RankStore | None:
+    """The state of an engine in this process; None if it has none here."""
+    return _stores.get(engine)
+
+
 def forget(engine: str) -> None:
     """Let go of all that an engine has here."""
     with _lock:

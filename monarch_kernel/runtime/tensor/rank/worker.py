@@ -15,6 +15,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedPrograms
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_of
@@ -52,29 +53,42 @@ class TensorWorker(Actor):
         self.store: RankStore = store_of(engine, self.rank)
         self.programs: dict[int, Program] = {}
         self.unseen: FailedValue | None = None
+        self.nan_watch: NanWatch | None = None
         self.record = 0
         self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
+        self.at = 0  # the record that runs
 
     # -- records --------------------------------------------------------------------------------------
 
     @endpoint
     def define(self, definitions: list[Definition]) -> None:
         """Learn what records will name."""
+        programs = self.programs.unwatched if isinstance(self.programs, WatchedPrograms) else self.programs
         for definition in definitions:
             try:
                 operation = definition.operation
-                self.programs[definition.number] = (
-                    RecordedProgram(definition, operation, self.programs)
+                programs[definition.number] = (
+                    RecordedProgram(definition, operation, programs)
                     if isinstance(operation, Recorded)
                     else compiled(definition)
                 )
             except Exception as e:
-                self.programs[definition.number] = _broken(definition, e)
+                programs[definition.number] = _broken(definition, e)
 
     @endpoint
     def run(self, ints: bytes, floats: bytes, record: int) -> None:
         """Run records; `record` is the number of the first."""
         self._run(ints, floats, record)
+
+    @endpoint
+    def watch(self, inf: bool | None) -> None:
+        """Check from now on what operations make for NaN (and Inf, if `inf`); None: check no more."""
+        if isinstance(self.programs, WatchedPrograms):
+            self.programs = self.programs.unwatched
+        self.nan_watch = None
+        if inf is not None:
+            self.nan_watch = NanWatch(self.rank, inf, lambda: self.at)
+            self.programs = WatchedPrograms(self.programs, self.nan_watch)
 
     def _run(self, ints: bytes, floats: bytes, record: int) -> None:
         numbers = array("q")
@@ -91,6 +105,7 @@ class TensorWorker(Actor):
                     i = self._control(number, L, i)
                     continue
                 program = programs[number]
+                self.at = record
                 try:
                     program.run(V, L, i, F)
                 except BaseException as e:
@@ -211,6 +226,7 @@ class TensorWorker(Actor):
     @endpoint
     def check(self) -> None:
         """Raise the first failure that no check has raised yet."""
+        self._tell_found()
         failed, self.unseen = self.unseen, None
         if failed is not None:
             raise OperationFailed(failed)
@@ -265,10 +281,18 @@ class TensorWorker(Actor):
         Raises:
             OperationFailed: there is a failure in its place.
         """
+        self._tell_found()
         value = self.store.values[number]
         if isinstance(value, FailedValue):
             raise OperationFailed(value)
         return value
+
+    def _tell_found(self) -> None:
+        """Raise what the watch has found, once."""
+        watch = self.nan_watch
+        if watch is not None and watch.found is not None:
+            failed, watch.found = watch.found, None
+            raise OperationFailed(failed)
 
     def whole(self, value: Any) -> Any:
         """A DTensor as one tensor, for which all its ranks meet; anything else as it is."""

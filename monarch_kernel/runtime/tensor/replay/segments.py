@@ -45,11 +45,17 @@ class ReplaySegment:
         mesh = self.mesh
         engine = mesh.engine
         with engine.lock:
-            results = mesh.emit(
-                self.signature, [values[place] for place in self.ins], [numbers[name] for name in self.floats]
-            )
+            eager, engine.eager = engine.eager, False  # an error is to name the line of a step, which is known below
+            try:
+                results = mesh.emit(
+                    self.signature, [values[place] for place in self.ins], [numbers[name] for name in self.floats]
+                )
+            finally:
+                engine.eager = eager
             last = engine.record - 1
             engine.places[last] = frames.ReplayedFrames(engine.places[last], self.steps)
+        if eager:
+            engine.check(mesh)
         values.update(zip(self.outs, results))
 
 

@@ -17,6 +17,7 @@ class FailedValue:
         lost: whether it was on a process that has died.
         steps: of a recorded sequence, the step that failed; of a sequence within one, the steps to it.
         of_peer: whether the rank only waited in a collective for another one that failed.
+        nonfinite: whether it was a watch that found a NaN or Inf; the values are there.
     """
 
     record: int
@@ -25,6 +26,7 @@ class FailedValue:
     lost: bool = False
     steps: tuple[int, ...] = ()
     of_peer: bool = False
+    nonfinite: bool = False
 
 
 class OperationFailed(Exception):

@@ -1,0 +1,25 @@
+"""Names of files in views of a controller: `Cell In[3]` for the file of a cell, as the front end calls it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Callable
+
+_label: Callable[[str], str | None] = lambda _file: None  # noqa: E731  # until there is a front end
+
+
+def use_label(label: Callable[[str], str | None] | None) -> None:
+    """Set what names files: a front end does; None: their own names are shown."""
+    global _label
+    _label = label or (lambda _file: None)
+
+
+def shown_place(file: str, line: int) -> str:
+    """`Cell In[3]:2`, `train.py:12`."""
+    return f"{_label(file) or os.path.basename(file) or file}:{line}"
+
+
+def source_line(file: str, line: int) -> str:
+    """A line of source without its indentation; "" if it is not known."""
+    return linecache.getline(file, line).strip() if line > 0 else ""

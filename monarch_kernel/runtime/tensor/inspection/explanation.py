@@ -1,0 +1,223 @@
+"""`explain`: what the lines of a program cost beyond its operations, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.display.places import shown_place, source_line
+from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.plan import LineCost
+from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+
+Line = tuple[str, int, str]
+
+#: A source line is cut to so many characters.
+_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedLine:
+    """One line of the program.
+
+    Attributes:
+        file, line, function: where it is.
+        operations: how many operations it issued.
+        synchronisations: how often the controller waited there, by what asked for a value.
+        redistributions: how often the layout of a sharded tensor changed there, by what from and to.
+        fallbacks: operations without a rule for their layout, which ran on whole tensors, by name.
+        sent, fetched, moved: bytes to the ranks, from them, and between them.
+    """
+
+    file: str
+    line: int
+    function: str
+    operations: int
+    synchronisations: Mapping[str, int]
+    redistributions: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    sent: int
+    fetched: int
+    moved: int
+
+
+class Explanation(AsTable):
+    """What lines of the program cost. As a context manager, only what happens in its block counts. Made by `explain`.
+
+    Attributes:
+        lines: those that cost something, or issued operations, in the order of files and lines.
+    """
+
+    __slots__ = ("_before", "_marks", "lines")
+
+    def __init__(self) -> None:
+        self._before: dict[int, dict[Line, LineCost]] = {}
+        self._marks: dict[int, int] = {}
+        self.lines: tuple[ExplainedLine, ...] = ()
+
+    def __enter__(self) -> Explanation:
+        for engine in all_engines():
+            collect(engine)
+            self._before[id(engine)] = {place: _copy(cost) for place, cost in engine.plan.lines.items()}
+            self._marks[id(engine)] = engine.record
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.update()
+
+    def update(self) -> Explanation:
+        """Count what has happened until now: a round trip for each sharded mesh."""
+        found: dict[Line, LineCost] = {}
+        operations: dict[Line, int] = {}
+        for engine in all_engines():
+            collect(engine)
+            before = self._before.get(id(engine), {})
+            for place, cost in list(engine.plan.lines.items()):
+                _add(found.setdefault(place, LineCost()), _since(cost, before.get(place)))
+            first = self._marks.get(id(engine), engine.plan.since)
+            for record, taken in list(engine.places.items()):
+                if record >= first:
+                    place = frames.innermost(taken)
+                    operations[place] = operations.get(place, 0) + 1
+        places = sorted({place for place, cost in found.items() if _counts(cost)} | set(operations))
+        self.lines = tuple(
+            _explained(place, found.get(place, LineCost()), operations.get(place, 0)) for place in places
+        )
+        return self
+
+    @property
+    def synchronisations(self) -> int:
+        """How often the controller waited, on all lines."""
+        return sum(sum(each.synchronisations.values()) for each in self.lines)
+
+    @property
+    def redistributions(self) -> int:
+        """How often layouts changed, on all lines."""
+        return sum(sum(each.redistributions.values()) for each in self.lines)
+
+    @property
+    def fallbacks(self) -> int:
+        """How often operations ran on whole tensors for want of a rule, on all lines."""
+        return sum(sum(each.fallbacks.values()) for each in self.lines)
+
+    def table(self) -> TableView:
+        """One row for each line of the program."""
+        rows = [
+            (
+                shown_place(each.file, each.line),
+                _cut(source_line(each.file, each.line)),
+                str(each.operations or ""),
+                _listed(each.synchronisations),
+                _listed(each.redistributions),
+                _listed(each.fallbacks),
+                *(text_size(size) if size else "" for size in (each.sent, each.fetched, each.moved)),
+            )
+            for each in self.lines
+        ]
+        headings = ("line", "", "operations", "waits for", "layouts changed", "on whole tensors")
+        view = TableView((*headings, "sent", "fetched", "moved"), rows, self._caption(), frozenset({2, 6, 7, 8}))
+        return view.without_empty_columns() if rows else TableView((), (), self._caption())
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.lines else self._caption()
+
+    def _caption(self) -> str:
+        if not self.lines:
+            return "No operation on a mesh has cost anything yet."
+        counted = (
+            (sum(each.operations for each in self.lines), "operation", ""),
+            (self.synchronisations, "wait", " for values"),
+            (self.redistributions, "layout", " changed"),
+            (self.fallbacks, "operation", " on whole tensors"),
+        )
+        parts = [f"{count:,} {what}{'s' * (count != 1)}{more}" for count, what, more in counted if count or not more]
+        sizes = {name: sum(getattr(each, name) for each in self.lines) for name in ("sent", "fetched", "moved")}
+        parts += [f"{text_size(size)} {name}" for name, size in sizes.items() if size]
+        return ", ".join(parts)
+
+
+def explain() -> Explanation:
+    """What the lines of this program have cost on meshes so far; ``with explain() as plan:``, what a block costs.
+
+    Counted are operations (of each mesh the newest 20,000 at least), waits of the controller for values, changes of
+    layout, operations that ran on whole tensors since they have no rule for the layout, and bytes: sent to ranks,
+    fetched from them, and moved between them. Asking costs a round trip for each sharded mesh.
+
+    Raises:
+        DeviceMeshError: a rank that has counted is dead.
+    """
+    return Explanation().update()
+
+
+def clear_plans() -> None:
+    """Count anew from now on."""
+    for engine in all_engines():
+        collect(engine)
+        engine.plan.clear()
+        engine.plan.since = engine.record
+
+
+def collect(engine: Any) -> None:
+    """Bring what the ranks have counted into the plan of an engine; not from a mesh that has lost a rank."""
+    for mesh in list(engine.meshes.values()):
+        if mesh.error is None:
+            mesh.collect_costs()
+
+
+def _copy(cost: LineCost) -> LineCost:
+    copied = LineCost()
+    _add(copied, cost)
+    return copied
+
+
+def _add(to: LineCost, cost: LineCost) -> None:
+    for name in ("synchronisations", "redistributions", "fallbacks"):
+        counts = getattr(to, name)
+        for what, count in getattr(cost, name).items():
+            counts[what] = counts.get(what, 0) + count
+    to.sent += cost.sent
+    to.fetched += cost.fetched
+    to.moved += cost.moved
+
+
+def _since(cost: LineCost, before: LineCost | None) -> LineCost:
+    if before is None:
+        return cost
+    left = LineCost(
+        sent=cost.sent - before.sent, fetched=cost.fetched - before.fetched, moved=cost.moved - before.moved
+    )
+    for name in ("synchronisations", "redistributions", "fallbacks"):
+        old = getattr(before, name)
+        counts = {what: count - old.get(what, 0) for what, count in getattr(cost, name).items()}
+        getattr(left, name).update({what: count for what, count in counts.items() if count})
+    return left
+
+
+def _counts(cost: LineCost) -> bool:
+    return bool(
+        cost.synchronisations or cost.redistributions or cost.fallbacks or cost.sent or cost.fetched or cost.moved
+    )
+
+
+def _explained(place: Line, cost: LineCost, operations: int) -> ExplainedLine:
+    return ExplainedLine(
+        *place,
+        operations,
+        dict(cost.synchronisations),
+        dict(cost.redistributions),
+        dict(cost.fallbacks),
+        cost.sent,
+        cost.fetched,
+        cost.moved,
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(what if count == 1 else f"{count} × {what}" for what, count in counts.items())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

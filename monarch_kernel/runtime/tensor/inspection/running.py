@@ -1,0 +1,73 @@
+"""Which operation of a controller a thread of a rank runs, and the values that ranks hold. Imports no torch.
+
+Nothing is kept for this while operations run: the frame of the worker's loop has it all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+_WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "worker.py")
+#: Endpoints of the worker that do more than run records, and what they do.
+_ANSWERS = {
+    "fetch": "a fetch",
+    "ask": "a function of a tool",
+    "call_and_fetch": "call_on_shard_and_fetch",
+    "run_and_describe": "an operation whose shape depends on values",
+    "put": "a tensor that arrives",
+}
+
+
+class RunningOperation(NamedTuple):
+    """An operation that runs in this process for a controller.
+
+    Attributes:
+        engine: the key of the controller's engine, for `issued_at`.
+        record: the number of its record.
+        label: `aten::mm`, or the name of a function.
+        stream: the name of its stream.
+    """
+
+    engine: str
+    record: int
+    label: str
+    stream: str
+
+
+def operation_on(frames: Iterable[FrameType]) -> RunningOperation | None:
+    """The operation that the thread with these frames (innermost first) runs; None if it runs none."""
+    for frame in frames:
+        code = frame.f_code
+        if code.co_filename != _WORKER:
+            continue
+        if code.co_name == "_run":
+            values = frame.f_locals
+            worker, program, record = values.get("self"), values.get("program"), values.get("record")
+            if worker is None or program is None or record is None:
+                return None  # it decodes a message
+            return RunningOperation(worker.engine, record, program.label.removesuffix(".default"), worker.stream)
+        if code.co_name in _ANSWERS:
+            worker = frame.f_locals["self"]
+            return RunningOperation(worker.engine, worker.record, _ANSWERS[code.co_name], worker.stream)
+    return None
+
+
+def tensor_value(engine: str, number: int) -> Any:
+    """A value that this rank holds for a controller.
+
+    Raises:
+        LookupError: it holds none of that number.
+        RuntimeError: the operation that should have made it failed; the message is the traceback.
+    """
+    values: Any = sys.modules.get("monarch_kernel.runtime.tensor.rank.values")
+    store: Any = None if values is None else values.existing_store(engine)
+    if values is None or store is None or number not in store.values:
+        raise LookupError("the tensor is not on this rank: it is of another mesh, was deleted, or lost with a process")
+    value = store.values[number]
+    if isinstance(value, values.FailedValue):
+        raise RuntimeError(f"the operation that should have made it failed: {value.text.strip().splitlines()[-1]}")
+    return value

@@ -1,0 +1,59 @@
+"""`Part`: what a rank holds of one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rank's part of a tensor.
+
+    Attributes:
+        shape: of the part.
+        offsets: where it begins in the whole tensor.
+        placements: of a sharded tensor, for each dimension of its mesh; empty where each rank has a tensor of its own.
+        partial: whether it is a term of a sum (or of another reduction) that has not been made yet.
+        nbytes: of its elements.
+        device: where they are.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    placements: tuple[str, ...]
+    partial: bool
+    nbytes: int
+    device: str
+
+
+def part_here(value: torch.Tensor) -> Part:
+    """This rank's part of a value: no collective, and no element is read."""
+    placements: Any = getattr(value, "placements", None)
+    if placements is None:
+        offsets = (0,) * value.dim()
+        return Part(tuple(value.shape), offsets, (), False, value.numel() * value.element_size(), str(value.device))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local: torch.Tensor = value._local_tensor  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
+    mesh: Any = value.device_mesh  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
+    _, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    return Part(
+        tuple(local.shape),
+        tuple(offsets),
+        tuple(map(placement_text, placements)),
+        any(each.is_partial() for each in placements),
+        local.numel() * local.element_size(),
+        str(local.device),
+    )
+
+
+def placement_text(placement: Any) -> str:
+    """`Shard(0)`, `Replicate()`, `Partial('sum')`."""
+    if placement.is_shard():
+        return f"Shard({placement.dim})"
+    if placement.is_replicate():
+        return "Replicate()"
+    return f"Partial({getattr(placement, 'reduce_op', 'sum')!r})" if placement.is_partial() else str(placement)
