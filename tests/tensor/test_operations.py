@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -205,3 +206,9 @@ def test_operations_without_company_are_sent(four: Any) -> None:
     mesh = engine(four).target
     wait_until(lambda: not engine(four).pending, "the idle sender")
     assert mesh.workers.done.call().get()
+
+
+def test_ranks_share_the_cores_of_their_host(four: Any) -> None:
+    with four.activate():
+        threads = call_on_shard_and_fetch(remote(torch.get_num_threads)).result()
+    assert threads == max(1, len(os.sched_getaffinity(0)) // 4)

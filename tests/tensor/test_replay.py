@@ -185,11 +185,11 @@ def trained(
     optimizer: Any, options: dict[str, Any], wrap: Any, steps: int = 6, schedule: float = 1.0
 ) -> tuple[list[float], list[Any], Any]:
     """Losses, parameters and gradients after some steps, on the active mesh or on none."""
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5, bias=False), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.linspace(-1, 1, p.numel()).reshape(p.shape))
-    x, y = (torch.arange(24) / 24).reshape(4, 6), torch.ones(4, 2)
+    x, y = torch.sin(torch.arange(24) * 1.7).reshape(4, 6), torch.cos(torch.arange(8)).reshape(4, 2)
     opt = optimizer(model.parameters(), **options)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, schedule)
 

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from array import array
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,7 +148,8 @@ class TensorEngine:
 
     def spawn_workers(self, stream: Stream, cls: Any) -> Any:
         """The actors that run a stream in all processes of the world."""
-        workers = self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name)
+        together = max(Counter(proc.host for proc in self.world._procs).values())
+        workers = self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name, together)
         if self.watching is not None:
             workers.watch.broadcast(self.watching.inf)
         return workers

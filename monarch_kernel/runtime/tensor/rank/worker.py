@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import traceback
@@ -45,8 +46,9 @@ class TensorWorker(Actor):
 
     __tool__ = True
 
-    def __init__(self, engine: str, stream: str) -> None:
+    def __init__(self, engine: str, stream: str, together: int) -> None:
         _local.worker = self
+        share_cores(together)
         self.engine = engine
         self.stream = stream
         self.rank = current_rank().rank
@@ -314,6 +316,17 @@ def _to_send(value: Any) -> Any:
     if value.layout == torch.strided and value.untyped_storage().nbytes() > value.numel() * value.element_size():
         return value.clone()
     return value
+
+
+def share_cores(together: int) -> None:
+    """Give torch this rank's part of the cores of its host, unless the program has said how many threads it gets.
+
+    Args:
+        together: how many ranks there are on the host.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() >= cores:
+        torch.set_num_threads(max(1, cores // together))
 
 
 def _text(error: BaseException) -> str:
