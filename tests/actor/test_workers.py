@@ -6,6 +6,8 @@ import os
 import pickle
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,37 @@ from monarch_kernel.output import RankOutput, subscribe
 from tests.actor.actors import PATIENCE, Basic, started
 from tests.actor.remote_actors import Holder, Reader, Remote
 from tests.conftest import alive, wait_until
-from tests.workers import Start, Team
+from tests.workers import Start, Team, team
 
 TRANSPORTS = ("ipc", "tcp")
 
 
+@pytest.fixture(scope="module")
+def standing(runtime: None) -> Iterator[dict[str, tuple[ExitStack, Team]]]:
+    """The workers that the tests of this file share."""
+    teams: dict[str, tuple[ExitStack, Team]] = {}
+    yield teams
+    for ends, _team in teams.values():
+        ends.close()
+
+
 @pytest.fixture(params=TRANSPORTS)
-def pair(request: pytest.FixtureRequest, workers: Start) -> Team:
-    """Two workers."""
-    return workers(2, request.param)
+def pair(request: pytest.FixtureRequest, standing: dict[str, tuple[ExitStack, Team]]) -> Iterator[Team]:
+    """Two workers, on which nothing runs. A test may end them: the next one has others then."""
+    if request.param not in standing:
+        ends = ExitStack()
+        both = ends.enter_context(team(request.param))
+        standing[request.param] = ends, both
+        for _ in range(2):
+            both.start()
+    _ends, both = standing[request.param]
+    yield both
+    both.detach()
+    if any(worker.process.poll() is not None for worker in both):
+        standing.pop(request.param)[0].close()
+    else:
+        for worker in both:
+            worker.wait_idle()
 
 
 @pytest.fixture
@@ -142,7 +166,7 @@ def test_memory_of_another_host(pair: Team) -> None:
 
 def test_a_near_and_a_far_host(workers: Start, faults: Any) -> None:
     near, far = workers(1, "ipc"), workers(1, "tcp")
-    hosts = [team.attach() for team in (near, far)]
+    hosts = [each.attach() for each in (near, far)]
     worlds = [mesh.spawn_procs() for mesh in hosts]
     here, there = (world.spawn("remote", Remote) for world in worlds)
     values = np.arange(300_000.0)
@@ -156,8 +180,8 @@ def test_a_near_and_a_far_host(workers: Start, faults: Any) -> None:
         assert asker.ask.call_one(owned[1], 2).get(PATIENCE) == 4
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda gone=pids: not any(map(alive, gone)), "what the dead rank has started is gone")
-    for team in (near, far):
-        team[0].wait_idle()
+    for each in (near, far):
+        each[0].wait_idle()
 
 
 # -- what ranks find there --------------------------------------------------------------------
