@@ -393,9 +393,9 @@ class SlotChange:
             if os.fstat(fd).st_mode & 0o300 != 0o300:
                 os.fchmod(fd, self.have.manifest.folders[path].mode | 0o700)
 
-    def _new_file(self, path: bytes, entry: FileEntry) -> int:
-        """Create a file with its mode."""
-        mode = self.target.mode(entry)
+    def _new_file(self, path: bytes, entry: FileEntry, *, unfinished: bool = False) -> int:
+        """Create a file with its mode; one that is `unfinished` can still be opened for writing until it is whole."""
+        mode = self.target.mode(entry) | (0o200 if unfinished else 0)
         self._writable(path.rpartition(b"/")[0])
         try:
             fd = self.tree.new_file(path, mode)
@@ -598,7 +598,7 @@ class SlotChange:
                 self._write(path, entry, data)
                 self.reused += len(data)
             return
-        fd = self._new_file(path, entry)
+        fd = self._new_file(path, entry, unfinished=True)
         self._partly[path] = entry
         try:
             os.ftruncate(fd, entry.size)
@@ -651,6 +651,12 @@ class SlotChange:
         (If files can share bytes, the whole earlier file is an object already.)
         """
         self._writable(path.rpartition(b"/")[0])
+        unfinished = self.target.mode(new) | 0o200
+        fd = self.tree.open_file(path)
+        try:
+            os.fchmod(fd, unfinished)  # who is not root cannot open a read-only file for writing
+        finally:
+            os.close(fd)
         folder, name = self.tree.place(path)
         fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -676,7 +682,6 @@ class SlotChange:
                 else:
                     self._fill(fd, path, new, digest, offset, size)
             os.ftruncate(fd, new.size)
-            os.fchmod(fd, self.target.mode(new))
         finally:
             os.close(fd)
 
@@ -795,6 +800,7 @@ class SlotChange:
                 self.tree.unlink(path)
                 self._write(path, entry, data)
             else:
+                os.fchmod(fd, self.target.mode(entry))
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
                 self._done(path)
         finally:
