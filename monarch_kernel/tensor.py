@@ -10,7 +10,9 @@ from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import (
+    BorrowError,
     DeviceMeshError,
     MixedTensorsError,
     NonFiniteError,
@@ -25,6 +27,8 @@ from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
 
 __all__ = [
+    "Borrow",
+    "BorrowError",
     "Compiled",
     "DeviceMeshError",
     "Explanation",

@@ -115,6 +115,9 @@ def activate_stream(stream: Stream) -> Generator[Stream]:
         _active.stream = before
 
 
+Stream._activation = staticmethod(activate_stream)
+
+
 class NoMesh:
     """Stands for no mesh: ``with no_mesh.activate():`` makes operations in the block local ones."""
 

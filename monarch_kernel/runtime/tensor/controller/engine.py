@@ -45,7 +45,7 @@ from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup
 from monarch_kernel.runtime.tensor.inspection.engines import add_engine
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION
+from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 
 if TYPE_CHECKING:
@@ -199,6 +199,23 @@ class TensorEngine:
             self._wake.set()
         self.pending += 1
 
+    def order(self, before: TensorMesh, after: TensorMesh) -> None:
+        """What goes to `after` from now on runs when all that went to `before` so far has run, on each rank of `after`.
+
+        Args:
+            before, after: targets of two streams; the ranks of `after` are some of those of `before`.
+        """
+        if self.recording is not None:
+            self.recording.stop("two streams wait for each other in it")
+        with self.lock:
+            token = self.next_value
+            self.next_value = token + 1
+            there = self.mesh_of(after.procs, before.stream, before.sharded)
+            for mesh, record in ((there, SIGNAL), (after, WAIT)):
+                self.turn_to(mesh)
+                self.ints += [record, token]
+                self.flush()
+
     def define(self, definition: Definition) -> int:
         """Number a definition; all ranks get it before they need it."""
         with self.lock:
@@ -214,7 +231,7 @@ class TensorEngine:
         """
         with self.lock:
             mesh = self.target
-            if mesh is None or not (self.pending or mesh.dead):
+            if mesh is None or not (self.ints or mesh.dead):
                 return
             self._send_definitions(mesh)
             body = self._take(mesh)

@@ -44,3 +44,7 @@ class MixedTensorsError(RuntimeError):
 
 class DeviceMeshError(SupervisionError):
     """A rank of the mesh has died, or a value was lost with one: `heal_mesh` replaces the rank."""
+
+
+class BorrowError(RuntimeError):
+    """A tensor of one stream is used in a way that its borrow by another excludes."""

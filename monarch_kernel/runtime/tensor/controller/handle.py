@@ -169,6 +169,30 @@ class Tensor(torch.Tensor):
         """`reduce` in place: no memory is allocated for a contiguous tensor of many elements."""
         return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, self)
 
+    def slice_mesh(self, **coords: int | slice) -> Tensor:
+        """The same values on a part of the ranks: ``t.slice_mesh(gpus=0)``. Nothing is copied; gradients do not pass.
+
+        Args:
+            coords: as of `ProcMesh.slice`: a number drops its dimension, a slice keeps a range of it.
+        """
+        return self._spec.mesh.slice_mesh(self, coords)
+
+    def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
+        """A copy on other ranks: each rank of `mesh` gets the value of the rank at its coordinates.
+
+        Gradients do not pass. Dimensions of `mesh` that the tensor's mesh has not get copies:
+        ``t.slice_mesh(gpus=0).to_mesh(t.mesh)`` is a broadcast. Within the processes that were spawned together, values
+        go through process groups; else over the data plane, for which the controller waits.
+
+        Args:
+            mesh: a proc mesh (or slice).
+            stream: the stream of the result; that of the tensor by default.
+
+        Raises:
+            ValueError: a dimension of the tensor's mesh has another size there, or is not there.
+        """
+        return self._spec.mesh.to_mesh(self, mesh, stream)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 

@@ -57,7 +57,15 @@ def spec_of(mesh: TensorMesh, tensor: torch.Tensor) -> Spec:
             f"{tensor.layout} tensors cannot be on mesh {mesh.name}: only dense ones (torch.strided); "
             "convert it first (to_dense(), dequantize()), or work with it in a function of the ranks (remote)"
         )
-    key: tuple[Any, ...] = (tuple(tensor.size()), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+    return _known(mesh, (tuple(tensor.size()), tensor.stride(), tensor.storage_offset(), tensor.dtype))
+
+
+def spec_on(mesh: TensorMesh, spec: Spec) -> Spec:
+    """The same spec on another mesh."""
+    return _known(mesh, (tuple(spec.size), spec.stride, spec.offset, spec.dtype))
+
+
+def _known(mesh: TensorMesh, key: tuple[Any, ...]) -> Spec:
     spec = mesh.specs.get(key)
     if spec is None:
         spec = mesh.specs[key] = Spec(mesh, *key)

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import SupervisionError
-from monarch_kernel.runtime.tensor.controller import constants, frames, reducing
+from monarch_kernel.runtime.tensor.controller import constants, frames, moving, reducing
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, lend
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
@@ -183,6 +184,9 @@ class TensorMesh:
         result: Any = None
         spec = signature.spec
         place = frames.take(2, FRAMES)
+        for k in signature.mutates:
+            if type(ins[k]._owner) is not ValueOwner:
+                check_write(ins[k]._owner)
         with engine.lock:
             if engine.target is not self:
                 engine.turn_to(self)
@@ -429,7 +433,8 @@ class TensorMesh:
         signature = self.signatures.get(found)
         if signature is None:
             what = getattr(function, "__name__", str(function))
-            self._check_meshes(what, ins)
+            if onto is None:
+                self._check_meshes(what, ins)
             with _disable_current_modes():
                 fakes: list[Any] = []
                 template: list[Any] = []
@@ -481,8 +486,29 @@ class TensorMesh:
         out: Tensor | None,
     ) -> Tensor:
         """See `Tensor.reduce`."""
-        target = None if mesh is None else self.engine.of(mesh).mesh_of(mesh, self.stream)
-        return reducing.reduce(tensor, dims, reduction, scatter, target, out)
+        if mesh is None:
+            return reducing.reduce(tensor, dims, reduction, scatter, None, out)
+        engine = self.engine.of(mesh)
+        if engine is self.engine:
+            target = engine.mesh_of(mesh, self.stream)
+            if set(target.ranks) <= set(self.ranks):
+                return reducing.reduce(tensor, dims, reduction, scatter, target, out)
+        names = () if scatter else reducing.dimensions(self, dims)
+        part = self.procs.slice(**dict.fromkeys(names, 0))
+        made = self.reduce(tensor, dims, reduction, scatter, part, out)
+        return moving.to_mesh(made, mesh, None)
+
+    def slice_mesh(self, tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
+        """See `Tensor.slice_mesh`."""
+        return moving.slice_mesh(tensor, coords)
+
+    def to_mesh(self, tensor: Tensor, mesh: ProcMesh, stream: Stream | None) -> Tensor:
+        """See `Tensor.to_mesh`."""
+        return moving.to_mesh(tensor, mesh, stream)
+
+    def lend(self, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
+        """See `Stream.borrow`."""
+        return lend(tensor, self.engine.mesh_of(self.procs, stream), mutable)
 
     # -- local tensors ------------------------------------------------------------------------------
 

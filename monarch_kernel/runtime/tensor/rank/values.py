@@ -25,16 +25,17 @@ class RankStore:
     Attributes:
         values: by number.
         rank: this rank in the engine's world.
-        progress: how many records each stream has run; `changed` is notified when one waits.
+        signals: tokens that a stream has come to, and no other has waited for yet; `changed` is notified of them.
+        closed: whether the engine has ended here.
         extras: what parts of the engine keep on this rank (process groups, modules, snapshots), by name.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.values = Values(rank)
-        self.progress: dict[str, int] = {}
+        self.signals: set[int] = set()
         self.changed = threading.Condition()
-        self.waiting = 0
+        self.closed = False
         self.extras: dict[str, Any] = {}
 
 
@@ -59,4 +60,8 @@ def existing_store(engine: str) -> RankStore | None:
 def forget(engine: str) -> None:
     """Let go of all that an engine has here."""
     with _lock:
-        _stores.pop(engine, None)
+        store = _stores.pop(engine, None)
+    if store is not None:
+        with store.changed:
+            store.closed = True
+            store.changed.notify_all()

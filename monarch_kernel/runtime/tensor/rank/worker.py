@@ -23,7 +23,7 @@ from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_o
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, WAIT
+from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 
 #: How many lines of a traceback on a rank are kept.
@@ -115,11 +115,6 @@ class TensorWorker(Actor):
                 i += program.size
                 record += 1
         self.record = record
-        store = self.store
-        store.progress[self.stream] = record
-        if store.waiting:
-            with store.changed:
-                store.changed.notify_all()
 
     def _control(self, number: int, L: list[int], i: int) -> int:  # noqa: N803
         """Run a record that is no operation; returns where the next begins."""
@@ -129,8 +124,16 @@ class TensorWorker(Actor):
             for value in L[i + 2 : i + 2 + count]:
                 pop(value, None)
             return i + 2 + count
-        assert number == WAIT, number
-        raise NotImplementedError("streams wait for each other in TensorWorker._control")
+        token, store = L[i + 1], self.store
+        with store.changed:
+            if number == SIGNAL:
+                store.signals.add(token)
+                store.changed.notify_all()
+            else:  # the other stream is a thread of this process: it comes to it, or both end
+                assert number == WAIT, number
+                store.changed.wait_for(lambda: token in store.signals or store.closed)
+                store.signals.discard(token)
+        return i + 2
 
     def _failed(
         self,
@@ -157,13 +160,14 @@ class TensorWorker(Actor):
             return
         inputs = L[1 : 1 + program.inputs]
         failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
-        if failed is None and isinstance(error, OperationFailed):  # of another rank, which was met in a collective
+        inherits = failed is not None
+        if isinstance(error, OperationFailed):  # of an input, or of a rank that was met
             failed = error.failed
         elif failed is None:
             failed = FailedValue(record, self.rank, _text(error), steps=steps, of_peer=failed_by_peer(error))
             if self.unseen is None:
                 self.unseen = failed
-        elif program.standins is not None:
+        if inherits and program.standins is not None:
             self._take_part(program, L, F, failed)
         for j in L[program.size - program.outputs :]:
             V[j] = failed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 #: ``[DELETE, n, id...]``: forget these values.
 DELETE = 0
-#: ``[WAIT, stream, count]``: go on when that stream of this rank has run `count` records (borrowed values).
+#: ``[WAIT, token]``: go on when another stream of this rank has come to ``[SIGNAL, token]`` (borrowed values).
 WAIT = 1
+SIGNAL = 2
 #: Definitions are numbered from here.
 FIRST_DEFINITION = 16

@@ -1,0 +1,104 @@
+"""Moves of values between ranks: `transferred` is what the controller's ``to_mesh`` calls on them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting
+from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire.transfer import Transfer
+from monarch_kernel.runtime.transfer.buffer import RDMABuffer
+
+#: What a message is for: how long the failure is that comes instead of the data (0: none), that failure, the data.
+_LENGTH, _FAILURE, _DATA = 1, 2, 3
+
+# torch's types here hold unions with None that this use cannot meet
+_dist: Any = dist
+
+
+def transferred(value: Any, how: Transfer) -> torch.Tensor | None:
+    """The value that a rank gets; None on ranks that get none. A failure is moved like a value."""
+    me = here().rank
+    source = next((sender for sender, receiver in how.routes if receiver == me), None)
+    receivers = [receiver for sender, receiver in how.routes if sender == me and receiver != me]
+    with meeting():
+        sends = _send(value, receivers, how)
+        result = None
+        if source is not None and source != me:
+            result = _receive(source, how)
+        for send in sends:
+            send.wait()
+    if source == me:
+        if isinstance(value, FailedValue):
+            raise OperationFailed(value)
+        return value.clone()
+    return result
+
+
+def _send(value: Any, receivers: list[int], how: Transfer) -> list[Any]:
+    if not receivers:
+        return []
+    group = group_of(how.stream, how.ranks)
+    failure = b""
+    if isinstance(value, FailedValue):
+        failure, data = pickle.dumps(value), torch.empty(0, dtype=torch.uint8)
+    else:
+        data = value.contiguous().reshape(-1).view(torch.uint8)
+    length = torch.tensor([len(failure)])
+    text = torch.frombuffer(bytearray(failure), dtype=torch.uint8) if failure else None
+    sends: list[Any] = []
+    for receiver in receivers:
+        sends.append(_dist.isend(length, receiver, group=group, tag=_LENGTH))
+        if text is not None:
+            sends.append(_dist.isend(text, receiver, group=group, tag=_FAILURE))
+        elif data.numel():
+            sends.append(_dist.isend(data, receiver, group=group, tag=_DATA))
+    return sends
+
+
+def _receive(source: int, how: Transfer) -> torch.Tensor:
+    group = group_of(how.stream, how.ranks)
+    length = torch.zeros(1, dtype=torch.int64)
+    _dist.recv(length, source, group=group, tag=_LENGTH)
+    if int(length):
+        text = torch.empty(int(length), dtype=torch.uint8)
+        _dist.recv(text, source, group=group, tag=_FAILURE)
+        raise OperationFailed(pickle.loads(text.numpy().tobytes()))
+    result = torch.empty(how.size, dtype=how.dtype, device=device.of_rank())
+    if result.numel():
+        _dist.recv(result.reshape(-1).view(torch.uint8), source, group=group, tag=_DATA)
+    return result
+
+
+# -- between worlds ---------------------------------------------------------------------------------
+
+
+def offered(value: torch.Tensor) -> tuple[int, RDMABuffer | None]:
+    """This rank, and its value as memory that processes of another world read; None if it has no elements."""
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if not flat.numel():
+        return here().rank, None
+    buffer = RDMABuffer(flat)
+    here().store.extras.setdefault("offers", {})[id(buffer)] = (buffer, flat)
+    return here().rank, buffer
+
+
+def withdraw() -> None:
+    """Let go of what was offered: all have it."""
+    for buffer, _ in here().store.extras.pop("offers", {}).values():
+        buffer.drop().get()
+
+
+def taken(number: int, offers: dict[int, RDMABuffer | None], size: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Hold a copy of what a rank of another world offers this one."""
+    made = torch.empty(size, dtype=dtype)
+    buffer = offers[here().rank]
+    if buffer is not None:
+        buffer.read_into(made.view(-1).view(torch.uint8), timeout=None).get()
+    here().store.values[number] = made.to(device.of_rank())

@@ -1,0 +1,81 @@
+"""Tensors that move to other ranks: to_mesh, slice_mesh, and meshes of other worlds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from monarch_kernel.actor import this_host
+from monarch_kernel.tensor import MixedTensorsError, RemoteException, inspect, remote
+
+
+@pytest.fixture(scope="module")
+def grid(runtime: None) -> Any:
+    """Four ranks in two dimensions."""
+    return this_host().spawn_procs(per_host={"hosts": 2, "gpus": 2}, name="grid")
+
+
+def values(mesh: Any, tensor: Any) -> list[Any]:
+    """The first number on each rank."""
+    extent = mesh.extent
+    places = itertools.product(*map(range, extent.shape))
+    return [inspect(tensor, dict(zip(extent.names, at)))[0].item() for at in places]
+
+
+def test_to_parts_of_the_mesh(grid: Any) -> None:
+    left, right = grid.slice(gpus=0), grid.slice(gpus=1)
+    with grid.activate():
+        x = torch.arange(3.0) + grid.rank_tensor("gpus") + 10 * grid.rank_tensor("hosts")
+        here = x.slice_mesh(gpus=0)
+        there = here.to_mesh(right)
+        back = here.to_mesh(grid)  # a broadcast along gpus
+        same = x.to_mesh(grid)
+    assert here.mesh.extent == left.extent
+    assert values(right, there) == [0, 10]
+    with left.activate():
+        moved = (there.to_mesh(left) + here) * 2
+        with pytest.raises(MixedTensorsError, match="to_mesh"):
+            here + there
+    assert values(left, moved) == [0, 40]
+    assert values(grid, back) == [0, 0, 10, 10] and values(grid, same) == [0, 1, 10, 11]
+    with pytest.raises(ValueError, match="hosts=2.*no dimension"):
+        x.to_mesh(grid.slice(hosts=0))
+
+
+def test_a_row_of_stages(grid: Any) -> None:
+    stages = [grid.slice(gpus=k) for k in range(2)]
+    with stages[0].activate():
+        x = torch.ones(40_000)
+    for _ in range(3):
+        for stage in stages:
+            x = x.to_mesh(stage)
+            with stage.activate():
+                x = x * 2
+    assert inspect(x, hosts=1)[0] == 64
+
+
+def test_a_failure_moves_like_a_value(grid: Any) -> None:
+    broken = remote(lambda t: t / 0 if int(t[0]) else t[99], propagate=lambda t: t)
+    with grid.activate():
+        x = broken(torch.ones(2, dtype=torch.int64) * grid.rank_tensor("gpus"))
+        y = x.slice_mesh(gpus=0).to_mesh(grid.slice(gpus=1))
+    with pytest.raises(RemoteException, match="index 99"):
+        inspect(y)
+
+
+def test_to_the_mesh_of_another_world(grid: Any) -> None:
+    other = this_host().spawn_procs(per_host={"hosts": 2}, name="other")
+    try:
+        with grid.activate():
+            x = torch.arange(5.0) * (1 + grid.rank_tensor("hosts"))
+            total = x.reduce("gpus", "sum", mesh=other)
+        y = x.slice_mesh(gpus=1).to_mesh(other)
+        with other.activate():
+            z = y + 1 + total
+        assert [inspect(z, hosts=k).tolist() for k in range(2)] == [[1, 4, 7, 10, 13], [1, 7, 13, 19, 25]]
+        assert inspect(y.to_mesh(grid), hosts=1, gpus=0).tolist() == [0, 2, 4, 6, 8]
+    finally:
+        other.stop("its test is over").get()
