@@ -27,7 +27,7 @@ def synced(content):
     big.write_bytes(content)
     big.chmod(0o444)
     report = workspace_sync.sync(this_host(), workspace_sync.Workspace(dirs=[str(folder)]))
-    [made] = (Path(report.hosts[0].path) / "current").resolve().rglob("big.bin")
+    [made] = (Path(report.hosts[0].path) / "current" / "tree").resolve().rglob("big.bin")
     assert made.read_bytes() == content and stat.S_IMODE(made.stat().st_mode) == 0o444
     return report.sent
 
