@@ -19,6 +19,8 @@
   ``take_records`` and ``stop_recording`` are the same for this process. ``begin_record`` and ``recorded`` add records
   of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on. ``observe_calls`` tells how
   long the calls of this process take.
+* Tensors: ``operation_on`` tells which operation of a controller a thread of a rank runs, ``issued_at`` the line there
+  that issued it, and ``tensor_value`` a value that a rank holds for a controller.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -63,6 +65,8 @@ from monarch_kernel.runtime.actor.inspection.recording import (
 from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
+from monarch_kernel.runtime.tensor.inspection.engines import issued_at
+from monarch_kernel.runtime.tensor.inspection.running import RunningOperation, operation_on, tensor_value
 
 __all__ = [
     "WAITING",
@@ -77,6 +81,7 @@ __all__ = [
     "ObservedMesh",
     "ProcUnresponsive",
     "Running",
+    "RunningOperation",
     "StackRead",
     "StillBusy",
     "ToolHost",
@@ -102,11 +107,13 @@ __all__ = [
     "hosts_of",
     "interrupt_main_thread",
     "is_recording",
+    "issued_at",
     "keep_failure",
     "living_ranks",
     "observe_calls",
     "on_failure",
     "on_sources_changed",
+    "operation_on",
     "proc_here",
     "recorded",
     "running_here",
@@ -117,6 +124,7 @@ __all__ = [
     "start_recording",
     "stop_recording",
     "take_records",
+    "tensor_value",
     "trace_clock",
     "trace_records",
     "whole_of",

@@ -21,7 +21,9 @@ from monarch_kernel.runtime.tensor.controller.errors import (
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
+from monarch_kernel.runtime.tensor.inspection.addresses import ValueAddress, address_of
 from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, clear_plans, explain
+from monarch_kernel.runtime.tensor.inspection.memory import TensorMemory, memory
 from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watch_nan
 from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
@@ -40,8 +42,11 @@ __all__ = [
     "RemoteFunction",
     "Stream",
     "Tensor",
+    "TensorMemory",
     "TensorPicture",
+    "ValueAddress",
     "activate",
+    "address_of",
     "call_on_shard_and_fetch",
     "clear_plans",
     "coalescing",
@@ -51,6 +56,7 @@ __all__ = [
     "get_active_mesh",
     "get_active_stream",
     "inspect",
+    "memory",
     "no_mesh",
     "rank_tensor",
     "rank_tensors",

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from monarch_kernel.debugger.frontend import use_frontend
+from monarch_kernel.display.places import use_label
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.ipython_hooks import inspecting, matcher
@@ -36,6 +37,8 @@ class _Extension:
         undo.callback(notebook.close)
         use_frontend(notebook.frontend)
         undo.callback(use_frontend, None)
+        use_label(notebook.file_label)
+        undo.callback(use_label, None)
 
         magics = MeshMagics(notebook)
         ip.register_magics(magics)

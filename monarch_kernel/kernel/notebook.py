@@ -17,6 +17,7 @@ from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
+from monarch_kernel.kernel.cell_plans import CellPlans
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
 from monarch_kernel.kernel.debug.notebook_frontend import NotebookFrontend
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
@@ -71,6 +72,8 @@ class Notebook:
         #: What watches learn from this notebook.
         self.watched = WatchedFacts(session, self._numbers)
         self._key = ""
+        #: What cells cost on meshes, below each, if asked for.
+        self.plans = CellPlans()
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
         self._end_record: Callable[[int], None] = lambda _mark: None
         self.audit = AuditLog.of_environment()
@@ -100,6 +103,7 @@ class Notebook:
         self._end_record = begin_record(trace_records.CELL, f"In[{self._numbers[self._key]}]")
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
+        self.plans.before_cell()
         if not is_mesh_cell(self._raw_cell):
             self._environment.before(self._raw_cell)
             self._calls.begin(self._key)
@@ -111,6 +115,7 @@ class Notebook:
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
         self._end_entry("ok" if error is None else outcome_of(error))
         self._calls.end()
+        self.plans.after_cell()
         self.stops.after_cell()
         if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output
             _let_output_arrive()

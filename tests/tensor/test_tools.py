@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from monarch_kernel import tensor as tensors
+from monarch_kernel.display.places import source_line
 from monarch_kernel.runtime.tensor.rank.parts import Part
 from monarch_kernel.tensor import (
     NonFiniteError,
@@ -15,6 +16,7 @@ from monarch_kernel.tensor import (
     clear_plans,
     explain,
     inspect,
+    memory,
     remote,
     watch_nan,
 )
@@ -23,8 +25,6 @@ from tests.tensor.test_operations import engine
 
 def line_of(plan: Any, what: str) -> Any:
     """The line of a plan whose source has this text."""
-    from monarch_kernel.display.places import source_line
-
     return next(each for each in plan.lines if what in source_line(each.file, each.line))
 
 
@@ -144,6 +144,29 @@ def _programs() -> tuple[str, bool]:
 
     worker = here()
     return type(worker.programs).__name__, worker.nan_watch is None
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def test_memory_is_told_by_line_and_by_what_holds_it(four: Any) -> None:
+    with four.activate():
+        weights = torch.zeros(1000, requires_grad=True)
+        kept = [torch.zeros(500) for _ in range(2)]
+        view = kept[0][:10]
+        loss = (weights * 2).pow(2).sum()
+    found = memory([weights, kept, view, loss], names={"model": {"w": weights}, "kept": kept, "view": view})
+    lines = {source_line(each.file, each.line).split(" = ")[0]: each for each in found.lines}
+    assert lines["weights"].nbytes == (4000,) * 4 and lines["weights"].holders == ("model['w']",)
+    assert lines["kept"].nbytes == (4000,) * 4 and lines["kept"].tensors == 2
+    assert lines["view"].nbytes == (0,) * 4  # it shares the memory of kept[0]
+    assert lines["loss"].tensors == 1
+    everything = memory(names={})
+    saved = next(each for each in everything.lines if each.line == lines["loss"].line)
+    assert saved.holders == ("autograd, or an object without a name",) and saved.tensors >= 2
+    assert "weights = torch.zeros(1000" in repr(found)
+    with pytest.raises(TypeError, match="no tensor of a mesh"):
+        memory([1])
 
 
 # -- pictures ---------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ class Known:
         kept: the kept meshes that can be attached.
         breakpoints: the numbers of breakpoints.
         files: source files for breakpoints.
+        tensors: the variables of the notebook that are tensors on meshes.
         of_ranks: queries a rank for the names of its variables.
         folders: looks up the folders whose paths begin with a word.
     """
@@ -33,6 +34,7 @@ class Known:
     files: Iterable[str] = ()
     of_ranks: Callable[[], Iterable[str]] = tuple
     folders: Callable[[str], Iterable[str]] = lambda word: ()
+    tensors: Iterable[str] = ()
 
 
 class MeshCompleter:
@@ -113,7 +115,13 @@ class MeshCompleter:
             return ["gpus=", "--procs"]
         if command == "push":
             return [name for name in known.variables if not name.startswith("_")]
-        if command in ("pull", "diff"):
+        if command == "diff":
+            return [*known.of_ranks(), *known.tensors]
+        if command in ("watch", "memory"):
+            return list(known.tensors)
+        if command == "plan":
+            return ["on", "off", "clear"]
+        if command == "pull":
             return list(known.of_ranks())
         if command == "clear":
             return [*map(str, known.breakpoints), "all"]

@@ -17,6 +17,7 @@ from monarch_kernel.kernel.magics.stop_magics import StopMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
 from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
+from monarch_kernel.kernel.magics.tensor_magics import TensorMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics
 from monarch_kernel.kernel.magics.variable_magics import VariableMagics
 from monarch_kernel.kernel.notebook import Notebook
@@ -34,6 +35,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StopMagics,
     DapMagics,
     TelemetryMagics,
+    TensorMagics,
 )
 
 #: In the order in which `%mesh --help` lists them.
@@ -44,6 +46,7 @@ SUBCOMMANDS = (
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
     *("metrics", "trace", "history"),
+    *("plan", "watch", "memory"),
 )
 
 #: The function of each subcommand.

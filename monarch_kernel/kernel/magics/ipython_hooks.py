@@ -17,6 +17,7 @@ from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
+from monarch_kernel.kernel.magics.tensor_names import handle_named
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.meshes import KeptError
 
@@ -93,8 +94,9 @@ def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
     hub = sys.modules.get("monarch_kernel.debugger.controller.hub")
     debugger = hub.existing_debugger() if hub is not None else None
     breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
+    tensors = [name for name in variables if handle_named(name, shell.user_ns) is not None]
     files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
-    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders)
+    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders, tensors)
 
 
 def _folders(word: str) -> list[str]:

@@ -16,6 +16,7 @@ from monarch_kernel.kernel.magics.arguments import (
     text_argument,
 )
 from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.magics.tensor_names import handle_named
 from monarch_kernel.kernel.usage_errors import usage_error
 
 
@@ -40,7 +41,8 @@ class ValueMagics(Subcommands):
         """Evaluate an expression on every rank: one line per distinct value, and where the values differ.
 
         While ranks of the mesh are stopped, it evaluates in their stopped frames, and otherwise in the namespace of
-        the cells. Tensors, modules and containers of them are not sent: ranks reduce them to figures and digests.
+        the cells. What the notebook knows as a tensor on a mesh is compared as the ranks of that mesh hold it, unless
+        --on names a mesh. Tensors, modules and containers of them are not sent: ranks reduce them to figures.
         """
         if not found.expression:
             raise usage_error(found.magic, "say what to compare, for example loss or net.fc.weight")
@@ -48,8 +50,13 @@ class ValueMagics(Subcommands):
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {found.timeout:g}")
         from monarch_kernel.debugger.controller.values import diff
 
-        mesh, name = self._meant(found.on, found.magic)
-        ranks = select(found.magic, found.ranks, [], mesh.extent, name)
+        handle = None if found.on or found.in_frame else handle_named(found.expression, self._notebook.shell.user_ns)
+        if handle is not None:
+            mesh, extent, name = handle, handle.mesh.extent, handle.mesh.name
+        else:
+            mesh, name = self._meant(found.on, found.magic)
+            extent = mesh.extent
+        ranks = select(found.magic, found.ranks, [], extent, name)
         limit = {} if found.timeout is None else {"timeout": found.timeout}
         try:
             return diff(

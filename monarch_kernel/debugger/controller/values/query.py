@@ -47,8 +47,8 @@ _T = TypeVar("_T")
 
 
 def diff(
-    mesh: ProcMesh | ActorMesh[Any],
-    expression: str,
+    mesh: ProcMesh | ActorMesh[Any] | Any,
+    expression: str = "tensor",
     *,
     ranks: Iterable[int] | None = None,
     timeout: float = TIMEOUT,
@@ -64,7 +64,8 @@ def diff(
 
     Args:
         mesh: on a proc mesh, the expression sees the names of `%%mesh` cells, or of the stopped frame; on an actor
-            mesh, those of the actors' methods, including `self`.
+            mesh, those of the actors' methods, including `self`. Of a handle of a tensor on a mesh, what the ranks
+            hold is compared (of a sharded tensor, equal parts), and `expression` is what the result calls it.
         expression: a Python expression. On a proc mesh, `self` is the actor of the rank if there is only one.
         ranks: the ranks of ``mesh``; all by default.
         timeout: the time for evaluating and reading the value (seconds).
@@ -75,6 +76,7 @@ def diff(
     Raises:
         ValueError: it is not an expression, there is no such rank, or no rank is stopped.
         TypeError: ``mesh`` is not a mesh.
+        DeviceMeshError: a rank of the tensor's mesh has died.
     """
     started = time.perf_counter()
     remote = RemoteExpression(mesh, expression, ranks, timeout, grads, in_frame, up)
@@ -142,7 +144,7 @@ class RemoteExpression:
 
     def __init__(
         self,
-        mesh: ProcMesh | ActorMesh[Any],
+        mesh: ProcMesh | ActorMesh[Any] | Any,
         expression: str,
         ranks: Iterable[int] | None,
         timeout: float,
@@ -151,6 +153,12 @@ class RemoteExpression:
         up: int,
     ) -> None:
         self.expression = checked(expression)
+        address: tuple[str, int] | None = None
+        if hasattr(type(mesh), "_short_form_"):  # a handle of a tensor, so torch is there
+            from monarch_kernel.tensor import address_of
+
+            handle: Any = mesh
+            address, mesh = address_of(handle, timeout), handle.mesh
         self.whole: Whole = whole_of(mesh)
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
@@ -158,8 +166,8 @@ class RemoteExpression:
         self._why: dict[int, tuple[FailureKind, str]] = {}  # for ranks without an answer: the kind, and a sentence
         self._actor = mesh._name if isinstance(mesh, ActorMesh) else ""
         uid = mesh._actor if isinstance(mesh, ActorMesh) else ""
-        self._question = Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout)
-        self._stopped = self._stops(in_frame, bool(uid), up)
+        self._question = Question(self.expression, f"diff-{os.urandom(8).hex()}", uid, grads, timeout, address)
+        self._stopped = {} if address is not None else self._stops(in_frame, bool(uid), up)
         self._evaluated = False
 
     def _stops(self, in_frame: bool | None, on_actors: bool, up: int) -> dict[int, _StoppedFrame]:
@@ -335,6 +343,8 @@ class RemoteExpression:
 
     def where(self, readings: dict[int, Reading]) -> str:
         """Where the expression was evaluated."""
+        if self._question.tensor is not None:
+            return "as the ranks hold it"
         if self._actor:
             return f"on the actors {self._actor}"
         if not self._stopped:

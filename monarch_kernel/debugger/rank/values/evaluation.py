@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor
-from monarch_kernel.introspection import actors_here
+from monarch_kernel.introspection import actors_here, tensor_value
 
 #: What tracebacks call the expression.
 FILE = "<diff>"
@@ -25,6 +25,7 @@ class Question:
         actor: the unique name of the actor mesh whose actor is `self`; "" for the rank's `__main__`.
         grads: read the gradients of a module, and not its parameters.
         limit: how long reading the value may take (seconds).
+        tensor: the key of an engine and the number of a value: that tensor is the value, whatever the expression.
     """
 
     expression: str
@@ -32,10 +33,13 @@ class Question:
     actor: str = ""
     grads: bool = False
     limit: float = 30.0
+    tensor: tuple[str, int] | None = None
 
 
 def evaluate(question: Question) -> tuple[Any, str]:
     """The value of the expression, and where it was evaluated, unless that is the obvious place."""
+    if question.tensor is not None:
+        return tensor_value(*question.tensor), ""
     code = compile(question.expression, FILE, "eval")
     if question.actor:
         found = actors_here(question.actor)

@@ -1,0 +1,206 @@
+"""`memory`: what tensors take on ranks, by the controller's line that made them, and what holds them here."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch_kernel.display.places import shown_place, source_line
+from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner
+from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.rank.held import Held, held_here
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+
+#: A source line is cut to so many characters; so many names of holders are shown.
+_WIDTH, _NAMES = 50, 3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """The values that one line of the program made and that are still there.
+
+    Attributes:
+        mesh: the name of their mesh.
+        file, line, function: the line; "" and 0 where it is not known.
+        tensors: how many.
+        nbytes: on each rank of the world.
+        holders: names that lead to them here; "autograd, or an object without a name" for others, "no handle" for those
+            that are about to be deleted, or that a recording keeps.
+    """
+
+    mesh: str
+    file: str
+    line: int
+    function: str
+    tensors: int
+    nbytes: tuple[int, ...]
+    holders: tuple[str, ...]
+
+
+class TensorMemory(AsTable):
+    """What tensors take on the ranks, by line, the largest first. Made by `memory`.
+
+    Attributes:
+        lines: one for each line of the program. Memory that values share counts where it was made first.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: Iterable[MemoryLine]) -> None:
+        self.lines = tuple(sorted(lines, key=lambda each: -max(each.nbytes, default=0)))
+
+    def table(self) -> TableView:
+        """One row for each line."""
+        rows = [
+            (
+                each.mesh,
+                shown_place(each.file, each.line) if each.file else "unknown",
+                _cut(source_line(each.file, each.line)),
+                str(each.tensors),
+                text_size(max(each.nbytes, default=0)),
+                _listed(each.holders),
+            )
+            for each in self.lines
+        ]
+        if not rows:
+            return TableView((), (), "There are no tensors on ranks.")
+        most = [sum(sizes) for sizes in zip(*(each.nbytes for each in self.lines))] if self._one_mesh() else []
+        caption = f"{sum(each.tensors for each in self.lines):,} tensors on ranks"
+        if most:
+            even = "on each rank" if len(set(most)) == 1 else f"on rank {most.index(max(most))}, the most of all"
+            caption += f", {text_size(max(most))} {even}"
+        return TableView(("mesh", "made at", "", "tensors", "on a rank", "held by"), rows, caption, frozenset({3, 4}))
+
+    def __repr__(self) -> str:
+        return super().__repr__().rstrip("\n")
+
+    def _one_mesh(self) -> bool:
+        return len({(each.mesh, len(each.nbytes)) for each in self.lines}) == 1
+
+
+def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorMemory:
+    """What tensors take on the ranks: by line of the program that made them, with what holds them here.
+
+    Each engine is asked once, in order with its operations: values that these are yet to make are there, too.
+
+    Args:
+        of: a handle, or what contains handles (a module, an optimizer, a list): only the memory of these. None: all.
+        names: objects by name, in which holders are looked for; by default the variables of ``__main__``.
+
+    Raises:
+        DeviceMeshError: a rank is dead.
+        TypeError: `of` contains no handle.
+    """
+    names = vars(sys.modules["__main__"]) if names is None else names
+    wanted: set[tuple[int, int]] | None = None
+    if of is not None:
+        found = [handle for handle, _ in _handles(of, "")]
+        if not found:
+            raise TypeError(f"memory(): there is no tensor of a mesh in this {type(of).__name__}")
+        wanted = {(id(handle._spec.mesh.engine), handle._owner.id) for handle in found}
+    holders: dict[tuple[int, int], list[str]] = {}
+    for name, value in list(names.items()):
+        if not name.startswith("_"):
+            for handle, path in _handles(value, name):
+                holders.setdefault((id(handle._spec.mesh.engine), handle._owner.id), []).append(path)
+    owners = [each for each in gc.get_objects() if type(each) is ValueOwner]
+    lines: list[MemoryLine] = []
+    for engine in all_engines():
+        lines += _of_engine(engine, wanted, holders, owners)
+    return TensorMemory(lines)
+
+
+class _Sum:
+    """Of one line."""
+
+    def __init__(self, ranks: int) -> None:
+        self.numbers: set[int] = set()
+        self.nbytes = [0] * ranks
+        self.holders: dict[str, None] = {}
+
+
+def _of_engine(
+    engine: TensorEngine,
+    wanted: set[tuple[int, int]] | None,
+    holders: dict[tuple[int, int], list[str]],
+    owners: list[ValueOwner],
+) -> list[MemoryLine]:
+    if not engine.meshes or engine._closed:
+        return []
+    mesh = max(engine.meshes.values(), key=lambda each: len(each.ranks))
+    alive = _places(engine, owners)
+    sums: dict[tuple[str, int, str], _Sum] = {}
+    answers: list[list[Held]] = engine.ask(mesh, held_here)
+    for rank, values in enumerate(answers):
+        counted: set[int] = set()
+        for held in values:
+            key = (id(engine), held.number)
+            if wanted is not None and key not in wanted:
+                continue
+            place = alive.get(held.number, _NOWHERE)
+            line = sums.get(place)
+            if line is None:
+                line = sums[place] = _Sum(len(answers))
+            line.numbers.add(held.number)
+            if held.storage not in counted:
+                counted.add(held.storage)
+                line.nbytes[rank] += held.nbytes
+            unnamed = ["autograd, or an object without a name"] if held.number in alive else ["no handle"]
+            line.holders.update(dict.fromkeys(holders.get(key) or unnamed))
+    return [
+        MemoryLine(engine.name, *place, len(line.numbers), tuple(line.nbytes), tuple(line.holders))
+        for place, line in sums.items()
+    ]
+
+
+_NOWHERE = ("", 0, "")
+
+
+def _places(engine: TensorEngine, owners: list[ValueOwner]) -> dict[int, tuple[str, int, str]]:
+    """Where the values were made that have handles."""
+    mine: set[int] = {id(mesh.dead) for mesh in engine.meshes.values()}
+    return {
+        each.id: frames.innermost(each.place) if each.place else _NOWHERE for each in owners if id(each._dead) in mine
+    }
+
+
+def _handles(value: Any, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
+    """The handles in a value, with the paths to them; of modules parameters and buffers, of optimizers their state."""
+    if type(value) is Tensor:
+        found = [(value, name)]
+        gradient = value.grad if value.is_leaf else None
+        return [*found, (gradient, f"{name}.grad")] if type(gradient) is Tensor else found
+    if isinstance(value, torch.nn.Module):
+        parts = [*value.named_parameters(), *value.named_buffers()]
+        return [each for path, part in parts for each in _handles(part, f"{name}.{path}")]
+    if isinstance(value, torch.optim.Optimizer):
+        return [
+            each
+            for state in list(value.state.values())
+            for key, part in list(state.items())
+            for each in _handles(part, f"{name}.state[...][{key!r}]")
+        ]
+    if depth and isinstance(value, dict):
+        return [x for key, part in list(value.items()) for x in _handles(part, f"{name}[{key!r}]", depth - 1)]
+    if depth and isinstance(value, (list, tuple)):
+        return [x for at, part in enumerate(list(value)) for x in _handles(part, f"{name}[{at}]", depth - 1)]
+    return []
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
