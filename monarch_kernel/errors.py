@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.worker_addresses import AddressError
     from monarch_kernel.runtime.actor.healing.report import HealError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
-    from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError, RemoteException
+    from monarch_kernel.runtime.tensor.controller.errors import (
+        DeviceMeshError,
+        MixedTensorsError,
+        NonFiniteError,
+        RemoteException,
+    )
     from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
     from monarch_kernel.watch.history.query import HistoryQueryError
@@ -68,6 +73,7 @@ __all__ = [
     "MeshFailure",
     "MixedTensorsError",
     "MountError",
+    "NonFiniteError",
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
@@ -111,6 +117,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
+    "NonFiniteError": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ScanError": "workspace_sync.model.errors",
     "StoreError": "workspace_sync.model.errors",

@@ -9,7 +9,7 @@ import torch
 
 from monarch_kernel import tensor as tensors
 from monarch_kernel.display.places import source_line
-from monarch_kernel.runtime.tensor.rank.parts import Part
+from monarch_kernel.runtime.tensor.rank.parts import TensorPart
 from monarch_kernel.tensor import (
     NonFiniteError,
     TensorPicture,
@@ -199,7 +199,7 @@ def test_the_picture_of_a_tensor_that_every_rank_has(four: Any) -> None:
 
 def test_the_picture_of_a_tensor_in_uneven_parts() -> None:
     parts = tuple(
-        Part((rows, 4), (first, 0), ("Shard(0)", "Partial('sum')"), True, rows * 16, "cpu")
+        TensorPart((rows, 4), (first, 0), ("Shard(0)", "Partial('sum')"), True, rows * 16, "cpu")
         for first, rows in ((0, 3), (0, 3), (3, 2), (3, 2), (5, 0), (5, 0))
     )
     picture = TensorPicture((5, 4), "float32", "m", ("dp", "mp"), (3, 2), parts)

@@ -3,6 +3,8 @@
 Per operation: a key from the function, the specs of its inputs and its literals; one lookup gives the signature; the
 record is appended to what the engine is about to send. FakeTensor finds out what comes out of an operation, the first
 time that it is used so.
+
+The file is long because an operation's way from its first use to its record is read in one piece.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
-from monarch_kernel.runtime.tensor.rank.held import Held, held_here
+from monarch_kernel.runtime.tensor.rank.held import HeldValue, held_here
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -140,7 +140,7 @@ def _of_engine(
     mesh = max(engine.meshes.values(), key=lambda each: len(each.ranks))
     alive = _places(engine, owners)
     sums: dict[tuple[str, int, str], _Sum] = {}
-    answers: list[list[Held]] = engine.ask(mesh, held_here)
+    answers: list[list[HeldValue]] = engine.ask(mesh, held_here)
     for rank, values in enumerate(answers):
         counted: set[int] = set()
         for held in values:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.runtime.tensor.rank.parts import Part, part_here
+from monarch_kernel.runtime.tensor.rank.parts import TensorPart, part_here
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.handle import Tensor
@@ -43,7 +43,7 @@ def picture_of(handle: Tensor) -> TensorPicture:
     """Ask the ranks for their parts of a tensor: one round trip."""
     mesh = handle._spec.mesh
     mesh.engine.plan.synchronised("visualize()")
-    parts: list[Part] = mesh.engine.ask(mesh, part_here, handle)
+    parts: list[TensorPart] = mesh.engine.ask(mesh, part_here, handle)
     if mesh.sharded:
         handle._owner.layout = parts[0].placements
     return TensorPicture(
@@ -70,7 +70,7 @@ class TensorPicture(AsTable):
         mesh: str,
         labels: tuple[str, ...],
         sizes: tuple[int, ...],
-        parts: tuple[Part, ...],
+        parts: tuple[TensorPart, ...],
     ) -> None:
         self.shape, self.dtype, self.mesh = shape, dtype, mesh
         self.labels, self.sizes, self.parts = labels, sizes, parts
@@ -134,7 +134,7 @@ class TensorPicture(AsTable):
         return [[name, *cells[at * width : (at + 1) * width]] for at, name in enumerate(names)]
 
     @staticmethod
-    def _ranges(part: Part) -> str:
+    def _ranges(part: TensorPart) -> str:
         if 0 in part.shape:
             return "nothing"
         inside = ", ".join(f"{first}:{first + size}" for first, size in zip(part.offsets, part.shape))
@@ -142,7 +142,7 @@ class TensorPicture(AsTable):
 
     # -- drawing ------------------------------------------------------------------------------------
 
-    def _drawing(self, part: Part, colour: str) -> str:
+    def _drawing(self, part: TensorPart, colour: str) -> str:
         """The whole tensor as an outline, with this part filled: two of its dimensions, those that are cut first."""
         down, across = self._axes()
         rows = self.shape[down] if down is not None else 1

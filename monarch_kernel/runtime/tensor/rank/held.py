@@ -9,7 +9,7 @@ import torch
 from monarch_kernel.runtime.tensor.rank.worker import here
 
 
-class Held(NamedTuple):
+class HeldValue(NamedTuple):
     """A value on a rank.
 
     Attributes:
@@ -25,13 +25,13 @@ class Held(NamedTuple):
     device: str
 
 
-def held_here() -> list[Held]:
+def held_here() -> list[HeldValue]:
     """The tensors that this rank holds; no element is read."""
-    found: list[Held] = []
+    found: list[HeldValue] = []
     for number, value in sorted(here().store.values.items()):
         local: Any = getattr(value, "_local_tensor", value)
         local = getattr(local, "elem", local)
         if isinstance(local, torch.Tensor):
             storage = local.untyped_storage()
-            found.append(Held(number, storage._cdata, storage.nbytes(), str(local.device)))
+            found.append(HeldValue(number, storage._cdata, storage.nbytes(), str(local.device)))
     return found

@@ -1,4 +1,4 @@
-"""`Part`: what a rank holds of one tensor."""
+"""`TensorPart`: what a rank holds of one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """A rank's part of a tensor.
 
     Attributes:
@@ -29,18 +29,20 @@ class Part:
     device: str
 
 
-def part_here(value: torch.Tensor) -> Part:
+def part_here(value: torch.Tensor) -> TensorPart:
     """This rank's part of a value: no collective, and no element is read."""
     placements: Any = getattr(value, "placements", None)
     if placements is None:
         offsets = (0,) * value.dim()
-        return Part(tuple(value.shape), offsets, (), False, value.numel() * value.element_size(), str(value.device))
+        return TensorPart(
+            tuple(value.shape), offsets, (), False, value.numel() * value.element_size(), str(value.device)
+        )
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local: torch.Tensor = value._local_tensor  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
     mesh: Any = value.device_mesh  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
     _, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
-    return Part(
+    return TensorPart(
         tuple(local.shape),
         tuple(offsets),
         tuple(map(placement_text, placements)),
