@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
     """Poll a condition that no event announces (the state of another process), with a deadline."""
     end = time.monotonic() + deadline
     while not condition():
@@ -87,7 +87,7 @@ def _threads() -> set[threading.Thread]:
 
 
 @contextmanager
-def leak_check(what: str = "test", deadline: float = 10) -> Iterator[None]:
+def leak_check(what: str = "test", deadline: float = 20) -> Iterator[None]:
     """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left.
 
     It names all that is left, and ends the processes: the next test begins as if nothing had been.
@@ -116,12 +116,12 @@ def leak_check(what: str = "test", deadline: float = 10) -> Iterator[None]:
         if os.path.exists(folder):
             left.append(f"its run folder, with {os.listdir(folder)}")
         # A process counts as ended when its main thread has; the others hold its sockets a moment longer.
-        if not _within(5, lambda: not {s for s in _sockets() if s.startswith(folder)}):
+        if not _within(10, lambda: not {s for s in _sockets() if s.startswith(folder)}):
             left.append(f"open sockets in {folder}")
-    if not _within(5, lambda: all(t.daemon and not t.name.startswith("monarch") for t in _threads() - threads)):
+    if not _within(10, lambda: all(t.daemon and not t.name.startswith("monarch") for t in _threads() - threads)):
         left.append(f"threads: {', '.join(sorted(t.name for t in _threads() - threads))}")
     # What the tests beside these have just made is not mapped yet; what they have just removed is not any more.
-    if not _within(2, lambda: not _unused_memory(memory)):
+    if not _within(5, lambda: not _unused_memory(memory)):
         left.append(f"shared memory: {', '.join(sorted(_unused_memory(memory)))}")
     assert not left, f"the {what} left behind " + "; ".join(left)
 

@@ -197,7 +197,7 @@ def stop_kernel(kernel: Kernel) -> None:
     running = kernel.manager.is_alive()
     children = psutil.Process(kernel.pid).children(recursive=True) if running else []
     kernel.manager.shutdown_kernel(now=not running)
-    wait_gone([process.pid for process in children], 10)
+    wait_gone([process.pid for process in children], 20)
 
 
 class Bell:
