@@ -74,6 +74,17 @@ def test_a_stop_shows_the_users_lines_alone(mesh: Kernel, bell: Bell) -> None:
         assert not re.search(r"File |asyncio/|monarch_kernel/|hidden", told), told
 
 
+def test_no_interrupt_is_lost_when_a_wait_just_begins(mesh: Kernel, bell: Bell) -> None:
+    """A signal that comes before the system call does not end it: about one in thirty came then."""
+    mesh.ok(bell.code() + "import asyncio")
+    mesh.ok("%mesh push ring asyncio")
+    for _ in range(30):
+        cell = mesh.send("%%mesh\nring()\nawait asyncio.sleep(120)")
+        bell.wait(2)
+        mesh.interrupt()
+        assert "KeyboardInterrupt" in plain(cell.wait())
+
+
 def test_pdb_points_to_breakpoint(mesh: Kernel) -> None:
     assert "use breakpoint()" in plain(mesh.run("%%mesh -r 0\nimport pdb\npdb.set_trace()"))
 
