@@ -375,6 +375,24 @@ def test_a_failure_in_a_replay_tells_the_line_that_was_recorded(active: Any) -> 
     assert "replayed at" in frames and "function(ranks + 2)" in frames
 
 
+def test_collectives_in_a_replay_meet_even_where_a_rank_has_failed(active: Any) -> None:
+    ranks = active.rank_tensor("gpus").float()
+
+    @compile
+    def summed(x: Any) -> Any:
+        return below(x, 6).reduce("gpus"), x.reduce("gpus")
+
+    for _ in range(3):
+        assert [value(t, gpus=1) for t in summed(ranks)] == [6, 6]
+        failed, total = summed(ranks + 3)
+        assert value(total, gpus=0) == 18
+        for k in (0, 3):
+            with pytest.raises(RemoteException, match="6.0 is not below 6") as raised:
+                value(failed, gpus=k)
+            assert raised.value.rank == 3 and "below(x, 6)" in raised.value.controller_frames
+    assert counts(summed) == (1, 5)
+
+
 def test_torch_compile_makes_one_of_the_recording_on_the_ranks() -> None:
     total = torch.zeros(4)
 

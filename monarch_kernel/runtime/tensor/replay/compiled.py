@@ -90,7 +90,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.given_up or TensorEngine.recording is not None:  # within another recording it is a part of that
             return self._function(*args, **kwargs)
-        flat, tree = tree_flatten((args, kwargs))
+        if kwargs or any(type(x) is not Tensor and not is_constant(x) for x in args):
+            flat, tree = tree_flatten((args, kwargs))
+        else:  # the same, in a tenth of the time
+            flat, tree = list(args), len(args)
         key: list[Any] = [tree, active_target(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
         tensors: list[Tensor] = []
         for x in flat:

@@ -140,7 +140,8 @@ class Recording:
             self.send(values, numbers)
         self._leave(values, numbers)
         self.replays += 1
-        return tree_unflatten([self._result(leaf, values, numbers) for leaf in self._results], self._tree)
+        found = [self._result(leaf, values, numbers) for leaf in self._results]
+        return found[0] if self._tree.is_leaf() else tree_unflatten(found, self._tree)
 
     def send(self, values: dict[int, Tensor], numbers: dict[str, Any]) -> None:
         """Send the operations; `values` gets what they give."""
