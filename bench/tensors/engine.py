@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.measure import PEER, QUICK, emit, note, percentile, run, sample, version
+from bench.measure import PEER, QUICK, cpu_seconds, emit, note, percentile, run, sample, version
 
 PACKAGE = "monarch_kernel" if PEER == "ours" else "monarch"
 #: Operations sent before the first value is asked for. torchmonarch takes a millisecond for one.
@@ -54,9 +54,26 @@ class Engine:
         emit(f"{metric}@{self.ranks}", value, **extra)
 
 
-def batches(batch: Callable[[], object], n: int) -> float:
-    """Microseconds of one of n, the median over batches."""
-    return percentile(sample(batch, 0, REPEATS, REPEATS, warm=1), 0.5) / n * 1e6
+def batches(batch: Callable[[], object], n: int) -> tuple[float, float]:
+    """Microseconds of one of n: the median over batches, and what all processes together compute for one.
+
+    Other work on the machine hardly disturbs the second figure.
+    """
+    batch()
+    before = cpu_seconds()
+    took = percentile(sample(batch, 0, REPEATS, REPEATS, warm=0), 0.5)
+    return took / n * 1e6, (cpu_seconds() - before) / REPEATS / n * 1e6
+
+
+def latency(engine: Engine, metric: str, call: Callable[[], object]) -> None:
+    """p50, p99 and processor time of calls one after the other."""
+    sample(call, 0, 20, 20, warm=0)
+    before = cpu_seconds()
+    times = sample(call, 1.0, 30, 1000, warm=0)
+    cpu = cpu_seconds() - before
+    engine.emit(f"{metric}_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
+    engine.emit(f"{metric}_p99_us", round(percentile(times, 0.99) * 1e6, 1), n=len(times))
+    engine.emit(f"{metric}_cpu_us", round(cpu / len(times) * 1e6, 1), n=len(times))
 
 
 def operations(engine: Engine) -> None:
@@ -75,8 +92,9 @@ def operations(engine: Engine) -> None:
         cpu.append(time.process_time() - before)
         engine.fetch(x)
 
-    took = batches(many, MANY)
+    took, spent = batches(many, MANY)
     engine.emit("ops_per_s", round(1e6 / took), n=MANY)
+    engine.emit("op_all_cpu_us", round(spent, 2), n=MANY)
     engine.emit("op_cpu_us", round(statistics.median(cpu) / MANY * 1e6, 2), n=MANY)
     made = 50 + MANY * len(cpu)
     if (found := engine.fetch(x[0, 0]).item()) != made:
@@ -89,12 +107,9 @@ def operations(engine: Engine) -> None:
                 x = x + y
         engine.fetch(x)
 
-    engine.emit("coalesced_per_s", round(1e6 / batches(coalesced, MANY)), n=MANY)
-    times = sample(lambda: engine.fetch(x), 1.0, 30, 1000)
-    engine.emit("fetch_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
-    engine.emit("fetch_p99_us", round(percentile(times, 0.99) * 1e6, 1), n=len(times))
-    times = sample(lambda: engine.fetch(x + y), 1.0, 30, 1000)
-    engine.emit("op_fetch_us", round(percentile(times, 0.5) * 1e6, 1), n=len(times))
+    engine.emit("coalesced_per_s", round(1e6 / batches(coalesced, MANY)[0]), n=MANY)
+    latency(engine, "fetch", lambda: engine.fetch(x))
+    latency(engine, "op_fetch", lambda: engine.fetch(x + y))
 
 
 class Training:
@@ -127,7 +142,9 @@ def steps(engine: Engine, metric: str, step: Callable[[], Any], count: int) -> N
             loss = step()
         engine.fetch(loss)
 
-    engine.emit(metric, round(batches(several, count), 1), n=count)
+    took, spent = batches(several, count)
+    engine.emit(f"{metric}_us", round(took, 1), n=count)
+    engine.emit(f"{metric}_cpu_us", round(spent, 1), n=count)
     if not (last := engine.fetch(loss).item()) < first:
         raise AssertionError(f"the loss was {first} and is {last}")
 
@@ -154,7 +171,9 @@ def replays(engine: Engine) -> None:
         calls += REPLAYS
         engine.fetch(x)
 
-    engine.emit("replay_us", round(batches(several, REPLAYS), 1), n=REPLAYS)
+    took, spent = batches(several, REPLAYS)
+    engine.emit("replay_us", round(took, 1), n=REPLAYS)
+    engine.emit("replay_cpu_us", round(spent, 1), n=REPLAYS)
     engine.emit("replay_call_us", round(statistics.median(issued) / REPLAYS * 1e6, 1), n=REPLAYS)
     if (found := engine.fetch(x[0, 0]).item()) != calls * RECORDED:
         raise AssertionError(f"{calls} replays of {RECORDED} additions gave {found}")
@@ -177,12 +196,12 @@ def whole(ranks: int) -> None:
         engine.emit("start_s", round(time.perf_counter() - start, 3))
         attempt("operations", lambda: operations(engine))
         training = Training(torch.optim.SGD)
-        attempt("step", lambda: steps(engine, "step_us", training.step, STEPS))
+        attempt("step", lambda: steps(engine, "step", training.step, STEPS))
         attempt("replay", lambda: replays(engine))
         step = engine.compiled(training.step)
-        attempt("replay of a step", lambda: steps(engine, "replay_step_us", step, REPLAYS))
+        attempt("replay of a step", lambda: steps(engine, "replay_step", step, REPLAYS))
         adamw = Training(torch.optim.AdamW)
-        attempt("step with AdamW", lambda: steps(engine, "step_adamw_us", adamw.step, STEPS))
+        attempt("step with AdamW", lambda: steps(engine, "step_adamw", adamw.step, STEPS))
 
 
 if __name__ == "__main__":
