@@ -134,6 +134,8 @@ def _reduce_tensor(tensor: Any, kind: type) -> Any:
 def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
+    if memoryview(buffer).readonly:  # it came within the message, and a tensor can be written
+        buffer = bytearray(buffer)
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 

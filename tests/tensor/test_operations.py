@@ -212,3 +212,21 @@ def test_ranks_share_the_cores_of_their_host(four: Any) -> None:
     with four.activate():
         threads = call_on_shard_and_fetch(remote(torch.get_num_threads)).result()
     assert threads == max(1, len(os.sched_getaffinity(0)) // 4)
+
+
+def test_values_arrive_as_they_are(four: Any) -> None:
+    made = [
+        lambda: torch.zeros((), dtype=torch.bool),
+        lambda: torch.empty(0, 3),
+        lambda: torch.arange(6).reshape(2, 3).T,
+        lambda: torch.ones(3, dtype=torch.complex64).conj() * (1 + 2j),
+        lambda: torch.ones(2, dtype=torch.bfloat16)[None],
+        lambda: torch.arange(10_000.0)[::2],
+    ]
+    with four.activate():
+        there = [make() for make in made]
+        found = fetch_shard(there).result()
+    for make, arrived in zip(made, found):
+        expected = make()
+        assert type(arrived) is torch.Tensor and arrived.dtype == expected.dtype and torch.equal(arrived, expected)
+        arrived.zero_()  # it is the program's own

@@ -22,6 +22,7 @@ from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_of
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire.packed import packed
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
@@ -317,6 +318,9 @@ def _to_send(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().cpu()
+    small = packed(value)
+    if small is not value:
+        return small
     if value.layout == torch.strided and value.untyped_storage().nbytes() > value.numel() * value.element_size():
         return value.clone()
     return value
