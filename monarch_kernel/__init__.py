@@ -11,26 +11,81 @@ from monarch_kernel._version import __version__
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
+    from monarch_kernel.tensor import (
+        Stream,
+        Tensor,
+        call_on_shard_and_fetch,
+        compile,  # noqa: A004  # Monarch's name
+        fetch_shard,
+        get_active_mesh,
+        get_active_stream,
+        grad_function,
+        grad_generator,
+        inspect,
+        no_mesh,
+        remote,
+        show,
+        slice_mesh,
+        to_mesh,
+    )
 
 __all__ = [
     "Extent",
     "NDSlice",
     "Selection",
     "Shape",
+    "Stream",
+    "Tensor",
     "__version__",
+    "call_on_shard_and_fetch",
+    "compile",
     "enable_monarch_imports",
+    "fetch_shard",
+    "get_active_mesh",
+    "get_active_stream",
     "get_mesh",
+    "grad_function",
+    "grad_generator",
     "heal_mesh",
+    "inspect",
     "load_ipython_extension",
+    "no_mesh",
+    "remote",
+    "show",
+    "slice_mesh",
+    "to_mesh",
     "unload_ipython_extension",
 ]
 
 
 #: Names that Monarch's package also has; loaded on first use, so that importing this package costs little.
 _SHAPES = frozenset({"Extent", "NDSlice", "Selection", "Shape"})
+_TENSORS = frozenset(
+    {
+        "Stream",
+        "Tensor",
+        "call_on_shard_and_fetch",
+        "compile",
+        "fetch_shard",
+        "get_active_mesh",
+        "get_active_stream",
+        "grad_function",
+        "grad_generator",
+        "inspect",
+        "no_mesh",
+        "remote",
+        "show",
+        "slice_mesh",
+        "to_mesh",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _TENSORS:
+        from monarch_kernel import tensor
+
+        return getattr(tensor, name)
     if name not in _SHAPES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from monarch_kernel.runtime import mesh

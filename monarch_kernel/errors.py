@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.healing.report import HealError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.tensor.controller.errors import (
+        BorrowError,
         DeviceMeshError,
         MixedTensorsError,
         NonFiniteError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorError",
     "AddressError",
+    "BorrowError",
     "CellSyntaxError",
     "Death",
     "DeathKind",
@@ -97,6 +99,7 @@ __all__ = [
 
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
@@ -111,13 +114,13 @@ _LOADED_AT_FIRST_USE = {
     "MeshCellInterrupt": "monarch_kernel.kernel.output.cell_errors",
     "MixedTensorsError": "monarch_kernel.runtime.tensor.controller.errors",
     "MountError": "workspace_sync.model.errors",
+    "NonFiniteError": "monarch_kernel.runtime.tensor.controller.errors",
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
-    "NonFiniteError": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ScanError": "workspace_sync.model.errors",
     "StoreError": "workspace_sync.model.errors",

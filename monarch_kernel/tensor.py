@@ -9,6 +9,9 @@ from monarch_kernel.runtime.tensor.api.activation import activate, get_active_me
 from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
+from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
+from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
+from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import (
@@ -55,11 +58,17 @@ __all__ = [
     "fetch_shard",
     "get_active_mesh",
     "get_active_stream",
+    "grad_function",
+    "grad_generator",
     "inspect",
+    "manual_seed",
     "memory",
     "no_mesh",
     "rank_tensor",
     "rank_tensors",
     "remote",
+    "show",
+    "slice_mesh",
+    "to_mesh",
     "watch_nan",
 ]

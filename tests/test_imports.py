@@ -26,6 +26,7 @@ FACADES = {
         "meshes",
         "output",
         "private_files",
+        "random",
         "rdma",
         "spmd",
         "tensor",
@@ -80,6 +81,8 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.tools": FACADES,
     # Monarch's modules of these names.
     **{f"monarch_kernel.{name}": {SYNC} for name in ("tools.config", "remotemount", "gather_mount")},
+    **{f"monarch_kernel.{name}": FACADES for name in ("mesh_controller", "gradient_generator")},
+    "monarch_kernel.builtins": {*FACADES, f"{RUNTIME}.tensor"},
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import (
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
 from monarch_kernel.runtime.tensor.controller.spec import spec_of, spec_on
 from monarch_kernel.runtime.tensor.rank import transfers
-from monarch_kernel.runtime.tensor.wire.transfer import Transfer
+from monarch_kernel.runtime.tensor.wire.moves import RankMoves
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
@@ -50,7 +50,7 @@ def _moved(tensor: Tensor, source: TensorMesh, target: TensorMesh) -> Tensor:
     engine = source.engine
     pairs = tuple((source.ranks[sender], target.ranks[k]) for k, sender in enumerate(senders(source, target)))
     ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
-    how = Transfer(source.stream.number, ranks, pairs, tuple(tensor.shape), tensor.dtype)
+    how = RankMoves(source.stream.number, ranks, pairs, tuple(tensor.shape), tensor.dtype)
     if any(sender != receiver for sender, receiver in pairs):
         engine.groups.need(source.stream, (ranks,))
         engine.plan.line().moved += tensor.numel() * tensor.element_size()

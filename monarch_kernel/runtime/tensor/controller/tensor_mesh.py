@@ -10,9 +10,7 @@ The file is long because an operation's way from its first use to its record is 
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +27,7 @@ from monarch_kernel.runtime.tensor.controller import constants, frames, moving, 
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, lend
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
+from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.stream import Stream
 
 aten: Any = torch.ops.aten
-_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 #: Another handle of the same value: nothing is sent.
 SHARED = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 #: Floats among their arguments decide the size of the result, so those are a part of what is fixed.
@@ -271,7 +269,7 @@ class TensorMesh:
         fakes: list[Any] = []
         template: list[Any] = []
         tensors, numbers = itertools.count(), itertools.count()
-        with self.engine.fake, torch.no_grad(), _quiet():
+        with self.engine.fake, torch.no_grad(), quiet():
             for x in flat:
                 if type(x) is Tensor:
                     fakes.append(x._spec.fake())
@@ -304,7 +302,7 @@ class TensorMesh:
                 )
         label = operation_name(func)
         signature = self.make_signature(
-            label, label, tree_unflatten(template, tree), out, inputs, _mutated(func, args, kwargs, ins)
+            label, label, tree_unflatten(template, tree), out, inputs, mutated(func, args, kwargs, ins)
         )
         signature.follows = label in constants.FOLLOWED or bool(signature.mutates)
         if func in SHARED and signature.spec is not None:
@@ -441,7 +439,7 @@ class TensorMesh:
                 fakes: list[Any] = []
                 template: list[Any] = []
                 tensors, numbers = itertools.count(), itertools.count()
-                with self.engine.fake, _quiet():
+                with self.engine.fake, quiet():
                     for x in flat:
                         if isinstance(x, torch.Tensor) and type(x) is not Tensor:
                             raise MixedTensorsError(
@@ -577,17 +575,6 @@ class TensorMesh:
         )
 
 
-def operation_name(func: Any) -> str:
-    """``aten::add.Tensor`` of an operation.
-
-    Raises:
-        TypeError: it is no operation of torch's that ranks could look up.
-    """
-    if not isinstance(func, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]  # no public name
-        raise TypeError(f"{func} is not an operation that can run on ranks: use remote() for a function of your own")
-    return f"{func._schema.name}.{func._overloadname or 'default'}"
-
-
 def _part_of_key(x: Any) -> Any:
     if type(x) is Tensor:
         return x._spec
@@ -600,16 +587,6 @@ def _part_of_key(x: Any) -> Any:
     return type(x), x
 
 
-@contextmanager
-def _quiet() -> Generator[None]:
-    """FakeTensor logs what it raises: the program gets the error, and that is enough."""
-    before, _fake_log.disabled = _fake_log.disabled, True
-    try:
-        yield
-    finally:
-        _fake_log.disabled = before
-
-
 def _without_record(number: int, answer: Any) -> Signature:
     signature = Signature()
     signature.number, signature.answer = number, answer
@@ -618,16 +595,3 @@ def _without_record(number: int, answer: Any) -> Signature:
     signature.inputs = signature.floats = 0
     signature.mutates, signature.follows = (), False
     return signature
-
-
-def _mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
-    """Positions of the inputs that the operation's schema says it writes."""
-    if not func._schema.is_mutable:
-        return ()
-    found: list[int] = []
-    for n, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[n] if n < len(args) else kwargs.get(argument.name)
-            for x in value if isinstance(value, (list, tuple)) else [value]:
-                found += [i for i, a in enumerate(ins) if a is x]
-    return tuple(found)

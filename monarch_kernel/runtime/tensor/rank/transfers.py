@@ -12,7 +12,7 @@ from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting
 from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.transfer import Transfer
+from monarch_kernel.runtime.tensor.wire.moves import RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
 
 #: What a message is for: how long the failure is that comes instead of the data (0: none), that failure, the data.
@@ -22,7 +22,7 @@ _LENGTH, _FAILURE, _DATA = 1, 2, 3
 _dist: Any = dist
 
 
-def transferred(value: Any, how: Transfer) -> torch.Tensor | None:
+def transferred(value: Any, how: RankMoves) -> torch.Tensor | None:
     """The value that a rank gets; None on ranks that get none. A failure is moved like a value."""
     me = here().rank
     source = next((sender for sender, receiver in how.routes if receiver == me), None)
@@ -41,7 +41,7 @@ def transferred(value: Any, how: Transfer) -> torch.Tensor | None:
     return result
 
 
-def _send(value: Any, receivers: list[int], how: Transfer) -> list[Any]:
+def _send(value: Any, receivers: list[int], how: RankMoves) -> list[Any]:
     if not receivers:
         return []
     group = group_of(how.stream, how.ranks)
@@ -62,7 +62,7 @@ def _send(value: Any, receivers: list[int], how: Transfer) -> list[Any]:
     return sends
 
 
-def _receive(source: int, how: Transfer) -> torch.Tensor:
+def _receive(source: int, how: RankMoves) -> torch.Tensor:
     group = group_of(how.stream, how.ranks)
     length = torch.zeros(1, dtype=torch.int64)
     _dist.recv(length, source, group=group, tag=_LENGTH)

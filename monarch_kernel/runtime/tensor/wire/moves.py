@@ -1,4 +1,4 @@
-"""`Transfer`: which rank's value goes where, as ranks get it."""
+"""`RankMoves`: which rank's value goes where, as ranks get it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class RankMoves:
     """A move of a value between ranks of one world.
 
     Attributes:

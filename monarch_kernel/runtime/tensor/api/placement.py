@@ -1,0 +1,33 @@
+"""``to_mesh`` and ``slice_mesh`` of all tensors in nested lists, tuples and dicts, and ``show``."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.api.fetching import inspect
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+
+def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
+    """Copies of all tensors in `tensors` on another mesh; see `Tensor.to_mesh`."""
+    return tree_map(lambda t: t.to_mesh(mesh, stream) if type(t) is Tensor else t, tensors)
+
+
+def slice_mesh(tensors: Any, **coords: int | slice) -> Any:
+    """All tensors in `tensors` on a part of their mesh; see `Tensor.slice_mesh`."""
+    return tree_map(lambda t: t.slice_mesh(**coords) if type(t) is Tensor else t, tensors)
+
+
+def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> None:
+    """Show the values of one rank: as a notebook shows tensors, or as text elsewhere.
+
+    Args:
+        obj, shard, coords: as for `inspect`.
+    """
+    shown = getattr(builtins, "display", print)  # IPython's, in a notebook
+    shown(inspect(obj, shard, **coords))

@@ -1,0 +1,69 @@
+"""Random numbers of the ranks of a mesh: seeds and states. `torch.manual_seed` seeds those of the active mesh, too."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+
+from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.rank import randomness
+
+
+def manual_seed(seed: int, *, per_rank: bool = False) -> None:
+    """Seed the random numbers of the ranks of the active mesh.
+
+    Args:
+        seed: a whole number.
+        per_rank: each rank gets numbers of its own: its place in the mesh is added to the seed. Otherwise they are the
+            same everywhere.
+
+    Raises:
+        ValueError: no mesh is active.
+    """
+    mesh = tensor_mesh()
+    places = {rank: place for place, rank in enumerate(mesh.ranks)} if per_rank else None
+    mesh.call(randomness.seed, lambda *_: None, operator.index(seed), places, key=("seed", per_rank))
+
+
+def get_rng_state() -> Tensor:
+    """Where the random numbers of each rank of the active mesh are: a handle of uint8 numbers, for `set_rng_state`."""
+    with _disable_current_modes():
+        size = torch.get_rng_state().numel() + randomness.OF_GPU
+    return tensor_mesh().call(randomness.state, lambda: torch.empty(size, dtype=torch.uint8), key="rng_state")
+
+
+def set_rng_state(state: Tensor) -> None:
+    """Have each rank go on from what `get_rng_state` gave."""
+    state._spec.mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
+
+
+def make_deterministic(seed: int = 0) -> None:
+    """Use torch's deterministic algorithms on the ranks of the active mesh, and seed them alike."""
+    tensor_mesh().call(_use_deterministic, lambda: None, key="deterministic")
+    manual_seed(seed)
+
+
+def _use_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+def _wrapped(local: Any) -> Any:
+    @functools.wraps(local)
+    def seeded(seed: int) -> torch.Generator:
+        with _disable_current_modes():
+            generator = local(seed)
+        if active_target()[0] is not None:
+            manual_seed(int(seed))
+        return generator
+
+    return seeded
+
+
+torch.manual_seed = torch.random.manual_seed = _wrapped(torch.manual_seed)

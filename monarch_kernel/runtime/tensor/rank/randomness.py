@@ -1,0 +1,32 @@
+"""Random numbers of this rank: functions that the controller calls here."""
+
+from __future__ import annotations
+
+import torch
+
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.worker import here
+
+#: Bytes of the state of a generator of a GPU; on a rank without one they are zeros.
+OF_GPU = 16
+
+
+def seed(number: int, places: dict[int, int] | None) -> None:
+    """Begin anew: as all ranks, or, with the place of each rank in the mesh, as no other."""
+    torch.manual_seed(number if places is None else number + places[here().rank])
+
+
+def state() -> torch.Tensor:
+    """Where the random numbers of this rank are: of the CPU, then of the GPU."""
+    gpu = torch.zeros(OF_GPU, dtype=torch.uint8)
+    if device.of_rank().type == "cuda":
+        gpu = torch.cuda.get_rng_state(device.of_rank())
+    return torch.cat([torch.get_rng_state(), gpu]).to(device.of_rank())
+
+
+def set_state(found: torch.Tensor) -> None:
+    """Go on from there."""
+    found = found.cpu()
+    torch.set_rng_state(found[:-OF_GPU].clone())
+    if device.of_rank().type == "cuda":
+        torch.cuda.set_rng_state(found[-OF_GPU:].clone(), device.of_rank())

@@ -1,0 +1,92 @@
+"""Seeds and states of the ranks' random numbers, gradients by Monarch's names, and Monarch's modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_kernel
+from monarch_kernel.random import get_rng_state, manual_seed, set_rng_state
+from monarch_kernel.tensor import call_on_shard_and_fetch, grad_function, grad_generator, inspect, show
+
+
+def test_seeds_and_states(four: Any) -> None:
+    torch.manual_seed(7)
+    local = torch.rand(3)
+    with four.activate():
+        torch.manual_seed(7)
+        same = torch.rand(3)
+        state = get_rng_state()
+        first = torch.rand(3)
+        set_rng_state(state)
+        again = torch.rand(3)
+        manual_seed(7, per_rank=True)
+        own = torch.rand(3)
+    assert torch.equal(inspect(same), local) and torch.equal(inspect(same, gpus=3), local)
+    assert torch.equal(inspect(first, gpus=2), inspect(again, gpus=2))
+    assert torch.equal(inspect(own), local) and not torch.equal(inspect(own, gpus=1), local)
+    with pytest.raises(ValueError, match="no device mesh"):
+        manual_seed(1)
+
+
+def test_gradients_by_name(four: Any) -> None:
+    @grad_function
+    def double(x: Any, y: Any) -> Any:
+        return x * 2 + y, lambda grad: (grad * 20, grad)
+
+    with four.activate():
+        x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        unused = torch.ones(2, requires_grad=True)
+        gradients = grad_generator(double(x, y).sum(), [y, x, unused])
+        assert inspect(next(gradients))[0] == 1 and inspect(next(gradients))[0] == 20
+        assert next(gradients) is None
+
+
+def test_values_are_shown(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with four.activate():
+        show(torch.ones(2) * four.rank_tensor("gpus"), gpus=2)
+    assert "tensor([2., 2.])" in capsys.readouterr().out
+
+
+def test_ranks_log(four: Any) -> None:
+    import logging
+
+    from monarch_kernel.builtins import log_remote, set_logging_level_remote
+
+    def keep() -> None:
+        logger, lines = logging.getLogger("monarch.ranks"), []  # type: ignore[var-annotated]
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.lines = lines  # type: ignore[attr-defined]
+
+    with four.activate():
+        call_on_shard_and_fetch(keep).get()
+        set_logging_level_remote(logging.INFO)
+        log_remote("rank %s of %d", four.rank_tensor("gpus"), 4, level=logging.INFO)
+        log_remote("hidden", level=logging.DEBUG)
+        lines = call_on_shard_and_fetch(lambda: logging.getLogger("monarch.ranks").lines, shard={"gpus": 3}).get()  # type: ignore[attr-defined]
+    assert lines == ["rank 3 of 4"]
+
+
+def test_monarchs_modules() -> None:
+    program = """
+from monarch_kernel import enable_monarch_imports
+enable_monarch_imports()
+import monarch, sys
+assert "torch" not in sys.modules
+from monarch import Tensor, Stream, fetch_shard, inspect, no_mesh, remote, to_mesh, slice_mesh, show, get_active_mesh
+from monarch.mesh_controller import RemoteException
+from monarch.gradient_generator import grad_generator
+from monarch.builtins.random import set_manual_seed_remote
+from monarch.common.stream import Stream as S
+import monarch.random
+assert S is Stream
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert monarch_kernel.fetch_shard is monarch_kernel.tensor.fetch_shard
