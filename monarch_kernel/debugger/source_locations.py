@@ -41,6 +41,9 @@ _OURS_INSTALLED = re.compile(rf"{_FOLDERS}(?:{'|'.join(PACKAGES)})[/\\]")
 # Code of Python that has no file: `<frozen importlib._bootstrap>`. A `<string>` may be user code.
 _PYTHONS = ("<frozen ", "<attrs ", "<template>", "<__array_function__")
 
+# Code that our tensor engine makes on ranks.
+_MADE = "<monarch "
+
 # The outermost frame of a rank's process; the name of its file does not tell that it is ours.
 _START = ("<string>", "<module>")
 
@@ -82,7 +85,7 @@ class Place(NamedTuple):
 @lru_cache(maxsize=4096)
 def kind_of(file: str) -> str:
     """Whose code a file has: `USER`, `LIBRARY` (Python's and what is installed) or `RUNTIME` (ours)."""
-    if file.startswith(_OURS) or _OURS_INSTALLED.search(file):
+    if file.startswith((*_OURS, _MADE)) or _OURS_INSTALLED.search(file):
         return RUNTIME
     if _checked_out().search(file) and not os.path.exists(file):
         return RUNTIME  # our packages, as they lie on another host

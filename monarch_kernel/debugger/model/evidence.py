@@ -141,6 +141,8 @@ class Evidence:
         answered: the rank itself has reported this.
         proc: the id of its proc.
         signal: that ended it, if one did.
+        doing: the operation on a tensor that it runs for a controller, such as `aten::mm`; "" for none.
+        issued: the engine and the record of that operation: the controller knows which of its lines issued it.
     """
 
     rank: int
@@ -161,6 +163,8 @@ class Evidence:
     answered: bool = True
     proc: str = ""
     signal: int = 0
+    doing: str = ""
+    issued: tuple[str, int] | None = None
 
     def last(self, group: str) -> int:
         """The number of the last collective of a group that it has entered; 0 for none."""

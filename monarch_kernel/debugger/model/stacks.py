@@ -9,6 +9,7 @@ from monarch_kernel.debugger.source_locations import USER, Place
 #: What a stack belongs to.
 CODE = "code"  # a cell, or what else a tool runs for the user
 ENDPOINT = "endpoint"  # of one of the user's actors
+OPERATION = "operation"  # on a tensor, that a controller has issued
 TASK = "task"  # of asyncio
 THREAD = "thread"  # the user's, or a library's
 
@@ -45,13 +46,14 @@ class Stack(NamedTuple):
     """One stack of a rank: of a thread, or of an asyncio task with what it waits for.
 
     Attributes:
-        kind: `ENDPOINT`, `CODE`, `TASK` or `THREAD`.
-        name: `actor.endpoint`, or the name of the task or thread (without what differs from rank to rank).
+        kind: `ENDPOINT`, `CODE`, `OPERATION`, `TASK` or `THREAD`.
+        name: `actor.endpoint`, the operation, or the name of the task or thread (without what differs between ranks).
         frames: from the outermost to the innermost.
         thread: the identifier of its thread (`threading.get_ident`); 0 for a task that waits.
         state: what is special about it, as a phrase: it is stopped, or holds the interpreter lock, for instance.
         cell: the id of the notebook's cell that has called the endpoint; "" for none.
         values: local variables of the innermost frame of user code, as text; only if asked for.
+        issued: of an operation, the engine and the record: the controller knows which of its lines issued that.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Stack(NamedTuple):
     state: str = ""
     cell: str = ""
     values: tuple[tuple[str, str], ...] = ()
+    issued: tuple[str, int] | None = None
 
 
 class StackSnapshot(NamedTuple):

@@ -176,7 +176,8 @@ def _wait(each: Evidence, wait: Wait) -> str:
     started = at(which.place)
     later = f", waited for{at(wait.place)}" if at(wait.place) != started else ""
     inputs = f" ({size(which)})" if which.shapes else ""
-    return f"waits in {which.name or which.op}{number}{where}{inputs}{started}{later}"
+    doing = f" in the operation {each.doing}" if each.doing else ""
+    return f"waits in {which.name or which.op}{number}{where}{inputs}{doing}{started}{later}"
 
 
 def state(each: Evidence) -> str:
@@ -196,7 +197,7 @@ def state(each: Evidence) -> str:
         return f"does not answer ({each.why or 'cause unknown; it may hold the interpreter lock'})"
     if each.state == UNASKED:
         return "was not asked"
-    where = f"{at(each.place)}{_function(each.place)}"
+    where = f"{at(each.place)}{_function(each.place)}{_doing(each)}"
     if each.state == LOADS:
         return f"is in a data loader{where}"
     if each.state == PAUSED:
@@ -204,6 +205,10 @@ def state(each: Evidence) -> str:
     if each.state == STANDS:
         return f"makes no progress{where}{f' ({each.why})' if each.why else ''}"
     return f"is running{where}" if each.state in (RUNS, WAITS) else each.state
+
+
+def _doing(each: Evidence) -> str:
+    return f", running the operation {each.doing}" if each.doing else ""
 
 
 def _function(place: Place | None) -> str:

@@ -12,6 +12,7 @@ from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.controller.hang import history
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
+from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.controller.stacks.pyspy import SpiedThread, threads_of
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, UNASKED, WAITS, Evidence
@@ -57,7 +58,7 @@ def _sample(
         answers = ask(mesh, collect, depth, ranks=missing, timeout=min(PROMPT, left))
         for rank, each in answers.values.items():
             found[rank] = replace(
-                evidence_at_client(each), rank=rank
+                evidence_of_issued(evidence_at_client(each)), rank=rank
             )  # its rank in the mesh that was asked, which may be a slice
         for rank, why in answers.dead.items():
             found[rank] = Evidence(rank, DEAD, why, answered=False, signal=_signal_of(mesh, rank))

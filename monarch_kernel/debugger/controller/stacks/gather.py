@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import snapshot_at_client
+from monarch_kernel.debugger.controller.issuing_lines import issued_here
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.report import Stacks
@@ -91,7 +92,7 @@ def stacks(
         whole.procs.name,
         mesh.extent,
         chosen,
-        {rank: snapshot_at_client(each) for rank, each in found.items()},
+        {rank: issued_here(snapshot_at_client(each)) for rank, each in found.items()},
         late=late,
         dead=answers.dead,
         unread=unread,

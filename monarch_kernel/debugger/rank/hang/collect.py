@@ -37,6 +37,7 @@ from monarch_kernel.introspection import (
     endpoints_here,
     failed_by_peer,
     failures,
+    operation_on,
     proc_here,
     said_first,
 )
@@ -81,6 +82,7 @@ def collect(depth: int = 128) -> Evidence:
         looks.append(thread.ident())
         waits.append(_Reader(c10d, groups, numbers, history).wait(thread.frames) or _call(thread))
     main = threads[0] if threads else None  # the thread of an endpoint or cell, if there is one
+    running = main.operation if main is not None else None
     paused = _paused({thread.thread for thread in threads})
     state = IDLE
     if main is not None:
@@ -103,6 +105,8 @@ def collect(depth: int = 128) -> Evidence:
         ticks=ticks,
         counts=numbers,
         proc=proc_here(),
+        doing=running.label if running is not None else "",
+        issued=(running.engine, running.record) if running is not None else None,
     )
 
 
@@ -116,6 +120,7 @@ class _Thread:
         self.thread = thread
         self.endpoint = endpoint
         self.frames = list(_outwards(frame))
+        self.operation = operation_on(self.frames)
 
     @property
     def stack(self) -> tuple[Place, ...]:
@@ -164,7 +169,7 @@ def _threads() -> Iterator[_Thread]:
         name = "" if found is None else "cell" if found.tool else f"{found.actor}.{found.endpoint}"
         each = _Thread(thread, frame, name)
         in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames)
-        if in_c10d or (found is not None and each.place is not None):
+        if in_c10d or (found is not None and (each.place is not None or each.operation is not None)):
             yield each
 
 

@@ -14,7 +14,16 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, TASK, THREAD, Stack, StackFrame, StackSnapshot
+from monarch_kernel.debugger.model.stacks import (
+    CODE,
+    ENDPOINT,
+    OPERATION,
+    TASK,
+    THREAD,
+    Stack,
+    StackFrame,
+    StackSnapshot,
+)
 from monarch_kernel.debugger.rank.stacks.tasks import TaskStack, task_stacks
 from monarch_kernel.debugger.rank.stacks.trimming import (
     folded,
@@ -25,11 +34,11 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     trimmed,
 )
 from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
-from monarch_kernel.introspection import Running, endpoints_here
+from monarch_kernel.introspection import Running, RunningOperation, endpoints_here, operation_on
 
 #: Frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
-_ORDER = (CODE, ENDPOINT, TASK, THREAD)
+_ORDER = (CODE, ENDPOINT, OPERATION, TASK, THREAD)
 _STOPPED = "stopped by the debugger"
 _LOOPS = "asyncio.base_events"
 
@@ -55,9 +64,10 @@ class _Thread:
         step: the task whose step it runs, and `step_at`, where in `raw` that begins.
         main: the identity of the task that its event loop runs for, and `main_at`, the frame that waits for that task.
         values: local variables, if asked for.
+        operation: on a tensor, that it runs for a controller.
     """
 
-    __slots__ = ("ident", "main", "main_at", "name", "raw", "step", "step_at", "values")
+    __slots__ = ("ident", "main", "main_at", "name", "operation", "raw", "step", "step_at", "values")
 
     def __init__(self, ident: int, name: str) -> None:
         self.ident = ident
@@ -66,6 +76,7 @@ class _Thread:
         self.step: TaskStack | None = None
         self.main = self.step_at = self.main_at = 0
         self.values: tuple[tuple[str, str], ...] = ()
+        self.operation: RunningOperation | None = None
 
 
 class _Reader:
@@ -138,6 +149,8 @@ class _Reader:
                 thread.main, thread.main_at = id(at.f_locals.get("future")), len(raw)
             if self._values and inner is None and is_user_frame(at):
                 inner = at
+            if thread.operation is None:
+                thread.operation = operation_on((at,))
             raw.append((code, at.f_lineno or 0, at.f_lasti))
             at = at.f_back
         raw.reverse()
@@ -153,8 +166,17 @@ class _Reader:
             whole = [*self._of_links(step), *self._made(thread.raw[thread.step_at :])]
             return self._stack(whole, self._running(step), TASK, _task_name(step), thread.ident, thread.values)
         frames = self._made(_without_start(thread.raw))
+        if thread.operation is not None:
+            return self._of_operation(frames, thread, thread.operation)
         name = thread.name if is_ours(thread.name) and not has_user_code(frames) else thread_name(thread.name)
         return self._stack(frames, self._by_thread.get(thread.ident), THREAD, name, thread.ident, thread.values)
+
+    def _of_operation(self, frames: list[StackFrame], thread: _Thread, operation: RunningOperation) -> Stack:
+        state = self._stops.get(thread.ident, _STOPPED) if is_stopped(frames) else ""
+        name = f"{operation.label}, stream {operation.stream}"
+        issued = (operation.engine, operation.record)
+        shown = folded(trimmed(frames, OPERATION))
+        return Stack(OPERATION, name, shown, thread.ident, state, "", thread.values, issued)
 
     # -- tasks ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from monarch_kernel.debugger.model.stacks import (
     ENDPOINT,
     INNER_FRAMES,
     NATIVE,
+    OPERATION,
     OUTER_FRAMES,
     TASK,
     StackFrame,
@@ -60,6 +61,9 @@ def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
     """The part of a stack (the outermost frame first) that its owner runs; all of it if there is no such part."""
     shown = list(frames[: _cut_stop(frames)])
     first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
+    if kind == OPERATION:  # perhaps none of it is Python
+        inside = [at for at, frame in enumerate(shown) if frame.place.kind == RUNTIME]
+        return tuple(shown[min(first, inside[-1] + 1 if inside else 0) :])
     if kind == ENDPOINT:
         begin = _after_callers(shown[:first])
     elif kind == TASK:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -85,9 +86,14 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
     program = Program(_not_yet, definition, operation, definition.mutates if rebound else ())
     ins = [tensor(k) for k in range(definition.inputs)]
     outs = [f"V[L[i + {first_out + k}]]" for k in range(definition.outputs)]
-    exec(f"def run(V, L, i, F):\n    {program.assignment(ins, outs)}{call}\n", names)
+    exec(compiled_source(f"def run(V, L, i, F):\n    {program.assignment(ins, outs)}{call}\n"), names)
     program.run = names["run"]
     return program
+
+
+def compiled_source(source: str) -> CodeType:
+    """Source of a program as code, in a file of a name that debuggers know to be no user code."""
+    return compile(source, "<monarch operation>", "exec")
 
 
 def _not_yet(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank.program import Program, arguments
+from monarch_kernel.runtime.tensor.rank.program import Program, arguments, compiled_source
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
@@ -143,7 +143,7 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
     formals = ", ".join([f"x{k}" for k in range(recorded.inputs)] + floats)
     given = "".join(f"x{place}, " for place in (*recorded.results, *rebinds))
     source = f"def recorded({formals}):\n" + "".join(f"    {line}\n" for line in lines) + f"    return ({given})\n"
-    exec(compile(source, f"<recorded {next(_numbers)}>", "exec"), names)
+    exec(compile(source, f"<monarch recorded {next(_numbers)}>", "exec"), names)
     return names["recorded"]
 
 
@@ -162,5 +162,5 @@ def _run(definition: Definition, body: Any, rebinds: tuple[int, ...]) -> Callabl
     targets += [f"V[L[i + {1 + k}]]" for k in rebinds]
     left = f"{', '.join(targets)}, = " if targets else ""
     names: dict[str, Any] = {"body": body}
-    exec(f"def run(V, L, i, F):\n    {left}body({', '.join(given)})\n", names)
+    exec(compiled_source(f"def run(V, L, i, F):\n    {left}body({', '.join(given)})\n"), names)
     return names["run"]
