@@ -435,6 +435,9 @@ def test_nothing_is_left_on_the_ranks(active: Any) -> None:
         for _ in range(5):
             step(torch.ones(2))
         assert step.replayed == 3
+        gc.collect()
+        # the parameter and its gradient; no recording keeps what its run has made
+        assert held() == {count + 2 for count in before}
 
     gc.collect()
     before = held()

@@ -25,7 +25,7 @@ from monarch_kernel.runtime.tensor.replay import reachable as reach
 from monarch_kernel.runtime.tensor.replay.numbers import FollowedFloat, FollowedNode
 from monarch_kernel.runtime.tensor.replay.reachable import ReachableState, is_constant
 from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
-from monarch_kernel.runtime.tensor.replay.recording import REFUSED, Effect, Gradient, Recording
+from monarch_kernel.runtime.tensor.replay.recording import REFUSED, Effect, Gradient, HandleKind, Recording
 from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment, segments_of
 
 #: Recordings of one function for one kind of arguments: the least used one gives way.
@@ -168,7 +168,7 @@ class Compiled:
             if type(x) is Tensor:
                 if x._owner.id not in recorder.made and x._owner.id not in captured:
                     captured[x._owner.id] = x
-                results.append(("value", x._owner.id, x))
+                results.append(("value", x._owner.id, HandleKind.of(x)))
             elif isinstance(x, FollowedFloat):
                 results.append(("number", x.node.variable))
             elif is_constant(x):
@@ -320,7 +320,7 @@ def _effects(
             elif new is old or (is_constant(old) and type(old) is type(new) and old == new):
                 continue
             elif type(new) is Tensor and (new._owner.id in recorder.made or new._owner.id in recorder.captured):
-                found.append(Effect(w, i, "tensor", new._owner.id, new))
+                found.append(Effect(w, i, "tensor", new._owner.id, HandleKind.of(new)))
                 if type(old) is Tensor and old._spec is new._spec:
                     watch.values[i] = new
             elif is_constant(new) and not _is_fixed(watch):

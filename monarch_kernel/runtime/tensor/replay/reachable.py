@@ -213,6 +213,7 @@ class ReachableState:
             tensors, names = zip(*self._leaves)
             self.watches.append(GradsWatch(list(tensors), list(names), ""))
         self._empties = [container for container, _ in self._empty]
+        self._seen.clear()  # it kept objects alive, so that none got the id of another
 
     def tensors(self) -> dict[int, tuple[int, int]]:
         """For the id of each tensor's value, the first place where it is: (watch, index)."""

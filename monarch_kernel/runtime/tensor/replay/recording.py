@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, make_handle
+from monarch_kernel.runtime.tensor.controller.spec import Spec
 from monarch_kernel.runtime.tensor.replay.reachable import ReachableState
 from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment
@@ -19,20 +20,39 @@ REFUSED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
+class HandleKind:
+    """What a handle was like in the recorded run; not the handle itself, which would keep its value on the ranks."""
+
+    spec: Spec
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, handle: Tensor) -> HandleKind:
+        """The kind of a handle."""
+        return cls(handle._spec, handle.requires_grad)
+
+    def handle(self, value: Tensor) -> Tensor:
+        """The handle, or another one of its value with this shape, and detached if this is."""
+        if value._spec is self.spec and (self.requires_grad or not value.requires_grad):
+            return value
+        return make_handle(self.spec, value._owner)
+
+
+@dataclass(frozen=True, slots=True)
 class Effect:
     """Something that the function leaves behind at a place that it reaches.
 
     Attributes:
         watch, index: the place.
         value: the number of a value (`kind` "tensor"), a variable ("number"), or a constant.
-        spec: of the tensor there.
+        like: what the tensor there is like.
     """
 
     watch: int
     index: int
     kind: str
     value: Any
-    tensor: Tensor | None = None
+    like: HandleKind | None = None
 
 
 class Gradient:
@@ -72,7 +92,7 @@ class Recording:
         followed: places of numbers that may be others.
         sources: where each captured value is found: ("argument", k), ("place", (watch, index)) or ("fixed", handle).
         host: computes known numbers: the numbers that records need, or None if the recording is for other numbers.
-        results: leaves of the result: ("value", number, handle of the recorded run), ("number", variable) or
+        results: leaves of the result: ("value", number, kind of handle), ("number", variable) or
             ("plain", constant).
         replays: how often it was used.
     """
@@ -165,8 +185,8 @@ class Recording:
         for effect in self._effects:
             watch = watches[effect.watch]
             if effect.kind == "tensor":
-                assert effect.tensor is not None
-                value: Any = same_value(effect.tensor, values[effect.value])
+                assert effect.like is not None
+                value: Any = effect.like.handle(values[effect.value])
             else:
                 value = numbers[effect.value] if effect.kind == "number" else effect.value
             watch.assign(effect.index, value)
@@ -177,15 +197,8 @@ class Recording:
     def _result(self, leaf: tuple[Any, ...], values: dict[int, Tensor], numbers: dict[str, Any]) -> Any:
         kind, value = leaf[0], leaf[1]
         if kind == "value":
-            return same_value(leaf[2], values[value])
+            return leaf[2].handle(values[value])
         return numbers[value] if kind == "number" else value
-
-
-def same_value(like: Tensor, handle: Tensor) -> Tensor:
-    """The handle, or another one of its value with the shape that `like` has, and detached if `like` is."""
-    if handle._spec is like._spec and (like.requires_grad or not handle.requires_grad):
-        return handle
-    return make_handle(like._spec, handle._owner)
 
 
 def _writes(segment: ReplaySegment, number: int) -> bool:
