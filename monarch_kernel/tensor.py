@@ -10,6 +10,7 @@ from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
+from monarch_kernel.runtime.tensor.api.lending import lend_arguments
 from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -61,6 +62,7 @@ __all__ = [
     "grad_function",
     "grad_generator",
     "inspect",
+    "lend_arguments",
     "manual_seed",
     "memory",
     "no_mesh",

@@ -22,6 +22,7 @@ INTERNAL = {
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",
     "BaseGoneError": "the client sends a whole manifest to that host",
+    "TensorArgument": "an endpoint catches it, or it is the TypeError of what cannot be pickled",
     "OperationFailed": "the tensor engine turns it into RemoteException or DeviceMeshError",
     "CommandError": "the debugger's console shows its text",
     "CompiledError": "the rewriter of environments turns it into IncompatibleError",

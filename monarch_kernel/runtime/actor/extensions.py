@@ -97,6 +97,8 @@ class TensorFunctions(Protocol):
 
     def rank_tensors(self, procs: Any) -> Any: ...
 
+    def lend_arguments(self, procs: Any, arguments: Any) -> Any: ...
+
 
 #: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {

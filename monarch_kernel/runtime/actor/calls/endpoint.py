@@ -11,8 +11,10 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
+from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import GivenPort, System
@@ -61,6 +63,8 @@ class Endpoint(Generic[R]):
             self._spec.check(args, kwargs)
         try:
             return pickled((args, kwargs))
+        except TensorArgument:
+            return pickled(tensor_functions().lend_arguments(self._mesh._target().procs, (args, kwargs)))
         except Exception as e:
             explain(e, f"an argument of {self._label}")
             raise

@@ -182,6 +182,11 @@ class TensorEngine:
             if mesh.error is None and not self._closed:
                 self.check(mesh)
 
+    @property
+    def key(self) -> str:
+        """What the ranks know this engine by."""
+        return self._key
+
     # -- records ------------------------------------------------------------------------------------
 
     def turn_to(self, mesh: TensorMesh) -> None:
@@ -205,16 +210,22 @@ class TensorEngine:
         Args:
             before, after: targets of two streams; the ranks of `after` are some of those of `before`.
         """
+        there = self.mesh_of(after.procs, before.stream, before.sharded)
+        token = self.control(there, SIGNAL)
+        self.control(after, WAIT, token=token)
+
+    def control(self, mesh: TensorMesh, kind: int, *rest: int, token: int = 0) -> int:
+        """Send a record that is no operation: ``[kind, token, *rest]``; returns the token, by default a new one."""
         if self.recording is not None:
-            self.recording.stop("two streams wait for each other in it")
+            self.recording.stop("actors get tensors in it, or streams wait for each other")
         with self.lock:
-            token = self.next_value
-            self.next_value = token + 1
-            there = self.mesh_of(after.procs, before.stream, before.sharded)
-            for mesh, record in ((there, SIGNAL), (after, WAIT)):
-                self.turn_to(mesh)
-                self.ints += [record, token]
-                self.flush()
+            if not token:
+                token = self.next_value
+                self.next_value = token + 1
+            self.turn_to(mesh)
+            self.ints += [kind, token, *rest]
+            self.flush()
+            return token
 
     def define(self, definition: Definition) -> int:
         """Number a definition; all ranks get it before they need it."""

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import constants, frames, moving, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, lend
@@ -569,7 +570,7 @@ class TensorMesh:
 
     def reduce_handle(self, handle: Tensor) -> Any:
         """How a handle is pickled: refused, but for arguments of endpoints."""
-        raise TypeError(
+        raise TensorArgument(
             f"{handle!r} cannot be pickled: fetch its value (fetch_shard(t).result()), or pass it to an endpoint of "
             "actors on its mesh"
         )

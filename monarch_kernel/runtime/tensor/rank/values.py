@@ -7,6 +7,11 @@ from typing import Any
 
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
+#: How long the workers of an engine may take to begin in a process (seconds).
+BEGIN = 60.0
+#: How many calls' values wait for their actors at most.
+LENT = 1024
+
 
 class Values(dict[int, Any]):
     """Values by number. One that is not there was lost: the process that had it has died."""
@@ -26,6 +31,8 @@ class RankStore:
         values: by number.
         rank: this rank in the engine's world.
         signals: tokens that a stream has come to, and no other has waited for yet; `changed` is notified of them.
+        lent: values that actors are about to take, by token; `let_go` is the last token whose values were not taken in
+            time.
         closed: whether the engine has ended here.
         extras: what parts of the engine keep on this rank (process groups, modules, snapshots), by name.
     """
@@ -36,11 +43,14 @@ class RankStore:
         self.signals: set[int] = set()
         self.changed = threading.Condition()
         self.closed = False
+        self.lent: dict[int, list[Any]] = {}
+        self.let_go = 0
         self.extras: dict[str, Any] = {}
 
 
 _stores: dict[str, RankStore] = {}
 _lock = threading.Lock()
+_made = threading.Condition(_lock)
 
 
 def store_of(engine: str, rank: int) -> RankStore:
@@ -49,7 +59,20 @@ def store_of(engine: str, rank: int) -> RankStore:
         store = _stores.get(engine)
         if store is None:
             store = _stores[engine] = RankStore(rank)
+            _made.notify_all()
         return store
+
+
+def awaited_store(engine: str) -> RankStore:
+    """The state of an engine, for actors beside its workers, which may still be about to begin.
+
+    Raises:
+        RuntimeError: the engine has no workers in this process.
+    """
+    with _lock:
+        if not _made.wait_for(lambda: engine in _stores, BEGIN):
+            raise RuntimeError("no tensors of that mesh are in this process")
+        return _stores[engine]
 
 
 def existing_store(engine: str) -> RankStore | None:

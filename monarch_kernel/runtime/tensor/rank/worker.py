@@ -19,12 +19,12 @@ from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedPrograms
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
-from monarch_kernel.runtime.tensor.rank.values import RankStore, forget, store_of
+from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.packed import packed
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
+from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, LEND, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 
 #: How many lines of a traceback on a rank are kept.
@@ -126,6 +126,8 @@ class TensorWorker(Actor):
                 pop(value, None)
             return i + 2 + count
         token, store = L[i + 1], self.store
+        if number == LEND:
+            return self._lend(token, L, i + 2)
         with store.changed:
             if number == SIGNAL:
                 store.signals.add(token)
@@ -135,6 +137,20 @@ class TensorWorker(Actor):
                 store.changed.wait_for(lambda: token in store.signals or store.closed)
                 store.signals.discard(token)
         return i + 2
+
+    def _lend(self, token: int, L: list[int], i: int) -> int:  # noqa: N803
+        """Put values by for actors of this process; returns where the next record begins."""
+        first, store = i + 1, self.store
+        end = first + L[i]
+        after = end + 1 + L[end]
+        if self.rank in L[end + 1 : after]:
+            with store.changed:
+                store.lent[token] = [store.values[number] for number in L[first:end]]
+                if len(store.lent) > LENT:
+                    store.let_go = next(iter(store.lent))
+                    del store.lent[store.let_go]
+                store.changed.notify_all()
+        return after
 
     def _failed(
         self,
