@@ -15,6 +15,11 @@ def use_label(label: Callable[[str], str | None] | None) -> None:
     _label = label or (lambda _file: None)
 
 
+def label_of(file: str) -> str | None:
+    """`Cell In[3]` for the file of a cell; None for another file."""
+    return _label(file)
+
+
 def shown_place(file: str, line: int) -> str:
     """`Cell In[3]:2`, `train.py:12`."""
     return f"{_label(file) or os.path.basename(file) or file}:{line}"

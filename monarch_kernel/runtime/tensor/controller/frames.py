@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from monarch_kernel.display.places import label_of
+
 Frames = list[tuple[CodeType, int]]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
@@ -65,7 +67,7 @@ def innermost(frames: Frames | None) -> tuple[str, int, str]:
 
 
 def text(frames: Frames | None) -> str:
-    """As in a traceback, with the user's frames only."""
+    """As in a traceback, with the user's frames only: none of what runs a cell or a script."""
     if frames is None:
         return "  (too long ago: the place is no longer kept)\n"
     lines: list[str] = []
@@ -75,8 +77,9 @@ def text(frames: Frames | None) -> str:
         line = line_of(code, instruction)
         source = linecache.getline(code.co_filename, line).strip()
         shown = f"    {source}\n" if source else ""
-        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n{shown}')
-        if len(lines) == SHOWN:
+        named = label_of(code.co_filename) or f'File "{code.co_filename}"'
+        lines.append(f"  {named}, line {line}, in {code.co_name}\n{shown}")
+        if len(lines) == SHOWN or code.co_name == "<module>":
             break
     return "".join(reversed(lines)) or "  (inside torch)\n"
 
