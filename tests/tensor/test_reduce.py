@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
 
 from monarch_kernel.actor import this_host
-from monarch_kernel.tensor import RemoteException, Tensor, inspect, no_mesh, remote
+from monarch_kernel.tensor import DeviceMeshError, RemoteException, Tensor, inspect, no_mesh, remote
 
 KINDS = ["stack", "sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
 BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
@@ -168,3 +170,26 @@ def test_a_rank_that_fails_in_a_collective_frees_the_others(grid: Any) -> None:
             inspect(together(torch.ones(3)))
         assert failed.value.rank == 2 and "fails before it meets" in str(failed.value)
         assert inspect(torch.ones(2).reduce()).tolist() == [4, 4]  # groups are formed anew
+
+
+@pytest.mark.own_runtime
+def test_a_dead_rank_frees_the_others() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 3}, name="three")
+
+    def die(t: Any) -> Any:
+        from monarch_kernel.runtime.tensor.rank.worker import here
+
+        if here().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return t
+
+    with procs.activate():
+        torch.ones(1).reduce()
+        total = remote(die, propagate=lambda t: t)(torch.ones(50_000)).reduce()
+        with pytest.raises(DeviceMeshError, match="heal_mesh"):
+            inspect(total)
+        with pytest.raises(DeviceMeshError):
+            torch.ones(2).reduce("gpus", "max")
+    part = procs.slice(gpus=slice(0, 3, 2))  # those that live no longer wait
+    with part.activate():
+        assert inspect(torch.ones(2), gpus=1)[0] == 1

@@ -192,6 +192,8 @@ class TensorEngine:
     def turn_to(self, mesh: TensorMesh) -> None:
         """Records from now on are for this target."""
         if self.pending:
+            if self.target is not None and self.target.error is not None:  # told; not again to those who use `mesh`
+                self._take(self.target)
             self.flush()
         self.target = mesh
 

@@ -42,6 +42,7 @@ def reduce(
         if out is not None:
             raise ValueError("reduce(mesh=..., out=...): a result on another mesh is a new tensor: leave `out` away")
     how = Reduction(mesh.stream.number, partition, reduction, scatter, roots)
+    mesh.check_alive()
     mesh.engine.groups.need(mesh.stream, partition)
     mesh.engine.plan.line().moved += tensor.numel() * tensor.element_size()
     shape = _shape(tensor, reduction, scatter, count)
