@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel._version import __version__
 
 if TYPE_CHECKING:
+    from monarch_kernel.distributed import distribute
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
     from monarch_kernel.tensor import (
         Stream,
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "call_on_shard_and_fetch",
     "compile",
+    "distribute",
     "enable_monarch_imports",
     "fetch_shard",
     "get_active_mesh",
@@ -86,6 +88,10 @@ def __getattr__(name: str) -> Any:
         from monarch_kernel import tensor
 
         return getattr(tensor, name)
+    if name == "distribute":
+        from monarch_kernel.distributed import distribute
+
+        return distribute
     if name not in _SHAPES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from monarch_kernel.runtime import mesh

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NonFiniteError,
         RemoteException,
     )
+    from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
     from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
     from monarch_kernel.watch.history.query import HistoryQueryError
@@ -61,6 +62,7 @@ __all__ = [
     "DeathKind",
     "DeviceMeshError",
     "DriverError",
+    "FallbackWarning",
     "Fault",
     "HealError",
     "HistoryQueryError",
@@ -103,6 +105,7 @@ _LOADED_AT_FIRST_USE = {
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
+    "FallbackWarning": "monarch_kernel.runtime.tensor.sharded.controller.joining",
     "HealError": "monarch_kernel.runtime.actor.healing.report",
     "HistoryQueryError": "monarch_kernel.watch.history.query",
     "IncompatibleError": "workspace_sync.model.errors",

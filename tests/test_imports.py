@@ -20,6 +20,7 @@ FACADES = {
         "actor",
         "common",
         "config",
+        "distributed",
         "errors",
         "introspection",
         "job",

@@ -27,6 +27,7 @@ INTERNAL = {
     "CommandError": "the debugger's console shows its text",
     "CompiledError": "the rewriter of environments turns it into IncompatibleError",
     "FetchError": "a read in a mount turns it into EIO",
+    "NoRule": "the tensor engine turns it into RemoteException",
     "Gone": "the data plane turns it into RDMAError",
     "KeyRefused": "a link reports it to its calls as the cause",
     "LinkError": "ends a link, whose calls fail with SupervisionError",

@@ -79,6 +79,7 @@ class TensorEngine:
         recording: what takes records down for a replay, if a function is being recorded. One for all engines.
         groups: the process groups of its ranks.
         failures: how many failures of ranks the program has been told.
+        extras: what parts of the engine keep here (random numbers, sharded meshes), by name.
     """
 
     batch: ClassVar[int] = BATCH
@@ -97,6 +98,7 @@ class TensorEngine:
         self.eager = self.watching is not None and self.watching.at_once
         self.plan = Plan()
         self.meshes: dict[Any, TensorMesh] = {}
+        self.extras: dict[str, Any] = {}
         self.definitions: list[Definition] = []
         self._unsent: list[Definition] = []
         self._defined: dict[Stream, int] = {}
@@ -138,12 +140,12 @@ class TensorEngine:
 
     # -- the world ----------------------------------------------------------------------------------
 
-    def mesh_of(self, procs: ProcMesh, stream: Stream = MAIN, sharded: bool = False) -> TensorMesh:
+    def mesh_of(self, procs: ProcMesh, stream: Stream = MAIN, kind: type[TensorMesh] | None = None) -> TensorMesh:
         """The target for operations on a mesh of this world."""
-        key = (procs._region, stream, sharded)
+        key = (procs._region, stream, kind is not None)
         mesh = self.meshes.get(key)
         if mesh is None:
-            mesh = self.meshes[key] = TensorMesh(self, procs, stream, sharded)
+            mesh = self.meshes[key] = (kind or TensorMesh)(self, procs, stream, kind is not None)
         return mesh
 
     def spawn_workers(self, stream: Stream, cls: Any) -> Any:
@@ -212,7 +214,7 @@ class TensorEngine:
         Args:
             before, after: targets of two streams; the ranks of `after` are some of those of `before`.
         """
-        there = self.mesh_of(after.procs, before.stream, before.sharded)
+        there = self.mesh_of(after.procs, before.stream, type(before) if before.sharded else None)
         token = self.control(there, SIGNAL)
         self.control(after, WAIT, token=token)
 
@@ -314,14 +316,18 @@ class TensorEngine:
 
     # -- data ---------------------------------------------------------------------------------------
 
-    def put(self, mesh: TensorMesh, tensor: torch.Tensor) -> int:
-        """Send a tensor to all ranks; returns the number of the value. The caller holds the lock."""
+    def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
+        """Send a tensor to all ranks; returns the number of the value. The caller holds the lock.
+
+        Args:
+            layout: of a sharded mesh, how ranks find their parts.
+        """
         self.turn_to(mesh)
         self.flush()
         number = self.next_value
         self.next_value = number + 1
         self.plan.line().sent += tensor.numel() * tensor.element_size()
-        mesh.workers.put.broadcast(number, tensor, mesh.sharded)
+        mesh.workers.put.broadcast(number, tensor, layout)
         return number
 
     # -- answers ------------------------------------------------------------------------------------

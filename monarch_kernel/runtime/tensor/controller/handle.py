@@ -193,6 +193,38 @@ class Tensor(torch.Tensor):
         """
         return self._spec.mesh.to_mesh(self, mesh, stream)
 
+    # -- sharded tensors (`distribute`) ---------------------------------------------------------------
+
+    @property
+    def placements(self) -> Any:
+        """How a sharded tensor is laid out: a placement for each dimension of its mesh. One round trip."""
+        return self._spec.mesh.sharded_values("placements").placements(self)
+
+    @property
+    def device_mesh(self) -> Any:
+        """The `Mesh` that a sharded tensor is on."""
+        return self._spec.mesh.sharded_values("device_mesh").device_mesh(self)
+
+    def redistribute(self, sharding_spec: Any = None, *, placements: Any = None) -> Tensor:
+        """The same sharded tensor in another layout, given as for `distribute`; gradients pass."""
+        values = self._spec.mesh.sharded_values("redistribute()")
+        return values.redistribute(self, sharding_spec if placements is None else placements)
+
+    def full_tensor(self) -> torch.Tensor:
+        """All of a sharded tensor, here; gradients pass. One round trip."""
+        return self._spec.mesh.sharded_values("full_tensor()").full_tensor(self)
+
+    def to_local(self, **coords: int) -> torch.Tensor:
+        """One rank's part of a sharded tensor, here: the rank at these coordinates (default: 0). One round trip."""
+        return self._spec.mesh.sharded_values("to_local()").to_local(self, coords)
+
+    def preview(self, count: int = 6) -> str:
+        """What `print` shows, and up to `count` values of a sharded tensor. One round trip."""
+        return self._spec.mesh.sharded_values("preview()").preview(self, count)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 and spec else super().__format__(spec)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 

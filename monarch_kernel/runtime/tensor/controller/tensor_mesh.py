@@ -560,6 +560,17 @@ class TensorMesh:
     def collect_costs(self) -> None:
         """Bring what the ranks have counted into the engine's plan: nothing, where values are plain tensors."""
 
+    def sharded_values(self, what: str) -> Any:
+        """What handles of a sharded mesh can do.
+
+        Raises:
+            TypeError: this mesh is none.
+        """
+        raise TypeError(
+            f"{what}: a tensor of mesh {self.name} is one of its own on every rank, and has no layout: "
+            "fetch_shard(t, ...) takes the one of a rank; distribute() makes tensors whose parts are on the ranks"
+        )
+
     def describe(self, handle: Tensor) -> str:
         """What `repr` of a handle says."""
         shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))

@@ -48,15 +48,25 @@ class WorldGroup:
         """
         with self._lock:
             engine = self._engine
+            self.ensure()
+            if (stream.number, partition) not in self._made:
+                everywhere(engine, groups.make, stream.number, partition)
+                self._made.add((stream.number, partition))
+
+    def ensure(self) -> None:
+        """See that the group of all ranks exists, and that no failure has broken it.
+
+        Raises:
+            DeviceMeshError: a rank has died.
+        """
+        with self._lock:
+            engine = self._engine
             if self._formed and engine.failures != self._failures:
                 self._failures = engine.failures
                 if not all(everywhere(engine, groups.default_group)):
                     self._formed = False
             if not self._formed:
                 self.form()
-            if (stream.number, partition) not in self._made:
-                everywhere(engine, groups.make, stream.number, partition)
-                self._made.add((stream.number, partition))
 
     def form(self) -> None:
         """Form the group of all ranks; dead ones are replaced.

@@ -73,7 +73,7 @@ class TensorWorker(Actor):
                 programs[definition.number] = (
                     RecordedProgram(definition, operation, programs)
                     if isinstance(operation, Recorded)
-                    else compiled(definition)
+                    else compiled(definition, self._sharded_rule if definition.sharded else None)
                 )
             except Exception as e:
                 programs[definition.number] = _broken(definition, e)
@@ -260,9 +260,17 @@ class TensorWorker(Actor):
         return self.record
 
     @endpoint
-    def put(self, number: int, tensor: torch.Tensor, sharded: bool) -> None:
-        """Hold a tensor."""
-        self.store.values[number] = tensor.to(device.of_rank())
+    def put(self, number: int, tensor: torch.Tensor, layout: Any) -> None:
+        """Hold a tensor, or, with a layout of a sharded mesh, this rank's part of it."""
+        if layout is None:
+            self.store.values[number] = tensor.to(device.of_rank())
+            return
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+        try:
+            self.store.values[number] = rules_of(self.store.extras).placed(tensor, layout)
+        except Exception as e:
+            self.store.values[number] = FailedValue(self.record, self.rank, _text(e))
 
     @endpoint
     def run_and_describe(
@@ -282,8 +290,12 @@ class TensorWorker(Actor):
         inputs = [self.value(number) for number in ins]
         args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, pickle.loads(template))
         try:
+            run = operation_of(operation)
+            if sharded:
+                self.at = self.record
+                run = self._rule(run, operation)
             with torch.no_grad():
-                out = operation_of(operation)(*args, **kwargs)
+                out = run(*args, **kwargs)
         except Exception as e:
             raise OperationFailed(FailedValue(self.record, self.rank, _text(e))) from None
         finally:
@@ -297,6 +309,15 @@ class TensorWorker(Actor):
     def held(self) -> int:
         """How many values there are on this rank."""
         return len(self.store.values)
+
+    def _sharded_rule(self, operation: Any, definition: Definition) -> Any:
+        return self._rule(operation, definition.label)
+
+    def _rule(self, operation: Any, name: str) -> Any:
+        """What to call in place of an operation on DTensors."""
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
+
+        return rules_of(self.store.extras).of(operation, name)
 
     def value(self, number: int) -> Any:
         """A value of this rank.

@@ -1,0 +1,254 @@
+"""`ShardedMesh`: where operations on sharded tensors go. Its ranks hold DTensors; handles have global shapes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
+from monarch_kernel.runtime.tensor.controller.signature import Signature
+from monarch_kernel.runtime.tensor.controller.spec import spec_of
+from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+from monarch_kernel.runtime.tensor.controller.world_group import everywhere
+from monarch_kernel.runtime.tensor.sharded.controller import values
+from monarch_kernel.runtime.tensor.sharded.controller.composed import composed
+from monarch_kernel.runtime.tensor.sharded.controller.costs import collect
+from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
+from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, shown
+from monarch_kernel.runtime.tensor.sharded.rank import state
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+#: A local tensor of at most so many elements goes to a mesh with the operation that needs it; a larger one is a
+#: mistake, or should be laid out.
+SMALL = 4096
+#: How many frames are looked through for the program's line, where operations are made of others.
+DEEP = 40
+
+
+class KeepsMesh(list[int]):
+    """The numbers of values to delete, and the `Mesh` that they are on: each value has it, and so keeps the mesh."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+
+#: What a multiplication of matrices needs to be of one dtype: positions of its matrices.
+_OF_ONE_DTYPE = {
+    torch.ops.aten.mm.default: (0, 1),
+    torch.ops.aten.bmm.default: (0, 1),
+    torch.ops.aten.mv.default: (0, 1),
+    torch.ops.aten.dot.default: (0, 1),
+    torch.ops.aten.addmm.default: (0, 1, 2),
+    torch.ops.aten.baddbmm.default: (0, 1, 2),
+}
+
+
+class ShardedMesh(TensorMesh):
+    """A region of ranks whose values are DTensors.
+
+    Attributes:
+        key: by what ranks know it.
+        strict: operations that have no rule for a layout are refused.
+    """
+
+    def __init__(self, engine: TensorEngine, procs: ProcMesh, stream: Stream, sharded: bool = True) -> None:
+        self._kept: Callable[[], KeepsMesh | None] = lambda: None
+        super().__init__(engine, procs, stream, sharded)
+        self.key = (tuple(self.ranks), self.sizes, self.labels)
+        self.composed = composed()
+        self.strict = False
+        self._random: set[int] = set()
+        self._place: frames.Frames | None = None
+
+    # -- who keeps it -------------------------------------------------------------------------------
+
+    def belong_to(self, keeper: KeepsMesh, owned: bool) -> None:
+        """Values that are made from now on keep a `Mesh`; the engine does, too, if it does not own its ranks."""
+        self._kept = weakref.ref(keeper) if owned else lambda: keeper
+
+    @property
+    def owner(self) -> Any:
+        """The `Mesh` that programs have; None when it and its last tensor have gone."""
+        keeper = self._kept()
+        return None if keeper is None else keeper.mesh
+
+    @property
+    def dead(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
+        """Values whose last handle has gone."""
+        keeper = self._kept()
+        return [] if keeper is None else keeper
+
+    @dead.setter
+    def dead(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
+        """Set by the base class."""
+
+    # -- operations ---------------------------------------------------------------------------------
+
+    def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
+        """Append a record; a random operation goes on where this process's generator stands."""
+        if signature.number in self._random:
+            Handover.of(self.engine).before_draw(self)
+        with self.engine.lock:
+            record = self.engine.record
+            result = super().emit(signature, ins, floats)
+            if self._place is not None:
+                self.engine.places[record] = self._place
+        if self.strict and self.engine.recording is None:
+            self.engine.check(self)
+        return result
+
+    def _define(
+        self, key: Any, func: Any, args: Any, kwargs: Any, ins: list[Tensor], fixed_floats: bool = False
+    ) -> Signature:
+        if func not in self.composed:
+            parts = _parts_of(func)
+            if parts is not None:
+                self.composed[func] = parts
+        composed = self.composed.get(func)
+        if composed is not None:
+            self.composed[func] = self._at_one_place(composed)
+        alike = _OF_ONE_DTYPE.get(func)
+        if alike is not None and len({args[i].dtype for i in alike}) > 1:  # fake tensors do not look
+            dtypes = ", ".join(str(args[i].dtype).removeprefix("torch.") for i in alike)
+            raise RuntimeError(
+                f"{func}: expected tensors of the same dtype, but got {dtypes}: convert one, t.to(dtype)"
+            )
+        signature = super()._define(key, func, args, kwargs, ins, fixed_floats)
+        if signature.number > 0 and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            self._random.add(signature.number)
+        return signature
+
+    def _at_one_place(self, composed: Any) -> Any:
+        """A composed operation whose parts are all of the line that issued it, however deep they are issued."""
+        if hasattr(composed, "at_one_place"):
+            return composed
+
+        def issue(*args: Any, **kwargs: Any) -> Any:
+            if self._place is not None:
+                return composed(*args, **kwargs)
+            self._place = frames.take(1, DEEP)
+            try:
+                return composed(*args, **kwargs)
+            finally:
+                self._place = None
+
+        issue.at_one_place = True  # type: ignore[attr-defined]
+        return issue
+
+    def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        written = _written(func, args, kwargs or {})
+
+        def lift(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or type(x) is Tensor:
+                return x
+            if any(x is w for w in written):
+                raise MixedTensorsError(
+                    f"{func} would write a tensor of mesh {self.name} into a local one {list(x.shape)}: "
+                    "take its value here first, as in local.copy_(t.full_tensor())"
+                )
+            if x.requires_grad and torch.is_grad_enabled():
+                raise MixedTensorsError(
+                    f"{func}: a local tensor {list(x.shape)} that requires grad, among tensors of mesh {self.name}: "
+                    f"its gradient "
+                    "would be lost. Bring it there first with distribute(t, mesh), which gradients pass"
+                )
+            if x.numel() > SMALL:
+                raise MixedTensorsError(
+                    f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}: it is too large to "
+                    f"be sent along. "
+                    f"Lay it out first: distribute(t, mesh, sharding_spec=[{self.labels[0]!r}, ...]), or work here "
+                    f"with "
+                    "the other one's full_tensor()"
+                )
+            return self.put(x)
+
+        return tree_map(lift, (list(args), kwargs or {}))
+
+    def sharded_values(self, what: str) -> Any:
+        """What handles of this mesh can do."""
+        return values
+
+    # -- data ---------------------------------------------------------------------------------------
+
+    def put(self, tensor: torch.Tensor, placements: Placements | None = None) -> Tensor:
+        """A handle of a copy of a local tensor, laid out (default: all of it on every rank)."""
+        with _disable_current_modes():
+            local = tensor.detach()
+            if local.device.type != "cpu":
+                local = local.cpu()
+            with self.engine.lock:
+                number = self.engine.put(self, local, (self.key, placements))
+            handle = make_handle(spec_of(self, torch.empty_like(local, device="meta")), ValueOwner(number, self.dead))
+            if local.dim() == 0:
+                handle._constant = local.clone()
+            return handle
+
+    def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
+        """The whole value: the controller waits for it."""
+        value = super().value_of(handle, why)
+        ShardedWorld.of(self.engine).tell()
+        return value
+
+    def placements_of(self, handle: Tensor) -> Placements:
+        """How a value is laid out: one round trip."""
+        self.engine.plan.synchronised("placements")
+        return self.engine.ask(self, state.layouts, handle)[0][0]
+
+    def collect_costs(self) -> None:
+        """Bring what the ranks have counted into the engine's plan."""
+        collect(self)
+
+    def describe(self, handle: Tensor) -> str:
+        """What `repr` of a handle says: shape, dtype, placements."""
+        try:
+            layout = shown(self.placements_of(handle))
+        except Exception as e:  # a repr must not fail
+            layout = f"<{type(e).__name__}>"
+        shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
+        grad = ", requires_grad=True" if handle.requires_grad else ""
+        return (
+            f"Tensor({list(handle.shape)}, {str(handle.dtype).removeprefix('torch.')}, {layout}, "
+            f"mesh={self.name}({shape}){grad})"
+        )
+
+    # -- ranks --------------------------------------------------------------------------------------
+
+    def be_strict(self, strict: bool) -> None:
+        """Whether ranks refuse operations that have no rule for a layout, and failures raise at once."""
+        self.strict = strict
+        everywhere(self.engine, state.be_strict, self.key, strict)
+
+
+def _parts_of(func: Any) -> Any:
+    """How torch makes an operation of others on every device, if it has no kernel of its own."""
+    if isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
+        return func.decompose
+    return None
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    found: list[Any] = []
+    schema = func._schema
+    if schema.is_mutable:
+        for n, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[n] if n < len(args) else kwargs.get(argument.name)
+                found += list(value) if isinstance(value, (list, tuple)) else [value]
+    return found

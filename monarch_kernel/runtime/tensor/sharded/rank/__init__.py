@@ -1,0 +1,1 @@
+"""In a rank: operations on DTensors, by DTensor where it is right, else by rules of ours."""

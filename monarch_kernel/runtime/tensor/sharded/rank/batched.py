@@ -1,0 +1,162 @@
+"""Rules of ours for operations on a batch whose entries do not meet: each rank computes its entries.
+
+Attention over heads, pooling over channels, convolutions, gathering along a dimension that is not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Placement, Shard
+from torch.utils._pytree import tree_leaves, tree_map
+
+from monarch_kernel.runtime.tensor.sharded.rank.special import leaves_a_rank_empty, made_of
+
+Run = Callable[..., Any]
+
+#: Operations whose first dimensions (so many) are those of a batch, in all inputs and results.
+_BATCHED = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu.default": 2,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": 2,
+    "aten::max_pool2d_with_indices.default": 2,
+    "aten::max_pool2d_with_indices_backward.default": 2,
+    "aten::avg_pool2d.default": 2,
+    "aten::avg_pool2d_backward.default": 2,
+    "aten::_adaptive_avg_pool2d.default": 2,
+    "aten::_adaptive_avg_pool2d_backward.default": 2,
+    "aten::upsample_nearest1d.default": 2,
+    "aten::upsample_nearest1d_backward.default": 2,
+    "aten::upsample_nearest2d.default": 2,
+    "aten::upsample_nearest2d_backward.default": 2,
+    "aten::upsample_bilinear2d.default": 2,
+    "aten::upsample_bilinear2d_backward.default": 2,
+}
+#: Arguments of backward operations that say how large the result of all ranks is: its first entries are those of the
+#: batch.
+_SIZES = {
+    "aten::upsample_nearest1d_backward.default": 2,
+    "aten::upsample_nearest2d_backward.default": 2,
+    "aten::upsample_bilinear2d_backward.default": 3,
+}
+
+
+def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """The rule for an operation on a batch, if it is one."""
+    if name in _BATCHED:
+        return _batched(op, _BATCHED[name], _SIZES.get(name), fallback)
+    if name == "aten::convolution.default":
+        return _convolution(op, fallback)
+    if name == "aten::convolution_backward.default":
+        return _convolution_backward(op, fallback)
+    if name == "aten::gather.default":
+        return _gather(op, fallback)
+    return None
+
+
+def _batched(op: Any, dimensions: int, sizes: int | None, fallback: Run) -> Run:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
+        first = given[0]
+        layout = first.placements
+        if (
+            any(x.placements != layout or x.shape[:dimensions] != first.shape[:dimensions] for x in given)
+            or first.dim() <= dimensions
+            or not _cut_below(layout, dimensions)
+            or leaves_a_rank_empty(first)
+        ):
+            return fallback(*args, **kwargs)
+        if sizes is not None:
+            local_size = [*first._local_tensor.shape[:dimensions], *args[sizes][dimensions:]]
+            args = (*args[:sizes], local_size, *args[sizes + 1 :])
+        out = op(*_locals(args), **_locals(kwargs))
+
+        def wrapped(local: Any) -> Any:
+            if not isinstance(local, torch.Tensor):
+                return local
+            shape = [*first.shape[:dimensions], *local.shape[dimensions:]]
+            return _as_strided_like(local, first.device_mesh, layout, shape)
+
+        return tree_map(wrapped, out)
+
+    return run
+
+
+def _convolution(op: Any, fallback: Run) -> Run:
+    """A batch of images, and filters that every rank has."""
+
+    def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> Any:
+        others = [t for t in (weight, bias) if t is not None]
+        if any(not _everywhere(t) for t in others) or not _cut_below(x.placements, 1) or leaves_a_rank_empty(x):
+            return fallback(x, weight, bias, *args)
+        local = op(*_locals((x, weight, bias, *args)))
+        return _as_strided_like(local, x.device_mesh, x.placements, [x.shape[0], *local.shape[1:]])
+
+    return run
+
+
+def _convolution_backward(op: Any, fallback: Run) -> Run:
+    """Gradients of filters are sums over the ranks of a batch."""
+
+    def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> Any:
+        if (
+            not _everywhere(weight)
+            or gradient.placements != x.placements
+            or not _cut_below(x.placements, 1)
+            or leaves_a_rank_empty(x)
+        ):
+            return fallback(gradient, x, weight, *args)
+        dx, dw, db = op(*_locals((gradient, x, weight, *args)))
+        terms = [Partial() if p.is_shard() else p for p in x.placements]
+        mesh = x.device_mesh
+        return (
+            None if dx is None else _as_strided_like(dx, mesh, x.placements, x.shape),
+            None if dw is None else _as_strided_like(dw, mesh, terms, weight.shape),
+            None if db is None else made_of(db, mesh, terms, db.shape),
+        )
+
+    return run
+
+
+def _gather(op: Any, fallback: Run) -> Run:
+    """Along a dimension that is not cut, from tensors that are cut alike."""
+
+    def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> Any:
+        free = dim % max(x.dim(), 1)
+        layout = index.placements
+        if (
+            x.placements != layout
+            or x.dim() != index.dim()
+            or any(p.is_partial() for p in layout)
+            or any(type(p) is not Shard or p.dim == free for p in layout if not p.is_replicate())
+            or any(x.shape[p.dim] != index.shape[p.dim] for p in layout if isinstance(p, Shard))
+        ):
+            return fallback(x, dim, index, **kwargs)
+        return made_of(op(*_locals((x, dim, index)), **kwargs), x.device_mesh, layout, index.shape)
+
+    return run
+
+
+def _locals(tree: Any) -> Any:
+    return tree_map(lambda x: x._local_tensor if isinstance(x, DTensor) else x, tree)
+
+
+def _everywhere(x: DTensor) -> bool:
+    return all(p.is_replicate() for p in x.placements)
+
+
+def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
+    """Whether only the first dimensions are cut."""
+    return all(p.is_replicate() or (type(p) is Shard and p.dim < dimensions) for p in layout)
+
+
+def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """A DTensor of a local part; the whole has its order of dimensions in memory."""
+    order = sorted(range(local.dim()), key=lambda d: (local.stride(d), local.size(d)), reverse=True)
+    stride, step = [0] * local.dim(), 1
+    for d in reversed(order):
+        stride[d] = step
+        step *= max(1, shape[d])
+    return DTensor.from_local(local, mesh, layout, run_check=False, shape=torch.Size(shape), stride=tuple(stride))

@@ -1,0 +1,48 @@
+"""From the parts of a tensor to the whole, and back. Every rank of the mesh calls these together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+
+def whole_of(x: DTensor) -> torch.Tensor:
+    """All of a tensor, on every rank; strides are those of the DTensor."""
+    if all(p.is_replicate() for p in x.placements):
+        return x.to_local()
+    whole = x.full_tensor()
+    if whole.stride() != x.stride() and whole.numel() and 0 not in x.stride():
+        whole = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=whole.device).copy_(whole)
+    return whole
+
+
+def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> DTensor:
+    """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
+    made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
+    local = made._local_tensor
+    if local.numel() < whole.numel() and local.untyped_storage().nbytes() > local.numel() * local.element_size():
+        made._local_tensor = local.clone()  # a part must not keep the whole
+    return made
+
+
+def layout_like(result: torch.Tensor, template: DTensor) -> tuple[Placement, ...]:
+    """How a result that was computed whole is laid out: as an input was, where it has that dimension."""
+    return tuple(
+        p if isinstance(p, Shard) and p.dim < result.dim() and result.size(p.dim) > 1 else Replicate()
+        for p in template.placements
+    )
+
+
+def write(x: DTensor, whole: torch.Tensor) -> None:
+    """Make `whole` the value of `x`, in place and in its layout."""
+    if all(p.is_replicate() for p in x.placements):
+        if x._local_tensor is not whole:
+            x._local_tensor.copy_(whole)
+        return
+    x._local_tensor.copy_(
+        distribute_tensor(whole.detach(), x.device_mesh, x.placements, src_data_rank=None)._local_tensor
+    )

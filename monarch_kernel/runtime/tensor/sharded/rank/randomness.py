@@ -1,0 +1,125 @@
+"""Random operations: each gives what one device would give, whatever the layout.
+
+Every rank draws for the whole tensor from a generator that all ranks have in the same state, and keeps its part. The
+generator is the engine's own: what a rank's other code draws from torch's default one changes nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_leaves
+
+from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of, write
+from monarch_kernel.runtime.tensor.sharded.rank.whole import run_whole
+
+aten: Any = torch.ops.aten
+
+#: Operations that fill a tensor, whatever it held.
+_FILL = frozenset(
+    {
+        aten.uniform_.default,
+        aten.normal_.default,
+        aten.bernoulli_.float,
+        aten.random_.default,
+        aten.random_.to,
+        getattr(aten.random_, "from"),
+        aten.exponential_.default,
+        aten.log_normal_.default,
+        aten.cauchy_.default,
+        aten.geometric_.default,
+    }
+)
+#: Operations that make a new tensor of the shape of another.
+_LIKE = frozenset(
+    {
+        aten.rand_like.default,
+        aten.randn_like.default,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+    }
+)
+
+
+class MeshGenerator:
+    """The state of a mesh's random numbers on this rank."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, torch.Tensor] = {}
+        self._seed = torch.default_generator.initial_seed() & 0xFFFFFFFF
+
+    def set(self, state: torch.Tensor | int) -> None:
+        """Go on from a state of a CPU generator (bytes in a tensor), or from a seed."""
+        self._states.clear()
+        if isinstance(state, int):
+            self._seed = state
+            return
+        cpu = torch.Generator()
+        cpu.set_state(state)
+        self._seed = cpu.initial_seed()
+        self._states["cpu"] = state
+
+    def get(self) -> dict[str, torch.Tensor]:
+        """The states by device type, for a snapshot."""
+        return dict(self._states)
+
+    def restore(self, states: dict[str, torch.Tensor]) -> None:
+        """Go back to what `get` returned."""
+        self._states = dict(states)
+
+    @contextmanager
+    def active(self, device: torch.device) -> Generator[None]:
+        """Draws from torch's default generator of a device come from this one in the block."""
+        default: Any = (
+            torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+        )
+        before = default.get_state()
+        state = self._states.get(device.type)
+        if state is None:
+            default.manual_seed(self._seed)
+        else:
+            default.set_state(state)
+        try:
+            yield
+        finally:
+            self._states[device.type] = default.get_state()
+            default.set_state(before)
+
+
+def random_rule(op: Any, generator: MeshGenerator) -> Callable[..., Any]:
+    """What to call instead of a random operation."""
+
+    def fill(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        local = x._local_tensor
+        whole = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=local.device)
+        with generator.active(local.device):
+            op(whole, *args, **kwargs)
+        write(x, whole)
+        return x
+
+    def like(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        local = x._local_tensor
+        with generator.active(local.device):
+            whole = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=local.device), *args, **kwargs)
+        layout = [p if not p.is_partial() else _REPLICATE for p in x.placements]
+        return part_of(whole, x.device_mesh, layout)
+
+    def any_other(*args: Any, **kwargs: Any) -> Any:
+        device = next(x for x in _flat((args, kwargs)) if isinstance(x, DTensor))._local_tensor.device
+        with generator.active(device):
+            return run_whole(op, args, kwargs)
+
+    if op in _FILL:
+        return fill
+    return like if op in _LIKE else any_other
+
+
+_REPLICATE = Replicate()
+
+
+def _flat(tree: Any) -> list[Any]:
+    return tree_leaves(tree)

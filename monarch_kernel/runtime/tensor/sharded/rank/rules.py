@@ -1,0 +1,173 @@
+"""What a rank calls in place of an operation on DTensors.
+
+DTensor does what it is known to do right (`trusted`). Random operations have rules of their own (`randomness`). All
+else runs on whole tensors (`whole`), and so does a trusted operation in a layout for which DTensor says that it has no
+way. That
+choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Replicate
+from torch.utils._pytree import tree_leaves
+
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.sharded.rank import views
+from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule
+from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
+from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of
+from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
+from monarch_kernel.runtime.tensor.sharded.rank.special import guarded, pointwise_rule, special_rule
+from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
+from monarch_kernel.runtime.tensor.sharded.rank.whole import run_replicated, run_whole
+
+#: Operations that may write into the terms of a sum (Partial) one by one; of others, DTensor gets some silently wrong.
+_LINEAR = frozenset({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::mul_.Scalar", "aten::div_.Scalar"})
+
+
+class NoRule(RuntimeError):
+    """An operation would run on the whole tensor, and its mesh is strict."""
+
+
+class OperationRules:
+    """How operations of one engine run on this rank.
+
+    Attributes:
+        generator: random numbers of its meshes.
+        strict: the device meshes on which operations on whole tensors are refused.
+        meshes: torch's device meshes, by the key of the controller's target.
+    """
+
+    def __init__(self) -> None:
+        self.generator = MeshGenerator()
+        self.strict: set[Any] = set()
+        self.meshes: dict[Any, Any] = {}
+
+    def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
+        """What to call in place of an operation.
+
+        Args:
+            name: as in ``aten::add.Tensor``.
+            definition: its number, by which the controller finds the program's line.
+        """
+        if not isinstance(op, torch._ops.OpOverload):
+            return op  # a function of ours, or of the program's: it gets the DTensors
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            return random_rule(op, self.generator)
+        fallback = self._on_whole(op, name, definition)
+        run = special_rule(op, name, fallback) or batched_rule(op, name, fallback)
+        if run is None:
+            run = _with_fallback(op, fallback) if name in TRUSTED else pointwise_rule(op, name, fallback) or fallback
+        run = guarded(name, run, fallback)
+        if op._schema.is_mutable:
+            return _writing(op, run if name in _LINEAR else _not_into_terms(run, fallback))
+        return _viewing(op, run) if op.is_view else run
+
+    def placed(self, tensor: torch.Tensor, layout: tuple[Any, Sequence[Placement] | None]) -> DTensor:
+        """This rank's part of a tensor that all ranks got.
+
+        Args:
+            layout: the key of a mesh, and placements; None: all of it on every rank.
+        """
+        key, placements = layout
+        mesh = self.meshes[key]
+        made = part_of(tensor, mesh, [Replicate()] * mesh.ndim if placements is None else placements)
+        local = made._local_tensor
+        if local.device != device.of_rank() or local.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+            # memory of its own: what came may be shared with other ranks of this host
+            made._local_tensor = local.to(device.of_rank(), copy=True)
+        return made
+
+    def _on_whole(self, op: Any, name: str, definition: int) -> Callable[..., Any]:
+        def fallback(*args: Any, **kwargs: Any) -> Any:
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
+            if not given:
+                return op(*args, **kwargs)
+            if any(not p.is_replicate() for x in given for p in x.placements):
+                if given[0].device_mesh in self.strict:
+                    layouts = ", ".join(f"{list(x.shape)} as {list(x.placements)}" for x in given)
+                    raise NoRule(
+                        f"{name} has no rule for {layouts}: it would gather the whole tensor on every rank. "
+                        "Redistribute its inputs first (t.redistribute(...)), or make the mesh with strict=False"
+                    )
+                counts.fell_back(name, definition)
+                return run_whole(op, args, kwargs)
+            return run_replicated(op, args, kwargs)
+
+        return fallback
+
+
+def rules_of(extras: dict[str, Any]) -> OperationRules:
+    """The rules of an engine, among what its parts keep on this rank."""
+    found: OperationRules | None = extras.get("rules")
+    if found is None:
+        found = extras["rules"] = OperationRules()
+    return found
+
+
+def _with_fallback(op: Any, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return op(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as e:
+            if not _has_no_way(e):
+                raise
+        return fallback(*args, **kwargs)
+
+    return run
+
+
+def _has_no_way(error: Exception) -> bool:
+    """Whether DTensor has refused before any rank computed anything."""
+    text = str(error)
+    return "Sharding propagation failed" in text or "does not have a sharding strategy" in text
+
+
+def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., Any]:
+    def write(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else None
+        if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
+            return fallback(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    return write
+
+
+def _writing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Views of what is written follow it."""
+    places = [
+        (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if views.any_detached():
+            for n, name in places:
+                value = args[n] if n < len(args) else kwargs.get(name)
+                for x in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(x, DTensor):
+                        views.written(x)
+        return out
+
+    return write
+
+
+def _viewing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A view whose layout made it a copy is remembered as one."""
+
+    def view(x: Any, *args: Any, **kwargs: Any) -> Any:
+        moves = counts.moves
+        out = run(x, *args, **kwargs)
+        if isinstance(x, DTensor):
+            if counts.moves != moves:
+                views.detach(out, op, x, args, kwargs)
+            else:
+                views.keep_source(out, x)
+        return out
+
+    return view

@@ -1,0 +1,211 @@
+"""Rules of ours for operations that DTensor has none for, or gets wrong, and that are too common to gather for.
+
+Each is made of an operation and its fallback, and decides by layouts and shapes only, as all ranks must decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+Run = Callable[..., Any]
+
+#: Operations on each element that torch does not mark as such.
+_POINTWISE = frozenset(
+    {
+        "aten::elu_backward.default",
+        "aten::fill_.Tensor",
+        "aten::floor_divide.default",
+        "aten::floor_divide.Scalar",
+        "aten::hardsigmoid_backward.default",
+        "aten::hardswish.default",
+        "aten::hardswish_backward.default",
+        "aten::hardtanh_backward.default",
+        "aten::isclose.default",
+        "aten::leaky_relu_backward.default",
+        "aten::log_sigmoid_backward.default",
+        "aten::log_sigmoid_forward.default",
+        "aten::masked_fill.Tensor",
+        "aten::masked_fill_.Tensor",
+        "aten::mish_backward.default",
+        "aten::softplus_backward.default",
+    }
+)
+
+
+#: Reductions over a list of dimensions, and those of them that have an empty one by default.
+_OVER_DIMENSIONS = frozenset(
+    {
+        "aten::all.dims",
+        "aten::amax.default",
+        "aten::amin.default",
+        "aten::any.dims",
+        "aten::logsumexp.default",
+        "aten::mean.dim",
+        "aten::std.correction",
+        "aten::sum.default",
+        "aten::sum.dim_IntList",
+        "aten::var.correction",
+    }
+)
+_ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
+
+
+#: Operations that a rank without elements cannot do, or does wrong.
+_NEED_ELEMENTS = frozenset(
+    {
+        "aten::_log_softmax.default",
+        "aten::_log_softmax_backward_data.default",
+        "aten::_softmax.default",
+        "aten::_softmax_backward_data.default",
+        "aten::amax.default",
+        "aten::amin.default",
+        "aten::argmax.default",
+        "aten::argmin.default",
+        "aten::index_select.default",
+        "aten::logsumexp.default",
+        "aten::max.dim",
+        "aten::mean.default",
+        "aten::mean.dim",
+        "aten::median.dim",
+        "aten::min.dim",
+        "aten::sort.default",
+        "aten::std.correction",
+        "aten::topk.default",
+        "aten::var.correction",
+    }
+)
+
+
+def guarded(name: str, run: Run, fallback: Run) -> Run:
+    """`run`, but where a rank without elements would fail alone, and the others wait for it."""
+    if name not in _NEED_ELEMENTS:
+        return run
+
+    def guard(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return (fallback if leaves_a_rank_empty(x) else run)(x, *args, **kwargs)
+
+    return guard
+
+
+def leaves_a_rank_empty(x: DTensor) -> bool:
+    """Whether some rank has no elements: the last one has the fewest."""
+    rest = list(x.shape)
+    for p, ranks in zip(x.placements, x.device_mesh.shape):
+        if not p.is_replicate() and not p.is_partial():
+            dim: int = p.dim  # type: ignore[attr-defined]
+            rest[dim] -= -(-rest[dim] // ranks) * (ranks - 1)
+            if rest[dim] <= 0:
+                return True
+    return False
+
+
+def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """The rule of ours for an operation, if there is one.
+
+    Args:
+        fallback: runs it on whole tensors; for layouts that the rule has no way for.
+    """
+    if name in ("aten::argmax.default", "aten::argmin.default"):
+        return _along_a_free_dimension(op, fallback)
+    if name in _OVER_DIMENSIONS:
+        return _over_dimensions(op, name, fallback)
+    return None
+
+
+def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
+    """The rule for operations on each element."""
+    if name not in _POINTWISE and torch.Tag.pointwise not in op.tags:
+        return None
+    writes = op._schema.is_mutable
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = tree_flatten((list(args), kwargs))
+        given = [x for x in flat if isinstance(x, DTensor)]
+        shape = max((x.shape for x in given), key=len)
+        if any(x.shape != shape and x.dim() for x in given):
+            return fallback(*args, **kwargs)
+        if writes and (args[0].shape != shape or any(p.is_partial() for p in args[0].placements)):
+            return fallback(*args, **kwargs)
+        template = args[0] if writes else next((x for x in given if _is_cut(x) and x.dim()), given[0])
+        layout = [Replicate() if p.is_partial() else p for p in template.placements]
+        everywhere = [Replicate()] * len(layout)
+
+        def local(x: Any) -> Any:
+            if not isinstance(x, DTensor):
+                return x
+            wanted = layout if x.dim() or not shape else everywhere
+            return (x if list(x.placements) == wanted else x.redistribute(placements=wanted))._local_tensor
+
+        local_args, local_kwargs = tree_unflatten([local(x) for x in flat], tree)
+        out = op(*local_args, **local_kwargs)
+        if writes:
+            return args[0]
+        return tree_map(lambda r: _sharded(r, template, layout) if isinstance(r, torch.Tensor) else r, out)
+
+    return run
+
+
+def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
+    """argmax and the like, where no rank has a part of the dimension only."""
+
+    def run(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None or not x.dim() or any(p.is_partial() for p in x.placements):
+            return fallback(x, dim, keepdim)
+        reduced = dim % x.dim()
+        layout: list[Placement] = []
+        for p in x.placements:
+            if p.is_replicate():
+                layout.append(p)
+            elif type(p) is not Shard or p.dim == reduced:
+                return fallback(x, dim, keepdim)
+            else:
+                layout.append(p if keepdim or p.dim < reduced else Shard(p.dim - 1))
+        local = op(x._local_tensor, reduced, keepdim)
+        shape = list(x.shape)
+        shape[reduced] = 1
+        if not keepdim:
+            del shape[reduced]
+        return made_of(local, x.device_mesh, layout, shape)
+
+    return run
+
+
+def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
+    """Reductions. No dimensions means all of them, which DTensor takes for none; truth values are numbers."""
+    sums = name.startswith("aten::sum")
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if sums and x.dtype is torch.bool:
+            x = x.to(torch.int64)
+        if args and args[0] is not None and not args[0]:
+            args = (list(range(x.dim())), *args[1:])
+        elif not kwargs.get("dim", True):
+            kwargs = {**kwargs, "dim": list(range(x.dim()))}
+        elif not args and "dim" not in kwargs and name in _ALL_BY_DEFAULT:
+            args = (list(range(x.dim())),)
+        return op(x, *args, **kwargs)
+
+    return run
+
+
+def made_of(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """A contiguous DTensor of this rank's part."""
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=stride)
+
+
+def _sharded(local: torch.Tensor, template: DTensor, layout: Sequence[Placement]) -> DTensor:
+    return DTensor.from_local(
+        local, template.device_mesh, layout, run_check=False, shape=template.shape, stride=template.stride()
+    )
+
+
+def _is_cut(x: DTensor) -> bool:
+    return any(not p.is_replicate() for p in x.placements)

@@ -1,0 +1,86 @@
+"""Any operation on DTensors: gather its inputs, compute on whole tensors on every rank, keep this rank's part.
+
+It needs no rule and is right for every layout, at the price of the gathering. It is also what DTensor is measured by.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from monarch_kernel.runtime.tensor.sharded.rank.layout import layout_like, part_of, whole_of, write
+
+
+def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on whole tensors; results are laid out like its first sharded input."""
+    flat, tree = tree_flatten((list(args), kwargs))
+    given = [x for x in flat if isinstance(x, DTensor)]
+    template = next((x for x in given if any(p.is_shard() for p in x.placements)), given[0])
+    wholes: dict[int, torch.Tensor] = {}
+    written = _written(op, args, kwargs)
+    for x in given:
+        if id(x) not in wholes:
+            whole = whole_of(x)
+            # what is written must be memory of its own: a failure halfway must not leave a replica changed
+            wholes[id(x)] = whole.clone() if any(x is w for w in written) and whole is x._local_tensor else whole
+    new_args, new_kwargs = tree_unflatten([wholes[id(x)] if isinstance(x, DTensor) else x for x in flat], tree)
+    out = op(*new_args, **new_kwargs)
+    originals = {id(wholes[id(x)]): x for x in written}
+    for x in written:
+        write(x, wholes[id(x)])
+    inputs = {id(w) for w in wholes.values()}
+
+    def scattered(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        original = originals.get(id(result))
+        if original is not None:
+            return original
+        if id(result) in inputs or result._is_view() or _shares_memory(result, wholes.values()):
+            result = result.clone()
+        return part_of(result, template.device_mesh, layout_like(result, template))
+
+    return tree_map(scattered, out)
+
+
+def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
+    """The operation where every rank has all of every input: it runs here as on one device, views included."""
+    flat, tree = tree_flatten((list(args), kwargs))
+    given = [x for x in flat if isinstance(x, DTensor)]
+    originals = {id(x._local_tensor): x for x in given}
+    new_args, new_kwargs = tree_unflatten([x._local_tensor if isinstance(x, DTensor) else x for x in flat], tree)
+    out = op(*new_args, **new_kwargs)
+
+    def wrapped(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        return originals[id(result)] if id(result) in originals else replicated(result, given[0].device_mesh)
+
+    return tree_map(wrapped, out)
+
+
+def replicated(whole: torch.Tensor, mesh: Any) -> DTensor:
+    """A tensor that every rank has, as a DTensor."""
+    return part_of(whole, mesh, [Replicate()] * mesh.ndim)
+
+
+def _written(op: Any, args: Any, kwargs: Any) -> list[DTensor]:
+    """The inputs that the operation writes."""
+    schema = getattr(op, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found: list[DTensor] = []
+    for n, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[n] if n < len(args) else kwargs.get(argument.name)
+            found += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, DTensor)]
+    return found
+
+
+def _shares_memory(result: torch.Tensor, others: Any) -> bool:
+    storage = result.untyped_storage()._cdata
+    return any(other.untyped_storage()._cdata == storage for other in others)
