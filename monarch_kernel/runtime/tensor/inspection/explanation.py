@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from monarch_kernel.display.places import shown_place, source_line
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.plan import LineCost
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 
@@ -145,9 +147,6 @@ def explain() -> Explanation:
     Counted are operations (of each mesh the newest 20,000 at least), waits of the controller for values, changes of
     layout, operations that ran on whole tensors since they have no rule for the layout, and bytes: sent to ranks,
     fetched from them, and moved between them. Asking costs a round trip for each sharded mesh.
-
-    Raises:
-        DeviceMeshError: a rank that has counted is dead.
     """
     return Explanation().update()
 
@@ -164,7 +163,8 @@ def collect(engine: Any) -> None:
     """Bring what the ranks have counted into the plan of an engine; not from a mesh that has lost a rank."""
     for mesh in list(engine.meshes.values()):
         if mesh.error is None:
-            mesh.collect_costs()
+            with suppress(DeviceMeshError):  # what its ranks have counted is gone; the next fetch tells of the death
+                mesh.collect_costs()
 
 
 def _copy(cost: LineCost) -> LineCost:

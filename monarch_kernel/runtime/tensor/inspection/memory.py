@@ -98,7 +98,7 @@ def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorM
         names: objects by name, in which holders are looked for; by default the variables of ``__main__``.
 
     Raises:
-        DeviceMeshError: a rank is dead.
+        DeviceMeshError: a rank has died just now; meshes that are known to have lost one are left out.
         TypeError: `of` contains no handle.
     """
     names = vars(sys.modules["__main__"]) if names is None else names
@@ -135,9 +135,10 @@ def _of_engine(
     holders: dict[tuple[int, int], list[str]],
     owners: list[ValueOwner],
 ) -> list[MemoryLine]:
-    if not engine.meshes or engine._closed:
+    meshes = [each for each in engine.meshes.values() if each.error is None]
+    if not meshes or engine._closed:
         return []
-    mesh = max(engine.meshes.values(), key=lambda each: len(each.ranks))
+    mesh = max(meshes, key=lambda each: len(each.ranks))
     alive = _places(engine, owners)
     sums: dict[tuple[str, int, str], _Sum] = {}
     answers: list[list[HeldValue]] = engine.ask(mesh, held_here)
