@@ -47,3 +47,11 @@ def test_tools_tell_lines(tensors: Run) -> None:
 
 def test_a_replay_is_one_operation(tensors: Run) -> None:
     assert re.search(r"<compiled step>: [1-9]\d* calls recorded, 3\d\d replayed", tensors.text("replay"))
+
+
+def test_a_tensor_in_parts(tensors: Run) -> None:
+    assert "as on one device: True" in tensors.text("parts")
+    assert "data=1  [3:5, 0:4]  [3:5, 4:8]" in tensors.text("parts")
+    losses = [float(found) for found in re.findall(r"loss ([\d.]+)", tensors.text("parts-train"))]
+    assert losses[1] < losses[0] / 5
+    assert "layouts changed" in tensors.text("parts-train") and "loss.backward()" in tensors.text("parts-train")

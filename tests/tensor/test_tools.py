@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from monarch_kernel import tensor as tensors
+from monarch_kernel.debug import diff
 from monarch_kernel.display.places import source_line
+from monarch_kernel.distributed import Mesh, distribute
 from monarch_kernel.runtime.tensor.rank.parts import TensorPart
 from monarch_kernel.tensor import (
     NonFiniteError,
@@ -210,3 +212,22 @@ def test_the_picture_of_a_tensor_in_uneven_parts() -> None:
     html = picture._repr_html_()
     assert html.count("fill-opacity") == 4  # the drawings of ranks with nothing are empty
     assert "currentColor" in html  # outlines have the colour of the page
+
+
+def test_tools_know_tensors_in_parts(four: Any) -> None:
+    grid = Mesh.of(four, mesh_dim_names=("dp", "mp"), shape=(2, 2))
+    t = distribute(torch.arange(15.0).reshape(5, 3), grid, sharding_spec=["dp", "mp"])
+    assert "sharded, mesh=four(dp=2, mp=2)" in t._short_form_()
+    picture = t.visualize()
+    assert picture.placements == ("Shard(0)", "Shard(1)")
+    assert [part.shape for part in picture.parts] == [(3, 2), (3, 1), (2, 2), (2, 1)]
+    assert "[Shard(0), Shard(1)]" in t._short_form_()  # known since
+    found = diff(t, "t")
+    assert not found.failed and not found.differences  # different parts are not compared
+    with explain() as plan:
+        t.redistribute([None, None])
+    assert plan.redistributions == 1 and plan.lines[-1].moved
+    with watch_nan(), pytest.raises(NonFiniteError, match="of this rank's part") as stopped:
+        (t - 3).log()
+    assert "(t - 3).log()" in stopped.value.controller_frames
+    assert max(next(each for each in memory([t], names={"t": t}).lines).nbytes) == 24
