@@ -5,12 +5,13 @@ The actor API is in ``monarch_kernel.actor``; ``%load_ext monarch_kernel`` adds 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel._version import __version__
 
 if TYPE_CHECKING:
-    from monarch_kernel.distributed import distribute
+    from monarch_kernel.distributed import distribute, module_to_mesh
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
     from monarch_kernel.tensor import (
         Stream,
@@ -51,6 +52,7 @@ __all__ = [
     "heal_mesh",
     "inspect",
     "load_ipython_extension",
+    "module_to_mesh",
     "no_mesh",
     "remote",
     "show",
@@ -61,42 +63,40 @@ __all__ = [
 
 
 #: Names that Monarch's package also has; loaded on first use, so that importing this package costs little.
-_SHAPES = frozenset({"Extent", "NDSlice", "Selection", "Shape"})
-_TENSORS = frozenset(
-    {
-        "Stream",
-        "Tensor",
-        "call_on_shard_and_fetch",
-        "compile",
-        "fetch_shard",
-        "get_active_mesh",
-        "get_active_stream",
-        "grad_function",
-        "grad_generator",
-        "inspect",
-        "no_mesh",
-        "remote",
-        "show",
-        "slice_mesh",
-        "to_mesh",
-    }
-)
+_LOADED_AT_FIRST_USE = {
+    **dict.fromkeys(("Extent", "NDSlice", "Selection", "Shape"), "monarch_kernel.runtime.mesh"),
+    **dict.fromkeys(("distribute", "module_to_mesh"), "monarch_kernel.distributed"),
+    **dict.fromkeys(
+        (
+            "Stream",
+            "Tensor",
+            "call_on_shard_and_fetch",
+            "compile",
+            "fetch_shard",
+            "get_active_mesh",
+            "get_active_stream",
+            "grad_function",
+            "grad_generator",
+            "inspect",
+            "no_mesh",
+            "remote",
+            "show",
+            "slice_mesh",
+            "to_mesh",
+        ),
+        "monarch_kernel.tensor",
+    ),
+}
+#: Modules that ``import monarch_kernel`` offers by name, as Monarch's package does.
+_MODULES = frozenset({"distributed", "exceptions"})
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TENSORS:
-        from monarch_kernel import tensor
-
-        return getattr(tensor, name)
-    if name == "distribute":
-        from monarch_kernel.distributed import distribute
-
-        return distribute
-    if name not in _SHAPES:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _LOADED_AT_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from monarch_kernel.runtime import mesh
-
-    return getattr(mesh, name)
+    return getattr(import_module(_LOADED_AT_FIRST_USE[name]), name)
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:
@@ -114,7 +114,7 @@ def get_mesh(name: str) -> Any:
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:
-    """Replace the dead procs of a proc mesh, or of an actor mesh; returns the healed mesh, usable at once."""
+    """Replace the dead procs of a proc mesh, an actor mesh or a ``distributed.Mesh``; the mesh is usable at once."""
     from monarch_kernel.actor import heal_mesh as heal
 
     return heal(mesh, hosts, timeout)

@@ -7,5 +7,16 @@ This module holds names only; ``monarch_kernel.runtime.tensor.sharded`` has the 
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
+from monarch_kernel.runtime.tensor.training.controller.checkpoints import load_checkpoint, save_checkpoint
+from monarch_kernel.runtime.tensor.training.controller.module_to_mesh import module_to_mesh
+from monarch_kernel.runtime.tensor.training.controller.remote_module import RemoteModule
 
-__all__ = ["FallbackWarning", "Mesh", "distribute"]
+__all__ = [
+    "FallbackWarning",
+    "Mesh",
+    "RemoteModule",
+    "distribute",
+    "load_checkpoint",
+    "module_to_mesh",
+    "save_checkpoint",
+]

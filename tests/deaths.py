@@ -51,24 +51,29 @@ class Mortal(Actor):
 
     @endpoint
     def die(self, kind: str) -> None:
-        if kind == "sigkill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif kind == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif kind == "os_exit":
-            os._exit(3)
-        elif kind == "lost_socket":
-            _close_all_sockets()
-        elif kind == "sys_exit":
-            sys.exit(4)
-        elif kind == "base_exception":
-            raise Fatal("enough")
-        elif kind == "broadcast_exception":
-            raise ValueError("nobody asked")
-        elif kind == "sigstop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        else:
-            raise ValueError(f"no such death: {kind}")
+        die(kind)
+
+
+def die(kind: str) -> None:
+    """Die in this way, in an endpoint."""
+    if kind == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif kind == "os_exit":
+        os._exit(3)
+    elif kind == "lost_socket":
+        _close_all_sockets()
+    elif kind == "sys_exit":
+        sys.exit(4)
+    elif kind == "base_exception":
+        raise Fatal("enough")
+    elif kind == "broadcast_exception":
+        raise ValueError("nobody asked")
+    elif kind == "sigstop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        raise ValueError(f"no such death: {kind}")
 
 
 def _close_all_sockets() -> None:

@@ -22,6 +22,7 @@ FACADES = {
         "config",
         "distributed",
         "errors",
+        "exceptions",
         "introspection",
         "job",
         "meshes",

@@ -23,7 +23,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from monarch_kernel.runtime.actor.execution.collectives import Opened, opening
+from monarch_kernel.runtime.actor.execution.collectives import Opened, opening, shut_down_all
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 
@@ -207,8 +207,11 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
 
 def _break_connections() -> None:
     with _member.lock:
+        joined = _member.opened is not None
         if _member.opened is not None:
             _member.opened.shut_down()
+    if joined:  # groups of a part of the ranks (of a DeviceMesh, say) have connections of their own
+        shut_down_all()
 
 
 def _stack(top: FrameType | None) -> list[FrameType]:

@@ -16,6 +16,8 @@ Mesh = TypeVar("Mesh", bound=ProcMesh | ActorMesh[Any])
 def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
     """Replace the dead procs of a proc mesh, or those under an actor mesh. See ``ProcMesh.heal``.
 
+    A mesh of another kind (``monarch_kernel.distributed.Mesh``) heals itself, by its ``__heal_mesh__``.
+
     Returns:
         The healed mesh, usable at once: calls on it wait for the heal. Await it, or read its report ``healed``, to
         know that the heal is complete.
@@ -23,6 +25,9 @@ def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_T
     Raises:
         HealError: this process did not spawn these procs. All other errors are raised when the mesh is awaited.
     """
+    heal_itself = getattr(type(mesh), "__heal_mesh__", None)
+    if heal_itself is not None:
+        return heal_itself(mesh, hosts, timeout)
     if not isinstance(mesh, ProcMesh | ActorMesh):
         raise TypeError(f"heal_mesh takes a proc mesh or an actor mesh, not {type(mesh).__name__}")
     done = _procs_of(mesh).heal(hosts, timeout)

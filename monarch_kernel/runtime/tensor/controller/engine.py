@@ -17,6 +17,7 @@ import time
 import weakref
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -118,7 +119,15 @@ class TensorEngine:
         self._closed = False
         self.groups = WorldGroup(self)
         self.failures = 0
+        #: Called, under the lock, when ranks have new processes.
+        self.on_replaced: list[Callable[[], None]] = []
+        #: Ranks that have new processes, until what they have lost is known to the others.
+        self.lost: set[int] = set()
+        self.replacements = 0
         system = procs._system
+        self._node = system.node
+        self._target = self.world._target()
+        self._procs = [ref.id for ref in self._target.procs]
         system.node.on_close.append(_closer(self))
         threading.Thread(
             target=_send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
@@ -189,6 +198,51 @@ class TensorEngine:
         """What the ranks know this engine by."""
         return self._key
 
+    def look_out(self, mesh: TensorMesh) -> None:
+        """See who has died, and who has a new process. Called before each message; the caller holds the lock.
+
+        Raises:
+            DeviceMeshError: a rank of the mesh has died, and is not replaced yet.
+        """
+        if self.world._target() is not self._target and self.note_replaced():
+            for tell in self.on_replaced:
+                tell()
+        if mesh.error is not None:
+            mesh.raise_error()
+        deaths = self._node.deaths
+        if deaths and any(self._procs[rank] in deaths for rank in mesh.ranks):
+            try:
+                mesh.workers.done.call().get()  # it raises at once, and counts as the report of this death
+            except SupervisionError as e:
+                raise mesh.lost(e) from e
+
+    def note_replaced(self) -> list[int]:
+        """Tell new processes all definitions, if there are any; returns their ranks.
+
+        What was about to be sent is dropped. The values of a rank that died are failures there, until they are computed
+        or restored anew.
+        """
+        self._target = self.world._target()
+        now = [ref.id for ref in self._target.procs]
+        replaced = [rank for rank, (old, new) in enumerate(zip(self._procs, now)) if old != new]
+        if not replaced:
+            return []
+        self._procs = now
+        self.lost.update(replaced)
+        self.replacements += 1
+        self.groups.broken()
+        self.ints, self.floats, self.pending = [], [], 0
+        self._waits.clear()
+        self._acknowledged = self.record
+        for stream, known in self._defined.items():
+            workers = stream.workers_of(self)
+            for rank in replaced:
+                workers.slice(ranks=rank).define.broadcast(self.definitions[:known])
+        for mesh in self.meshes.values():
+            if not any(now[rank] in self._node.deaths for rank in mesh.ranks):
+                mesh.error = None
+        return replaced
+
     # -- records ------------------------------------------------------------------------------------
 
     def turn_to(self, mesh: TensorMesh) -> None:
@@ -249,11 +303,8 @@ class TensorEngine:
             if mesh is None or not (self.ints or mesh.dead):
                 return
             self._send_definitions(mesh)
-            body = self._take(mesh)
-            if mesh.error is not None:
-                raise mesh.error
             try:
-                mesh.workers.run.broadcast(*body)
+                mesh.workers.run.broadcast(*self._take(mesh))
             except SupervisionError as e:
                 raise mesh.lost(e) from e
             if self.record - self._acknowledged >= WINDOW // 2:
@@ -275,6 +326,7 @@ class TensorEngine:
         return body
 
     def _send_definitions(self, mesh: TensorMesh) -> None:
+        self.look_out(mesh)
         stream = mesh.stream
         known = self._defined.get(stream, 0)
         if known < len(self.definitions):
@@ -324,6 +376,7 @@ class TensorEngine:
         """
         self.turn_to(mesh)
         self.flush()
+        self.look_out(mesh)
         number = self.next_value
         self.next_value = number + 1
         self.plan.line().sent += tensor.numel() * tensor.element_size()
@@ -356,18 +409,21 @@ class TensorEngine:
 
     def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
         """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""
+        return list(self.answer(mesh, self.ask_later(mesh, function, *values)).values())
+
+    def ask_later(self, mesh: TensorMesh, function: Any, *values: Any) -> Any:
+        """The same, without waiting: a call for `answer`."""
         if self.recording is not None:
             self.recording.stop("it asks the ranks for something")
         with self.lock, _disable_current_modes():
             mesh.check_alive()
             self.turn_to(mesh)
             self._send_definitions(mesh)
-            call = mesh.workers.ask.call(
+            return mesh.workers.ask.call(
                 *self._take(mesh),
                 cloudpickle.dumps(function),
                 [v._owner.id if type(v) is Tensor else v for v in values],
             )
-        return list(self.answer(mesh, call).values())
 
     def call_and_fetch(
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
@@ -399,9 +455,13 @@ class TensorEngine:
             except SupervisionError as e:
                 raise mesh.lost(e) from e
             except ActorError as e:
-                if not isinstance(e.exception, OperationFailed):
-                    raise
-                raise self.error_of(mesh, e.exception.failed) from None
+                failed = _first_failure(e)
+                if failed is None:
+                    unknown = FailedValue(self.record - 1, -1, "")
+                    failed = mesh.settled(unknown)
+                    if failed is unknown:
+                        raise
+                raise self.error_of(mesh, failed) from None
 
     def check(self, mesh: TensorMesh) -> None:
         """Raise if an operation of the target has failed that has not raised yet."""
@@ -412,6 +472,7 @@ class TensorEngine:
 
     def error_of(self, mesh: TensorMesh, failed: FailedValue) -> Exception:
         """What a failure on a rank is for the program."""
+        failed = mesh.settled(failed)
         self.failures += 1
         if failed.lost:
             return DeviceMeshError(
@@ -464,6 +525,12 @@ class TensorEngine:
             for i, (size, stride, dtype) in enumerate(described[0])
         ]
         return results[0] if count == 1 else tuple(results)
+
+
+def _first_failure(error: ActorError) -> FailedValue | None:
+    """The failure that the first rank answered with that did; others may only have been released from a wait."""
+    told = [error.exception, *(failure.exception for failure in error.failures)]
+    return next((e.failed for e in told if isinstance(e, OperationFailed)), None)
 
 
 def handles_in(obj: Any) -> list[Tensor]:

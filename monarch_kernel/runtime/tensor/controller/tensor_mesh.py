@@ -33,6 +33,7 @@ from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSE
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 from monarch_kernel.runtime.tensor.wire.template import RANK_DEVICE, FloatSlot, TensorSlot
 
 if TYPE_CHECKING:
@@ -90,9 +91,19 @@ class TensorMesh:
         return f"<TensorMesh {self.name} ({shape}), stream {self.stream.name}{', sharded' if self.sharded else ''}>"
 
     def check_alive(self) -> None:
-        """Raise if a rank of this mesh is known to have died."""
+        """Raise if a rank of this mesh has died, and was not replaced."""
         if self.error is not None:
-            raise self.error
+            with self.engine.lock:
+                self.engine.look_out(self)
+
+    def raise_error(self) -> None:
+        """Raise `error`."""
+        assert self.error is not None
+        raise self.error
+
+    def settled(self, failed: FailedValue) -> FailedValue:
+        """The failure to be told for this one."""
+        return failed
 
     def lost(self, error: SupervisionError) -> DeviceMeshError:
         """The error of this mesh from now on: a rank has died."""
@@ -179,6 +190,8 @@ class TensorMesh:
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
         """Append a record; returns handles of its results."""
         engine = self.engine
+        if self.error is not None:
+            self.check_alive()
         record = [signature.number]
         for a in ins:
             record.append(a._owner.id)

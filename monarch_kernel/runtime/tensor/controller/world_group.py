@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -11,11 +12,12 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.runtime.spmd.groups import ProcessGroups
+from monarch_kernel.runtime.spmd.groups import Group, ProcessGroups
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.rank import groups
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
 
@@ -36,6 +38,8 @@ class WorldGroup:
         self._formed = False
         self._failures = 0
         self._lock = threading.RLock()
+        #: Called when all ranks have joined a group.
+        self.after_joining: list[Callable[[], None]] = []
 
     def need(self, stream: Stream, partition: Partition) -> None:
         """See that the groups of a collective exist.
@@ -68,8 +72,14 @@ class WorldGroup:
             if not self._formed:
                 self.form()
 
-    def form(self) -> None:
-        """Form the group of all ranks; dead ones are replaced.
+    def form(self, hosts: HostMesh | None = None) -> Group | None:
+        """Form the group of all ranks; ranks that wait in the one before are released, and dead ones replaced.
+
+        Args:
+            hosts: spare hosts, as for ``ProcMesh.heal``.
+
+        Returns:
+            The group; None if the program's own is used.
 
         Raises:
             HealError: ranks cannot be replaced.
@@ -78,15 +88,35 @@ class WorldGroup:
             engine = self._engine
             self._made.clear()
             if self._groups is None:
+                engine.world.heal(hosts).get()
+                engine.note_replaced()
                 size = len(engine.world._procs)
                 if everywhere(engine, groups.default_group) == [(rank, size) for rank in range(size)]:
                     self._formed = True
-                    return
+                    self._joined()
+                    return None
                 on_gpu = "cuda" in everywhere(engine, groups.device_type)
                 self._groups = ProcessGroups(engine.world, "cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-            group = self._groups.form().get()
+            group = self._groups.form(hosts).get()
+            engine.note_replaced()
             everywhere(engine, groups.join, group)
             self._formed = True
+            self._joined()
+            return group
+
+    def _joined(self) -> None:
+        for joined in self.after_joining:
+            joined()
+
+    def release(self) -> None:
+        """Free the ranks from collectives of the group, which is not usable then."""
+        self.broken()
+        if self._groups is not None:
+            self._groups.release().get()
+
+    def broken(self) -> None:
+        """The group is formed anew when it is next needed."""
+        self._formed = False
 
 
 def everywhere(engine: TensorEngine, function: Any, *args: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
@@ -34,6 +35,9 @@ class RankStore:
         lent: values that actors are about to take, by token; `let_go` is the last token whose values were not taken in
             time.
         closed: whether the engine has ended here.
+        report: told ``(failure, inputs)`` of an operation on sharded values that failed here and not for a failure of
+            its inputs; None while nobody wants to know.
+        at: says which record the main stream is at.
         extras: what parts of the engine keep on this rank (process groups, modules, snapshots), by name.
     """
 
@@ -45,6 +49,8 @@ class RankStore:
         self.closed = False
         self.lent: dict[int, list[Any]] = {}
         self.let_go = 0
+        self.report: Callable[[FailedValue, Sequence[Any]], None] | None = None
+        self.at: Callable[[], int] = lambda: 0
         self.extras: dict[str, Any] = {}
 
 

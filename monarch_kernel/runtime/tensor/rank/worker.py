@@ -60,6 +60,8 @@ class TensorWorker(Actor):
         self.record = 0
         self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
         self.at = 0  # the record that runs
+        if stream == "main":
+            self.store.at = lambda: self.at
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -184,6 +186,8 @@ class TensorWorker(Actor):
             failed = FailedValue(record, self.rank, _text(error), steps=steps, of_peer=failed_by_peer(error))
             if self.unseen is None:
                 self.unseen = failed
+            if program.definition.sharded and self.store.report is not None:
+                self.store.report(failed, [V[j] for j in inputs])
         if inherits and program.standins is not None:
             self._take_part(program, L, F, failed)
         for j in L[program.size - program.outputs :]:
@@ -213,10 +217,9 @@ class TensorWorker(Actor):
         """The values on `rank` (-1: on every rank); from the others, whether one of them has failed."""
         self._run(ints, floats, record)
         found = [self.value(number) for number in values]
+        whole = [self.whole(v) for v in found]
         if rank in (self.rank, -1):
-            return [_to_send(v) for v in map(self.whole, found)]
-        for v in found:
-            self.whole(v)
+            return [_to_send(v) for v in whole]
         return None
 
     @endpoint
@@ -230,21 +233,30 @@ class TensorWorker(Actor):
     def call_and_fetch(self, ints: bytes, floats: bytes, record: int, call: bytes, values: list[int], rank: int) -> Any:
         """Call a pickled function with values of this rank; its result, if this is the rank that is asked."""
         self._run(ints, floats, record)
+        inputs: list[Any] = []
+        self.at = self.record
         try:
-            inputs = [self.value(number) for number in values]
+            inputs += [self.value(number) for number in values]
             function, template = pickle.loads(call)
             args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, template)
             with torch.no_grad():
                 result = function(*args, **kwargs)
         except OperationFailed:
             raise
-        except Exception as e:
-            raise OperationFailed(FailedValue(self.record, self.rank, _text(e))) from None
+        except BaseException as e:
+            raise self._failed_alone(e, inputs) from None
         finally:
             self.record += 1
         if rank != self.rank:
             return None
         return [tree_map(_to_send, result)]
+
+    def _failed_alone(self, error: BaseException, inputs: list[Any]) -> OperationFailed:
+        """What an answer that fails here raises; ranks that wait for this one in it are to be freed."""
+        failed = FailedValue(self.record, self.rank, _text(error))
+        if self.store.report is not None and any(type(x) is not torch.Tensor for x in inputs):
+            self.store.report(failed, inputs)
+        return OperationFailed(failed)
 
     @endpoint
     def check(self) -> None:
@@ -296,8 +308,8 @@ class TensorWorker(Actor):
                 run = self._rule(run, operation)
             with torch.no_grad():
                 out = run(*args, **kwargs)
-        except Exception as e:
-            raise OperationFailed(FailedValue(self.record, self.rank, _text(e))) from None
+        except BaseException as e:
+            raise self._failed_alone(e, inputs) from None
         finally:
             self.record += 1
         results = [out] if count == 1 else list(out)

@@ -21,12 +21,13 @@ from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import KeepsMesh, ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import distribute as distribute_to
+from monarch_kernel.runtime.tensor.training.controller.mesh_methods import TrainingMethods
 
 #: What ranks import once for all, before they are forked.
 PRELOAD = ("torch", "torch.distributed.tensor", "torch.distributed.device_mesh")
 
 
-class Mesh:
+class Mesh(TrainingMethods):
     """Processes with named dimensions, over which tensors are distributed.
 
     ```python
@@ -165,7 +166,7 @@ class Mesh:
         """Call ``fn(batch)`` with the tensors of a batch distributed, and wait until the ranks have done it.
 
         So a step that fails, or loses a rank, raises here and not later: the same batch can be executed again after
-        ``heal_mesh``.
+        ``heal_mesh``, which goes back to the state after the last call that succeeded (see `snapshot_every`).
 
         Args:
             fn: gets the batch, and what it returns is returned.
@@ -185,8 +186,10 @@ class Mesh:
                 spec = [self.mesh_dim_names[0]] if x.dim() else None
             return self.distribute(x, spec)
 
+        self._before_step()
         result = fn(tree_map(place, batch))
         self._target.engine.check(self._target)
+        self._after_step()
         ShardedWorld.of(self._target.engine).tell()
         return result
 

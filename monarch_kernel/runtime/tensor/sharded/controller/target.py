@@ -23,9 +23,10 @@ from monarch_kernel.runtime.tensor.sharded.controller import values
 from monarch_kernel.runtime.tensor.sharded.controller.composed import composed
 from monarch_kernel.runtime.tensor.sharded.controller.costs import collect
 from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
-from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld, Unformed
 from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, shown
 from monarch_kernel.runtime.tensor.sharded.rank import state
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
@@ -96,6 +97,19 @@ class ShardedMesh(TensorMesh):
     @dead.setter
     def dead(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
         """Set by the base class."""
+
+    def raise_error(self) -> None:
+        """Raise `error`, if a rank has died; form the process group anew, if one was given up."""
+        if isinstance(self.error, Unformed):
+            ShardedWorld.of(self.engine).form()
+        else:
+            super().raise_error()
+
+    def settled(self, failed: FailedValue) -> FailedValue:
+        """The failure to be told for this one, once it is known what comes of it."""
+        world = ShardedWorld.of(self.engine)
+        world.settle()
+        return world.cause_of(failed)
 
     # -- operations ---------------------------------------------------------------------------------
 

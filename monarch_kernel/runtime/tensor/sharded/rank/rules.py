@@ -41,12 +41,14 @@ class OperationRules:
         generator: random numbers of its meshes.
         strict: the device meshes on which operations on whole tensors are refused.
         meshes: torch's device meshes, by the key of the controller's target.
+        former: those of the process group before, to which values may still refer.
     """
 
     def __init__(self) -> None:
         self.generator = MeshGenerator()
         self.strict: set[Any] = set()
         self.meshes: dict[Any, Any] = {}
+        self.former: dict[Any, Any] = {}
 
     def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
         """What to call in place of an operation.

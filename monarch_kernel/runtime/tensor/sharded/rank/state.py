@@ -33,8 +33,9 @@ def begin(notes: Any) -> None:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
-    rules().meshes.clear()
-    rules().strict.clear()
+    found = rules()
+    found.former, found.meshes = {**found.former, **found.meshes}, {}
+    found.strict.clear()
     told: set[str] = set()
 
     def tell(name: str, definition: int, record: int) -> None:

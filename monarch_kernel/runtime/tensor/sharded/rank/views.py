@@ -70,6 +70,11 @@ def keep_source(view: Any, source: DTensor) -> None:
             one._mk_source = source
 
 
+def sources() -> list[DTensor]:
+    """What detached views came from."""
+    return [detached.source for detached in _origin.values()]
+
+
 def any_detached() -> bool:
     """Whether a write has to look for views at all."""
     return bool(_origin)

@@ -1,0 +1,74 @@
+"""After a process group was formed again: values of before go on in the new group, or are failures on every rank
+alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.distributed.tensor import DTensor, debug
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.sharded.rank import views
+from monarch_kernel.runtime.tensor.sharded.rank.state import rules
+from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+
+Failures = dict[int, FailedValue]
+
+
+def rebind() -> Failures:
+    """Have the values of this rank refer to the new device meshes; returns the failures among them."""
+    state, worker = rules(), here()
+    key_of = {id(mesh): key for key, mesh in state.former.items()}
+    values = worker.store.values
+    for value in [*values.values(), *views.sources()]:
+        if isinstance(value, DTensor):
+            mesh = state.meshes.get(key_of.get(id(value.device_mesh)))
+            if mesh is not None:
+                spec = value._spec
+                value._spec = DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
+    state.former.clear()
+    debug._clear_sharding_prop_cache()  # what it remembers names the old meshes
+    worker.unseen = None
+    return {number: value for number, value in values.items() if isinstance(value, FailedValue)}
+
+
+def fail(failures: Failures) -> None:
+    """Have these values be failures here, too: what depends on them then fails on all ranks, and none waits for
+    another."""
+    here().store.values.update(failures)
+
+
+def lose(kept: Iterable[int], text: str) -> None:
+    """Sharded values of which a part was on a process that died are lost, but for those that were restored."""
+    worker, keep = here(), set(kept)
+    values = worker.store.values
+    for number, value in values.items():
+        if number not in keep and isinstance(value, DTensor):
+            values[number] = FailedValue(-1, worker.rank, text, lost=True)
+
+
+def report_to(port: Any, group: int) -> None:
+    """Tell the controller of operations that fail first on this rank.
+
+    Args:
+        port: gets ``(group, failure, ranks)``: the ranks of the meshes that the operation's inputs are on.
+        group: the number of the process group.
+    """
+
+    def report(failed: FailedValue, inputs: Sequence[Any]) -> None:
+        ranks = {r for x in inputs if isinstance(x, DTensor) for r in x.device_mesh.mesh.flatten().tolist()}
+        port.send((group, failed, sorted(ranks)))
+
+    here().store.report = report
+
+
+def generator() -> Any:
+    """Where random numbers go on."""
+    return rules().generator.get()
+
+
+def set_generator(states: Any) -> None:
+    """Go on with random numbers as another rank does."""
+    rules().generator.restore(states)

@@ -1,0 +1,137 @@
+"""`TrainingMethods`: snapshots and healing, as methods of a `Mesh`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.runtime.actor.healing.report import Healed
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
+from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.training.controller.snapshots import Snapshots
+from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
+
+
+@dataclass(frozen=True, slots=True)
+class MeshHealed:
+    """The report of one `heal_mesh` of a `Mesh`.
+
+    Attributes:
+        procs: what was done to the processes.
+        snapshot: the number of the snapshot that the state of training was taken back to; None if it was not.
+        steps_back: how many calls of `Mesh.execute` that undid, the failed one not counted.
+        seconds: how long all of it took.
+    """
+
+    procs: Healed
+    snapshot: int | None
+    steps_back: int
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return bool(self.procs) or self.snapshot is not None
+
+    def __str__(self) -> str:
+        if self.snapshot is None:
+            return str(self.procs)
+        undone = f", {self.steps_back} steps back" if self.steps_back else ""
+        return f"{self.procs}\n  state of training from snapshot {self.snapshot}{undone}: {self.seconds:.2f} s in all"
+
+
+class TrainingMethods:
+    """Of a mesh on which a program trains: modules from `module_to_mesh`, and optimizers of their parameters.
+
+    Attributes:
+        snapshot_every: `execute` takes a snapshot after so many successful calls, and waits for it; 0 for none. It
+            costs the time for copying parameters and optimizer state, and the memory: on each rank up to two copies of
+            its own, and two of another rank's.
+    """
+
+    snapshot_every: int = 1
+    _healed: MeshHealed | None = None
+    _steps = 0
+    _target: Any
+
+    def snapshot(self, wait: bool = False) -> int:
+        """Copy parameters, buffers and optimizer state in the memory of the ranks; returns the number of the snapshot.
+
+        They are those of the moment when the ranks have done what was issued so far; the program goes on meanwhile.
+        Each rank keeps a copy of its part, and another rank, on another host if there is one, a second. `heal_mesh`
+        goes back to the newest that is whole.
+
+        Args:
+            wait: return when all copies are there.
+
+        Raises:
+            DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
+        """
+        self._steps = 0
+        return Snapshots.of(self).take(wait)
+
+    def restore_snapshot(self) -> int:
+        """Go back to the newest snapshot, after an operation that failed, say; returns its number.
+
+        Raises:
+            DeviceMeshError: there is none, or a rank has died: `heal_mesh` restores it, too.
+        """
+        return Snapshots.of(self).restore()
+
+    def drop_snapshots(self) -> None:
+        """Free the memory of all snapshots on the ranks."""
+        Snapshots.of(self).drop()
+
+    def track(self, obj: Any) -> None:
+        """Have snapshots include an object of this process that has a state: a scheduler, a source of data.
+
+        Raises:
+            TypeError: it has no such methods.
+        """
+        TrainingState.of(self).track(obj)
+
+    @property
+    def healed(self) -> MeshHealed:
+        """The report of the last `heal_mesh`.
+
+        Raises:
+            RuntimeError: there was none.
+        """
+        if self._healed is None:
+            raise RuntimeError(f"{self!r} was not healed: heal_mesh(mesh) replaces dead ranks")
+        return self._healed
+
+    def __heal_mesh__(self, hosts: Any, timeout: float) -> Any:
+        """Replace dead ranks, form the process group anew, and go back to the newest snapshot (`heal_mesh`)."""
+        began = time.monotonic()
+        target = self._target
+        world, state, snapshots = ShardedWorld.of(target.engine), TrainingState.of(self), Snapshots.of(self)
+        snapshots.missing = snapshots.restored = None
+        group = world.form(hosts=hosts)
+        trains = bool(state.modules or state.optimizers)
+        healed = Healed(target.name) if group is None else group.healed
+        if trains and not healed and snapshots.newest is not None:
+            snapshots.restore()  # a step that failed may have changed some of it
+        steps, self._steps = self._steps, 0
+        if trains and snapshots.missing is None and snapshots.newest is not None:
+            snapshots.take()  # the new rank's memory is to hold copies again
+        self._healed = MeshHealed(healed, snapshots.restored, max(steps, 0), time.monotonic() - began)
+        if trains and healed and snapshots.restored is None:
+            raise DeviceMeshError(
+                f"mesh {target.name} is healed, but its modules and optimizers are not whole: "
+                f"{snapshots.missing or 'there was no snapshot'}"
+            )
+        return self
+
+    def _before_step(self) -> None:
+        """`execute` begins: there is a snapshot to go back to, if it fails."""
+        if self.snapshot_every:
+            state = TrainingState.of(self)
+            if (state.modules or state.optimizers) and not Snapshots.of(self).covers(state):
+                self.snapshot(wait=True)
+
+    def _after_step(self) -> None:
+        """`execute` has succeeded."""
+        self._steps += 1
+        state = TrainingState.of(self)
+        if self.snapshot_every and self._steps >= self.snapshot_every and (state.modules or state.optimizers):
+            self.snapshot(wait=True)

@@ -1,0 +1,127 @@
+"""`module_to_mesh`: a module of the program with its parameters and buffers on the ranks of a mesh."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.sharded.controller.layout import placements_of
+from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, mesh_from
+from monarch_kernel.runtime.tensor.training.controller.gradients import GradientSums
+from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
+
+#: The word for parameters that are cut along the data dimension.
+SHARD = "shard"
+
+
+def module_to_mesh(
+    module: torch.nn.Module,
+    mesh: Any,
+    plan: Mapping[str, Any] | str | None = None,
+    *,
+    data: str | Sequence[str] | None = None,
+) -> torch.nn.Module:
+    """Bring a module to a mesh: its parameters and buffers, in place.
+
+    ```python
+    model = module_to_mesh(nn.Sequential(...), mesh)
+    optimizer = optim.AdamW(model.parameters())
+    loss = nn.MSELoss()(model(x), y)
+    loss.backward()
+    optimizer.step()
+    ```
+
+    Local tensors that the module is called with are cut along their dimension 0 over the data dimension of the mesh.
+    Gradients have the layouts of their parameters when backward returns. All of it gives what one device gives.
+
+    Args:
+        module: it is changed and returned. Optimizers are to be made afterwards.
+        mesh: a `Mesh`, a proc mesh or a torch ``DeviceMesh``.
+        plan: how parameters are laid out. None: all of each on every rank (data parallel). ``"shard"``: each is cut
+        along its
+            dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or sharding
+            specs (see `distribute`) by pattern of parameter names, such as ``{"*.up.weight": ["model", None]}``
+            (tensor parallel); the first pattern that fits counts, and parameters that none fits are on every rank.
+        data: the dimension of the mesh (or several) along which the inputs are cut; by default the first.
+
+    Raises:
+        ValueError: a pattern fits no parameter, or a dimension is not one of the mesh.
+        TypeError: no module, or no plan.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module_to_mesh({type(module).__name__}, ...): give a torch.nn.Module")
+    mesh = mesh_from(mesh)
+    dims = _data_dims(mesh, data)
+    layouts = _layouts(module, plan, dims)
+    # a parameter or buffer that stands in several places stays one
+    moved: dict[int, Any] = {}
+    for prefix, part in module.named_modules():
+        for name, parameter in part._parameters.items():
+            if parameter is None or type(parameter) is Tensor:
+                continue
+            if id(parameter) not in moved:
+                spec = layouts[f"{prefix}.{name}" if prefix else name]
+                moved[id(parameter)] = parameter, _parameter(parameter, mesh, spec)
+            part._parameters[name] = moved[id(parameter)][1]
+        for name, buffer in part._buffers.items():
+            if buffer is None or type(buffer) is Tensor:
+                continue
+            if id(buffer) not in moved:
+                made = mesh.distribute(buffer.detach())
+                TrainingState.layouts[made] = placements_of(None, mesh.mesh_dim_names, buffer, mesh.name)
+                moved[id(buffer)] = buffer, made
+            part._buffers[name] = moved[id(buffer)][1]
+
+    def enter(_: Any, args: Any, kwargs: Any) -> Any:
+        return tree_map(lambda x: _input(x, mesh, dims), (args, kwargs))
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    TrainingState.of(mesh).add_module(module)
+    return module
+
+
+def _data_dims(mesh: Mesh, data: str | Sequence[str] | None) -> tuple[str, ...]:
+    dims = mesh.mesh_dim_names[:1] if data is None else (data,) if isinstance(data, str) else tuple(data)
+    for dim in dims:
+        if dim not in mesh.mesh_dim_names:
+            raise ValueError(f"data={dim!r}: mesh {mesh.name} has {', '.join(mesh.mesh_dim_names)}")
+    return dims
+
+
+def _layouts(module: torch.nn.Module, plan: Any, dims: tuple[str, ...]) -> dict[str, Any]:
+    """The sharding spec of each parameter, by every name that it has."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    if plan is None:
+        return dict.fromkeys(named)
+    if isinstance(plan, str):
+        if plan != SHARD:
+            raise ValueError(f"plan={plan!r}: give {SHARD!r}, or sharding specs by pattern of parameter names")
+        return {name: [dims] if p.dim() else None for name, p in named.items()}
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan={plan!r}: give None, {SHARD!r}, or sharding specs by pattern of parameter names")
+    for pattern in plan:
+        if not fnmatch.filter(named, pattern):
+            raise ValueError(f"plan: no parameter is called {pattern!r}: there are {', '.join(named) or 'none'}")
+    return {
+        name: next((spec for pattern, spec in plan.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        for name in named
+    }
+
+
+def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: Any) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(mesh.distribute(parameter.detach(), spec), requires_grad=parameter.requires_grad)
+    TrainingState.layouts[made] = placements_of(spec, mesh.mesh_dim_names, parameter, mesh.name)
+    if made.requires_grad:
+        GradientSums.follow(made)  # type: ignore[arg-type]  # a Parameter of a handle is a handle
+    return made
+
+
+def _input(x: Any, mesh: Mesh, dims: tuple[str, ...]) -> Any:
+    if not isinstance(x, torch.Tensor) or type(x) is Tensor:
+        return x
+    return mesh.distribute(x, [dims] if x.dim() else None)

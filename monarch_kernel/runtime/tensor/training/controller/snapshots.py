@@ -1,0 +1,238 @@
+"""`Snapshots`: copies of a state of training in the memory of the ranks, to go back to when ranks have died."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import cloudpickle
+import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.training.controller.optimizer_state import OptimizerState
+from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
+from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
+
+#: How many are kept on the controller: as many as on the ranks.
+KEPT = on_ranks.KEPT
+
+
+@dataclass(slots=True)
+class TakenSnapshot:
+    """What a snapshot has here, and of which values the ranks have copies.
+
+    Attributes:
+        modules, optimizers: by these, so that none is kept alive: their handles; their states.
+        objects: states of what the program has named (`TrainingState.track`).
+    """
+
+    number: int
+    modules: weakref.WeakKeyDictionary[Any, list[Tensor]]
+    optimizers: weakref.WeakKeyDictionary[Any, OptimizerState]
+    objects: weakref.WeakKeyDictionary[Any, Any]
+
+    def values(self) -> list[int]:
+        """The numbers of the values of all that is alive."""
+        handles = [h for kept in self.modules.values() for h in kept]
+        handles += [h for state in self.optimizers.values() for h in state.handles()]
+        return list({h._owner.id: None for h in handles})
+
+
+class Snapshots:
+    """The snapshots of one sharded mesh.
+
+    A copy of each rank's part stays on the rank, and one is on another rank: of another host, if there is one.
+    """
+
+    _all: ClassVar[weakref.WeakKeyDictionary[Any, Snapshots]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, target: Any) -> None:
+        self._target = weakref.ref(target)
+        self._taken: dict[int, TakenSnapshot] = {}
+        self._next = 1
+        self._call: Any = None
+        self._keepers: Any = None
+        self._keeper: dict[int, int] = {}
+        world = ShardedWorld.of(target.engine)
+        weak = weakref.ref(self)
+
+        def after_loss(replaced: list[int]) -> list[int]:
+            living = weak()
+            return [] if living is None else living._restore_after(replaced)
+
+        world.after_loss.append(after_loss)
+        #: What could not be restored after the last loss, if so.
+        self.missing: str | None = None
+        #: The number of the snapshot that was gone back to last.
+        self.restored: int | None = None
+
+    @classmethod
+    def of(cls, mesh: Any) -> Snapshots:
+        """Those of a `Mesh`."""
+        target = mesh._target
+        found = cls._all.get(target)
+        if found is None:
+            found = cls._all[target] = cls(target)
+        return found
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest snapshot."""
+        return max(self._taken, default=None)
+
+    def covers(self, state: TrainingState) -> bool:
+        """Whether the newest snapshot has all modules of a state of training."""
+        taken = self._taken.get(self.newest or 0)
+        return taken is not None and all(module in taken.modules for module in state.modules)
+
+    def take(self, wait: bool = False) -> int:
+        """Copy the state of training as it is when the ranks have done all that was issued so far; returns its number.
+
+        The program goes on meanwhile. At most one snapshot is under way: a second waits for the first.
+
+        Args:
+            wait: return when all copies are there.
+
+        Raises:
+            DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
+        """
+        target = self._target()
+        assert target is not None  # the caller's mesh has it
+        engine = target.engine
+        state = TrainingState._of_target(target)
+        with engine.lock, _disable_current_modes():
+            self._finish(target)
+            number, self._next = self._next, self._next + 1
+            taken = TakenSnapshot(
+                number,
+                weakref.WeakKeyDictionary({module: _handles(module, target) for module in state.modules}),
+                weakref.WeakKeyDictionary({o: OptimizerState.of(o, target) for o in state.optimizers}),
+                weakref.WeakKeyDictionary({o: copy.deepcopy(o.state_dict()) for o in state.objects}),
+            )
+            if self._keepers is None:
+                self._keepers = engine.world.spawn("snapshots", on_ranks.SnapshotKeeper, engine._key)
+                self._keeper = _keepers(engine, target)
+            function = functools.partial(on_ranks.take, number, taken.values(), self._keepers, self._keeper, wait)
+            self._call = engine.ask_later(target, function)
+            self._taken[number] = taken
+            for old in sorted(self._taken)[:-KEPT]:
+                del self._taken[old]
+        if wait:
+            self._finish(target)
+        return number
+
+    def restore(self) -> int:
+        """Go back to the newest snapshot that all ranks have; returns its number.
+
+        Raises:
+            DeviceMeshError: there is none.
+        """
+        target = self._target()
+        assert target is not None  # the caller's mesh has it
+        with target.engine.lock, _disable_current_modes():
+            target.check_alive()
+            found = self._common(target, [])
+            if isinstance(found, str):
+                raise DeviceMeshError(f"mesh {target.name}: {found}")
+            self._go_back(target, found)
+        return found
+
+    def drop(self) -> None:
+        """Forget all snapshots; the ranks free their memory."""
+        self._taken.clear()
+        target = self._target()
+        if target is not None and self._keepers is not None:
+            target.engine.ask(target, on_ranks.forget)
+
+    def _finish(self, target: Any) -> None:
+        """Wait for the snapshot that is under way."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            target.engine.answer(target, call)
+        except BaseException:
+            self._taken.pop(max(self._taken, default=0), None)  # not all ranks have it
+            raise
+
+    def _restore_after(self, replaced: list[int]) -> list[int]:
+        """Called when a process group was formed again; returns the numbers of the values that are whole."""
+        target = self._target()
+        self._call = None
+        self.missing = self.restored = None
+        if target is None or not set(replaced) & set(target.ranks) or not self._taken:
+            return []
+        found = self._common(target, replaced)
+        if isinstance(found, str):
+            self.missing = found
+            return []
+        return self._go_back(target, found)
+
+    def _common(self, target: Any, replaced: list[int]) -> int | str:
+        """The newest snapshot of which every rank's part is somewhere, or why there is none."""
+        if not self._taken or self._keepers is None:
+            return "there is no snapshot: Mesh.snapshot() takes one, and so does Mesh.execute()"
+        ranks = target.ranks
+        answers = list(self._keepers.numbers.call().get().values())
+        common: set[int] = set(self._taken)
+        for rank in ranks:
+            keeper = self._keeper[rank]
+            if rank in replaced:
+                mine = set() if keeper in replaced else set(answers[keeper][1].get(rank, []))
+                if not mine:
+                    return (
+                        f"rank {rank} has died, and so has rank {keeper}, which had the copy of its state: "
+                        "load a checkpoint (load_checkpoint)"
+                    )
+            else:
+                mine = set(answers[rank][0])
+            common &= mine
+        if not common:
+            return "the ranks have no snapshot in common: load a checkpoint (load_checkpoint)"
+        return max(common)
+
+    def _go_back(self, target: Any, number: int) -> list[int]:
+        taken = self._taken[number]
+        values = taken.values()
+        engine = target.engine
+        function = functools.partial(on_ranks.restore, number, values, target.key, self._keepers, self._keeper)
+        engine.flush()
+        call = target.workers.ask.call(b"", b"", engine.record, cloudpickle.dumps(function), [])
+        call.get()
+        for optimizer, state in taken.optimizers.items():
+            state.restore(optimizer)
+        for optimizer in TrainingState._of_target(target).optimizers:
+            if optimizer not in taken.optimizers:
+                optimizer.state.clear()  # its first step was after the snapshot
+        for obj, saved in taken.objects.items():
+            obj.load_state_dict(copy.deepcopy(saved))
+        for module in taken.modules:
+            for parameter in module.parameters():
+                parameter.grad = None
+        self._taken = {number: taken}
+        self.restored = number
+        return values
+
+
+def _handles(module: torch.nn.Module, target: Any) -> list[Tensor]:
+    found = [*module.parameters(), *module.buffers()]
+    return [x for x in found if type(x) is Tensor and x._spec.mesh is target]
+
+
+def _keepers(engine: Any, target: Any) -> dict[int, int]:
+    """Who keeps whose copy: the next rank, of another host if there is one."""
+    procs = engine.world._target().procs
+    ranks: list[int] = list(target.ranks)
+    found: dict[int, int] = {}
+    for place, rank in enumerate(ranks):
+        others = ranks[place + 1 :] + ranks[:place]
+        found[rank] = next((r for r in others if procs[r].agent != procs[rank].agent), others[0] if others else rank)
+    return found

@@ -1,0 +1,89 @@
+"""`TrainingState`: what a program trains on a mesh: modules and optimizers, as snapshots and checkpoints need them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, ClassVar
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+
+
+class TrainingState:
+    """The modules and optimizers of one mesh. It keeps none of them alive.
+
+    A module is one from the time that it is brought to the mesh, an optimizer from its first step.
+    """
+
+    _all: ClassVar[weakref.WeakKeyDictionary[Any, TrainingState]] = weakref.WeakKeyDictionary()
+    #: How parameters and buffers were laid out when they were brought to their mesh, to make them anew if they are
+    #: lost.
+    layouts: ClassVar[Any] = WeakIdKeyDictionary()
+
+    def __init__(self) -> None:
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._objects: list[weakref.ref[Any]] = []
+
+    @classmethod
+    def of(cls, mesh: Any) -> TrainingState:
+        """The one of a `Mesh`."""
+        return cls._of_target(mesh._target)
+
+    @classmethod
+    def _of_target(cls, target: Any) -> TrainingState:
+        found = cls._all.get(target)
+        if found is None:
+            found = cls._all[target] = cls()
+        return found
+
+    def add_module(self, module: torch.nn.Module) -> None:
+        """A module whose parameters are on the mesh."""
+        self._modules = [ref for ref in self._modules if ref() is not None]
+        if all(ref() is not module for ref in self._modules):
+            self._modules.append(weakref.ref(module))
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer whose parameters are on the mesh."""
+        self._optimizers = [ref for ref in self._optimizers if ref() is not None]
+        if all(ref() is not optimizer for ref in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+
+    def track(self, obj: Any) -> None:
+        """Whatever else has a ``state_dict`` and ``load_state_dict``: a schedule of learning rates, a source of
+        data."""
+        if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
+            raise TypeError(f"track({type(obj).__name__}): it has no state_dict() and load_state_dict(state)")
+        self._objects = [ref for ref in self._objects if ref() is not None]
+        if all(ref() is not obj for ref in self._objects):
+            self._objects.append(weakref.ref(obj))
+
+    @property
+    def objects(self) -> list[Any]:
+        """What is tracked, and alive."""
+        return [obj for ref in self._objects if (obj := ref()) is not None]
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those that are alive."""
+        return [module for ref in self._modules if (module := ref()) is not None]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are alive."""
+        return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+
+
+def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """An optimizer has made a step: those of handles belong to the meshes of these."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if type(parameter) is Tensor:
+                TrainingState._of_target(parameter._spec.mesh).add_optimizer(optimizer)
+                return
+
+
+register_optimizer_step_post_hook(_stepped)

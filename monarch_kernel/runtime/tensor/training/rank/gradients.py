@@ -1,0 +1,57 @@
+"""Gradients that are still sums to be made over ranks: each is made once, in the layout of its parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial
+
+from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
+
+
+def reduced(gradients: list[DTensor], parameters: list[DTensor]) -> list[DTensor]:
+    """The gradients in the layouts of their parameters.
+
+    Those that are to be summed over the same dimensions of the mesh travel together.
+    """
+    results = list(gradients)
+    together: dict[Any, list[int]] = {}
+    for i, (gradient, parameter) in enumerate(zip(gradients, parameters)):
+        if gradient.placements == parameter.placements:
+            continue
+        counts.moved(gradient.placements, parameter.placements, gradient.numel() * gradient.element_size())
+        dims = _summed(gradient, parameter)
+        if dims is None:
+            results[i] = gradient.redistribute(placements=parameter.placements)
+        else:
+            together.setdefault((gradient.device_mesh, dims, gradient.dtype), []).append(i)
+    for (mesh, dims, _), members in together.items():
+        parts = [gradients[i]._local_tensor for i in members]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        for dim in dims:
+            torch.distributed.all_reduce(flat, group=mesh.get_group(dim))
+        for i, part, summed in zip(members, parts, flat.split([part.numel() for part in parts])):
+            results[i] = DTensor.from_local(
+                summed.view(part.shape),
+                mesh,
+                parameters[i].placements,
+                run_check=False,
+                shape=gradients[i].shape,
+                stride=gradients[i].stride(),
+            )
+    return results
+
+
+def _summed(gradient: DTensor, parameter: DTensor) -> tuple[int, ...] | None:
+    """The dimensions of the mesh over which to sum, if that is all there is to do."""
+    dims: list[int] = []
+    for dim, (given, wanted) in enumerate(zip(gradient.placements, parameter.placements)):
+        if given == wanted:
+            continue
+        if not (wanted.is_replicate() and isinstance(given, Partial) and given.reduce_op == "sum"):
+            return None
+        dims.append(dim)
+    return tuple(dims)

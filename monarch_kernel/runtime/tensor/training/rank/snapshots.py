@@ -1,0 +1,182 @@
+"""Copies of a state of training on a rank: its own of itself, and one of another rank's, which may die."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.values import RankStore, store_of
+from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.sharded.rank.state import rules
+
+#: How many snapshots are kept: the newest may be on some ranks only.
+KEPT = 2
+_NAME = "snapshots"
+
+
+@dataclass(slots=True)
+class SavedPart:
+    """This rank's part of one value.
+
+    Attributes:
+        local: a copy.
+        placements, shape, stride: of the DTensor; `placements` is None of a plain tensor.
+    """
+
+    local: torch.Tensor
+    placements: tuple[Placement, ...] | None = None
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+    def copy(self) -> SavedPart:
+        """In memory of its own."""
+        return SavedPart(self.local.clone(), self.placements, self.shape, self.stride)
+
+
+@dataclass(slots=True)
+class Copy:
+    """A state of training: parts by the number of the value, and where random numbers go on."""
+
+    parts: dict[int, SavedPart]
+    generator: dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Copies:
+    """What a rank keeps.
+
+    Attributes:
+        own: by the number of the snapshot.
+        others: the same, by rank.
+        under_way: the copy that is on its way to another rank.
+    """
+
+    own: dict[int, Copy] = field(default_factory=dict[int, Copy])
+    others: dict[int, dict[int, Copy]] = field(default_factory=dict[int, dict[int, Copy]])
+    under_way: Any = None
+
+
+def copies_of(store: RankStore) -> Copies:
+    """What this rank keeps for an engine."""
+    found: Copies | None = store.extras.get(_NAME)
+    if found is None:
+        found = store.extras[_NAME] = Copies()
+    return found
+
+
+class SnapshotKeeper(Actor):
+    """Holds another rank's snapshots, beside the workers of an engine."""
+
+    __tool__ = True
+
+    def __init__(self, engine: str) -> None:
+        self._copies = copies_of(store_of(engine, current_rank().rank))
+
+    @endpoint
+    def keep(self, rank: int, number: int, copy: Copy) -> None:
+        """Hold a snapshot of another rank."""
+        mine = Copy({n: part.copy() for n, part in copy.parts.items()}, copy.generator)
+        _add(self._copies.others.setdefault(rank, {}), number, mine)
+
+    @endpoint
+    def give(self, rank: int, number: int) -> Copy:
+        """A snapshot of another rank."""
+        return self._copies.others[rank][number]
+
+    @endpoint
+    def numbers(self) -> tuple[list[int], dict[int, list[int]]]:
+        """Which snapshots are here: its own, and by rank those of others."""
+        return sorted(self._copies.own), {rank: sorted(kept) for rank, kept in self._copies.others.items()}
+
+
+def take(number: int, values: list[int], keepers: Any, keeper: dict[int, int], wait: bool) -> None:
+    """Copy values of this rank; a second copy goes to the rank that keeps it. Called in order with the stream.
+
+    Args:
+        values: their numbers.
+        keeper: who keeps whose copy.
+        wait: return when the second copy is there.
+
+    Raises:
+        OperationFailed: one of the values is a failure: the snapshots of before stay.
+    """
+    worker = here()
+    copies = copies_of(worker.store)
+    _wait(copies)
+    parts = {n: _part(worker.value(n)) for n in values}
+    copy = Copy(parts, rules().generator.get())
+    _add(copies.own, number, copy)
+    other = keeper[worker.rank]
+    if other == worker.rank:
+        return
+    copies.under_way = keepers.slice(ranks=other).keep.call_one(worker.rank, number, copy)
+    if wait:
+        _wait(copies)
+
+
+def restore(number: int, values: list[int], key: Any, keepers: Any, keeper: dict[int, int]) -> None:
+    """Go back to a snapshot: these values are what they were. All of them are DTensors on one mesh, or plain.
+
+    Args:
+        key: by what the ranks know the mesh.
+    """
+    worker = here()
+    copies = copies_of(worker.store)
+    copies.under_way = None
+    copy = copies.own.get(number)
+    if copy is None:
+        copy = keepers.slice(ranks=keeper[worker.rank]).give.call_one(worker.rank, number).get()
+    copies.own = {number: copy}
+    state = rules()
+    state.generator.restore(copy.generator)
+    held = worker.store.values
+    with torch.no_grad():
+        for n in values:
+            part, value = copy.parts[n], held.get(n)
+            local = value._local_tensor if isinstance(value, DTensor) else value
+            if isinstance(local, torch.Tensor) and local.shape == part.local.shape and local.dtype == part.local.dtype:
+                local.copy_(part.local)  # modules of this rank may refer to it
+            elif part.placements is None:
+                held[n] = part.local.clone().to(device.of_rank())
+            else:
+                held[n] = DTensor.from_local(
+                    part.local.clone().to(device.of_rank()),
+                    state.meshes[key],
+                    part.placements,
+                    run_check=False,
+                    shape=torch.Size(part.shape),
+                    stride=part.stride,
+                )
+
+
+def forget() -> None:
+    """Drop all snapshots."""
+    here().store.extras.pop(_NAME, None)
+
+
+def _wait(copies: Copies) -> None:
+    under_way, copies.under_way = copies.under_way, None
+    if under_way is not None:
+        try:
+            under_way.get()
+        except Exception:  # the rank that keeps it has died: this one's own is there
+            pass
+
+
+def _part(value: Any) -> SavedPart:
+    if isinstance(value, DTensor):
+        return SavedPart(value._local_tensor.clone(), value.placements, tuple(value.shape), value.stride())
+    return SavedPart(value.clone())
+
+
+def _add(copies: dict[int, Copy], number: int, copy: Copy) -> None:
+    copies[number] = copy
+    for old in sorted(copies)[:-KEPT]:
+        del copies[old]
