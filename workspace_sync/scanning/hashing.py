@@ -402,6 +402,20 @@ def _chunk_digests(view: memoryview, sizes: list[int]) -> list[bytes]:
     return digests
 
 
+def read_at(path: bytes, offset: int, into: memoryview) -> bool:
+    """Fill a buffer from the file of this path; False if it cannot be read, or ends before."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return read_fully(fd, into, offset)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def read_fully(fd: int, into: memoryview, offset: int) -> bool:
     """Fill a buffer from a file; False if the file ends before."""
     while into:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 
@@ -10,7 +9,7 @@ from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import Manifest, digest_of, printable
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning.announcement import Announcement, LeftOut, announce, left_out, sizes_in
-from workspace_sync.scanning.hashing import read_fully
+from workspace_sync.scanning.hashing import read_at
 from workspace_sync.scanning.index import Record
 
 #: Where a piece is: the folder in the tree, the name of the file, the offset and the size (bytes).
@@ -80,7 +79,7 @@ class Scan:
         first, others = self._pieces()
         place = first[digest]
         for folder, name, offset, size in (place, *others.get(digest, ())):
-            if size == len(into) and self._read(self.path_of(folder, name), offset, into) and digest_of(into) == digest:
+            if size == len(into) and read_at(self.path_of(folder, name), offset, into) and digest_of(into) == digest:
                 return
         folder, name, _, _ = place
         raise ScanError(
@@ -102,19 +101,6 @@ class Scan:
         """Where a folder of the tree, or a file in it, is at the client."""
         path = path_at_client(self._roots, place)
         return path + b"/" + name if name else path
-
-    @staticmethod
-    def _read(path: bytes, offset: int, into: memoryview) -> bool:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:
-            return False
-        try:
-            return read_fully(fd, into, offset)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
 
     def _pieces(self) -> tuple[dict[bytes, _Place], dict[bytes, list[_Place]]]:
         """Where each piece is, and where its copies are."""

@@ -109,8 +109,7 @@ class EarlyTree:
                 found = self._files[file.path] = _Arrived(file.size, file.mode, file.mtime)
                 fd = self._create(file)
             else:
-                folder, name = self.tree.place(file.path)
-                fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                fd = self.tree.reopen(file.path)
         try:
             write_all(fd, data, file.offset)
         finally:

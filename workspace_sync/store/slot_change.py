@@ -657,8 +657,7 @@ class SlotChange:
             os.fchmod(fd, unfinished)  # who is not root cannot open a read-only file for writing
         finally:
             os.close(fd)
-        folder, name = self.tree.place(path)
-        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        fd = self.tree.reopen(path)
         try:
             self._partly[path] = new
             stays = set(old.pieces()) & set(new.pieces())
@@ -702,8 +701,7 @@ class SlotChange:
             for want in wants:
                 with self._explain(want.path):
                     if want.entry.chunks:
-                        folder, name = self.tree.place(want.path)
-                        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                        fd = self.tree.reopen(want.path)
                         try:
                             write_all(fd, data, want.offset)
                         finally:

@@ -145,6 +145,11 @@ class TreeFolder:
             raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
         return fd
 
+    def reopen(self, path: bytes) -> int:
+        """Open a file that this process has made, to write more of it."""
+        folder, name = self.place(path)
+        return os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+
     def new_file(self, path: bytes, mode: int = 0o600) -> int:
         """Create a file, for reading and writing."""
         folder, name = self.place(path)

@@ -6,7 +6,6 @@ stands at the end, as it is known only when all have been read.
 
 from __future__ import annotations
 
-import os
 import queue
 import struct
 import threading
@@ -18,7 +17,7 @@ import msgspec
 from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import ScanError, TamperedError
 from workspace_sync.model.manifest import digest_of, printable
-from workspace_sync.scanning.hashing import read_fully
+from workspace_sync.scanning.hashing import read_at
 from workspace_sync.scanning.result import path_at_client
 from workspace_sync.scanning.streaming import ABOUT, CONTENT, ScanPlan
 from workspace_sync.transfer.block_pool import BlockPool
@@ -190,16 +189,7 @@ class EarlyPipe:
         roots = self._plan.roots
 
         def read(path: bytes, offset: int, into: memoryview) -> bool:
-            try:
-                fd = os.open(path_at_client(roots, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            except OSError:
-                return False
-            try:
-                return read_fully(fd, into, offset)
-            except OSError:
-                return False
-            finally:
-                os.close(fd)
+            return read_at(path_at_client(roots, path), offset, into)
 
         changed = refill(block, end, read)
         if changed is not None:
