@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import typing
+import weakref
 from typing import Any
 
 import pytest
@@ -355,6 +357,19 @@ def test_a_future_that_waited_is_served_before_later_ones() -> None:
     for value in "abc":
         port.send(value)
     assert [second.get(PATIENCE), first.get(PATIENCE), called] == ["c", "a", ["b"]]
+
+
+def test_a_callback_is_called_although_nothing_else_holds_its_future() -> None:
+    port, receiver = Channel.open()
+    called: list[Any] = []
+    receiver.recv().add_done_callback(lambda future: called.append(future.get()))
+    dropped = weakref.ref(receiver)
+    del receiver
+    gc.collect()
+    port.send("a")
+    assert called == ["a"]
+    gc.collect()
+    assert dropped() is None
 
 
 def test_an_await_that_is_cancelled_takes_nothing() -> None:

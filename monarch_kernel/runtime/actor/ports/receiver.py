@@ -31,12 +31,14 @@ from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 
 class _Inlet:
-    """The sink for a receiver's values; does not keep the receiver alive."""
+    """The sink for a receiver's values; does not keep the receiver alive, unless a callback waits for one."""
 
-    __slots__ = ("_receiver",)
+    __slots__ = ("_receiver", "called_back")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self._receiver = weakref.ref(receiver)
+        #: Futures with callbacks: they live until these are called, although nothing else may hold them.
+        self.called_back: set[_Received] = set()
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         receiver = self._receiver()
@@ -76,7 +78,8 @@ class PortReceiver(Generic[R]):
         self._node = system.node
         self._reported = system.reported
         self._senders = Senders()
-        self._number = self._node.new_call(_Inlet(self))
+        self._inlet = _Inlet(self)
+        self._number = self._node.new_call(self._inlet)
         self._ranked = ranked
         self._once = once
         self._lock = threading.RLock()  # reentrant, as a future may be garbage-collected anywhere
@@ -198,7 +201,7 @@ class PortReceiver(Generic[R]):
 class _Received(Future[Any]):
     """The next value of a receiver, claimed at the first wait."""
 
-    __slots__ = ("_awaiting", "_claims", "_kept", "_ranked", "_read", "_receiver")
+    __slots__ = ("_awaiting", "_claims", "_ranked", "_read", "_receiver")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         super().__init__(receiver._node.poller, "recv()")
@@ -207,7 +210,6 @@ class _Received(Future[Any]):
         self._claims = False
         self._read = False
         self._awaiting = 0
-        self._kept: _Received | None = None  # itself: a future with callbacks lives until they are called
 
     def _claim(self) -> None:
         with self._receiver._lock:
@@ -228,15 +230,16 @@ class _Received(Future[Any]):
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
         """Call ``callback(self)`` once the value has arrived."""
-        self._kept = self
+        waiting = self._receiver._inlet.called_back
+        waiting.add(self)
         self._claim()
         super().add_done_callback(callback)
         if self._done:
-            self._kept = None
+            waiting.discard(self)
 
     def _finish(self) -> None:
         super()._finish()
-        self._kept = None
+        self._receiver._inlet.called_back.discard(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         __tracebackhide__ = True
@@ -246,8 +249,11 @@ class _Received(Future[Any]):
             return (yield from super().__await__())
         finally:
             self._awaiting -= 1
-            if not self._done and not self._awaiting and self._kept is None and self._receiver.dismiss(self):
+            if not self._done and not self._awaiting and not self._is_called_back() and self._receiver.dismiss(self):
                 self._claims = False  # cancelled: the next wait claims again
+
+    def _is_called_back(self) -> bool:
+        return self in self._receiver._inlet.called_back
 
     def __del__(self) -> None:
         try:
