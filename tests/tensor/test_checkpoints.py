@@ -76,6 +76,16 @@ def test_training_goes_on_in_another_layout_and_after_a_loss(mesh: Mesh, tmp_pat
     assert train(model, optimizer, 3) == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_folder_that_is_more_than_a_checkpoint_is_not_replaced(mesh: Mesh, tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    (path / "notes").mkdir(parents=True)
+    (path / "thesis.tex").write_text("years")
+    model, _ = on(mesh, None)
+    with pytest.raises(FileExistsError, match="is no part of a checkpoint"):
+        save_checkpoint(path, mesh, model, overwrite=True)
+    assert sorted(os.listdir(path)) == ["notes", "thesis.tex"] and os.listdir(tmp_path) == ["work"]
+
+
 def test_a_checkpoint_that_others_can_write_is_not_read(mesh: Mesh, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     model, optimizer = on(mesh, None)

@@ -17,9 +17,6 @@ from monarch_kernel.runtime.tensor.sharded.controller.mesh import mesh_from
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 from monarch_kernel.runtime.tensor.training.rank import checkpoints as on_ranks
 
-#: What the controller itself has to remember, in the folder.
-LOCAL = "controller.pt"
-
 
 def save_checkpoint(
     path: str | os.PathLike[str],
@@ -40,21 +37,24 @@ def save_checkpoint(
         overwrite: replace a checkpoint that is there.
 
     Raises:
-        FileExistsError: there is one, and `overwrite` is false.
+        FileExistsError: there is one, and `overwrite` is false; or what is there is not only a checkpoint.
         NotPrivateError: another user could change the folder.
         ValueError: the mesh is a part of what was spawned together.
         DeviceMeshError: a rank has died. The folder is as it was.
     """
     mesh, path = mesh_from(mesh), os.path.abspath(os.fspath(path))
     engine = _whole_world(mesh)
-    if os.path.lexists(path) and not overwrite:
-        raise FileExistsError(f"checkpoint {path} is there already: pass overwrite=True to replace it")
+    if os.path.lexists(path):
+        if not overwrite:
+            raise FileExistsError(f"checkpoint {path} is there already: pass overwrite=True to replace it")
+        on_ranks.check_replaceable(path)
     folder = f"{path}.{secrets.token_hex(4)}.new"
     names, local = _named(model, optimizer)
     with engine.lock, _disable_current_modes():
         try:
             everywhere(engine, on_ranks.save, names, folder, 0)
-            with open(os.open(os.path.join(folder, LOCAL), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            local_file = os.path.join(folder, on_ranks.LOCAL)
+            with open(os.open(local_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 torch.save(local, file)
             on_ranks.publish(folder, path, overwrite)
         except BaseException:
@@ -82,7 +82,7 @@ def load_checkpoint(
     mesh, path = mesh_from(mesh), os.path.abspath(os.fspath(path))
     engine = _whole_world(mesh)
     on_ranks.check(path)
-    local = torch.load(os.path.join(path, LOCAL), weights_only=True)
+    local = torch.load(os.path.join(path, on_ranks.LOCAL), weights_only=True)
     if optimizer is not None:
         _make_state(optimizer, local)
     names, now = _named(model, optimizer)

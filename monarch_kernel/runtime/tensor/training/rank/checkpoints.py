@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +20,11 @@ from monarch_kernel.protocol.private_files import NotPrivateError, open_way, use
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
+
+#: What the controller itself has to remember, in the folder.
+LOCAL = "controller.pt"
+#: The files of a checkpoint: nothing else is ever removed.
+_FILES = re.compile(rf"\.metadata(\.tmp)?|__\d+_\d+\.distcp|{re.escape(LOCAL)}")
 
 #: By name: number of the value; and of values that may have been lost: placements, size, stride and dtype.
 Names = dict[str, tuple[int, tuple[Any, ...] | None]]
@@ -52,7 +57,7 @@ def publish(folder: str, path: str, overwrite: bool) -> None:
     before = f"{folder}.before"
     replaced = False
     if overwrite and os.path.lexists(path):
-        check(path)
+        check_replaceable(path)
         os.rename(path, before)
         replaced = True
     try:
@@ -62,7 +67,7 @@ def publish(folder: str, path: str, overwrite: bool) -> None:
             os.rename(before, path)
         raise
     if replaced:
-        shutil.rmtree(before)
+        discard(before)
     fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -70,10 +75,37 @@ def publish(folder: str, path: str, overwrite: bool) -> None:
         os.close(fd)
 
 
+def check_replaceable(folder: str) -> None:
+    """Raise if a folder has more than a checkpoint: it would be lost.
+
+    Raises:
+        FileExistsError: it has.
+        NotPrivateError: another user could change the folder.
+    """
+    check(folder)
+    with os.scandir(folder) as entries:
+        foreign = [e.name for e in entries if not (_FILES.fullmatch(e.name) and e.is_file(follow_symlinks=False))]
+    if foreign:
+        raise FileExistsError(
+            f"{folder} is not replaced: {min(foreign)} in it is no part of a checkpoint. Name another folder"
+        )
+
+
 def discard(folder: str) -> None:
-    """Remove what a failed save has left."""
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    """Remove a checkpoint, whole or begun; a file that is no part of one stays, and the folder with it."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        for name in os.listdir(fd):
+            about = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if _FILES.fullmatch(name) and stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    with suppress(OSError):  # not empty
+        os.rmdir(folder)
 
 
 def load(names: Names, folder: str, key: Any) -> None:
