@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.mesh.shape import Extent, Region
@@ -536,11 +536,6 @@ def _first_failure(error: ActorError) -> FailedValue | None:
 def handles_in(obj: Any) -> list[Tensor]:
     """All handles in nested lists, tuples and dicts."""
     return [x for x in tree_flatten(obj)[0] if type(x) is Tensor]
-
-
-def without_handles(obj: Any) -> Any:
-    """`obj` with the numbers of values in place of handles."""
-    return tree_map(lambda x: x._owner.id if type(x) is Tensor else x, obj)
 
 
 def _closer(engine: TensorEngine) -> Any:

@@ -146,6 +146,7 @@ class TensorMesh:
             else:
                 key.append(a)
         if kwargs:
+            # The branches of above once more: a call for each argument would cost more than all that it shares.
             for name, a in kwargs.items():
                 key.append(name)
                 t = type(a)

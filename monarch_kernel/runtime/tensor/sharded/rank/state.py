@@ -92,17 +92,3 @@ def take_counts() -> Any:
 def set_generator(state: torch.Tensor | int) -> None:
     """Random operations go on from here."""
     rules().generator.set(state)
-
-
-def filled(
-    function: Any, key: Any, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype, *args: Any
-) -> DTensor:
-    """A tensor that is made on the ranks: no rank makes more than its part."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh = rules().meshes[key]
-    size, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
-    local = torch.empty(size, dtype=dtype, device=device.of_rank())
-    function(local, *args)
-    stride = torch.empty(tuple(shape), device="meta").stride()
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
