@@ -292,6 +292,15 @@ SEGMENT_THRESHOLD = EnvironmentVariable(
     "buffers of a message that add up to less travel through the socket, others in shared memory",
     "all",
 )
+DIRECT_THRESHOLD = EnvironmentVariable(
+    "DIRECT_THRESHOLD",
+    _whole(0),
+    "1048576",
+    "a whole number of bytes, 0 or more",
+    "from this size on, the body of a message to another host goes there directly, by the data plane, and not through "
+    "the host agents; 0: never",
+    "all",
+)
 SEGMENT_KEEP = EnvironmentVariable(
     "SEGMENT_KEEP",
     _whole(0),

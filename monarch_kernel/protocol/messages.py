@@ -33,7 +33,7 @@ from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
 #: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 PREFIX = struct.Struct("<IQ")
 
@@ -191,6 +191,19 @@ class Release(msgspec.Struct, array_like=True, tag=20):
 
 class Forget(msgspec.Struct, array_like=True, tag=21):
     """From a segment's owner: the segment is freed; drop any mapping of it."""
+
+    number: int
+
+
+class BodyFetched(msgspec.Struct, array_like=True, tag=26):
+    """To the owner of a body that was offered to another host: it is there, or the data plane could not fetch it."""
+
+    number: int
+    fetched: bool
+
+
+class BodyAgain(msgspec.Struct, array_like=True, tag=27):
+    """A body that the data plane could not fetch. Body: the offered bytes."""
 
     number: int
 
@@ -587,6 +600,8 @@ Message = (
     | AskTrace
     | Release
     | Forget
+    | BodyFetched
+    | BodyAgain
     | PeersFailed
     | PortGiven
     | PortLeft

@@ -151,7 +151,11 @@ def lost_with(gone: Death | None, proc: str, host: str, pid: int = 0) -> Death:
 
 
 class SegmentRef(msgspec.Struct, array_like=True, frozen=True):
-    """The location of a message's out-of-band buffers: shared memory of a process of this host."""
+    """The location of a message's buffers, if they do not come with it: memory of the sender.
+
+    On the sender's host that is a segment, which the receiver maps. Elsewhere it is memory that the receiver fetches
+    through the data plane: ``handle`` is set. If the message has no out-of-band buffers, it is the whole pickle.
+    """
 
     owner: str
     pid: int
@@ -159,3 +163,4 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True):
     number: int
     size: int
     private: bool  # several receivers: each maps it copy-on-write
+    handle: bytes = b""  # for the data plane

@@ -20,6 +20,8 @@ import cloudpickle
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
+#: From this size on, a body without such buffers may travel apart from its message, too.
+LARGE = 1 << 20
 _ALIGN = 64
 _PADDING = bytes(_ALIGN)
 
@@ -32,7 +34,10 @@ Body: TypeAlias = Any
 
 
 class Apart:
-    """A body whose out-of-band buffers came separately from the pickle: ``memory()`` returns their memory."""
+    """A body whose large part came separately: ``memory()`` returns it, and may wait for it.
+
+    That is its out-of-band buffers, and ``pickled`` the rest; or the whole pickle, if it has no such buffers.
+    """
 
     __slots__ = ("memory", "pickled")
 
@@ -245,7 +250,7 @@ def padded(buffers: tuple[int, ...]) -> int:
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
     """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive."""
     if not buffers:
-        return pickle.loads(body)
+        return pickle.loads(body.memory() if type(body) is Apart else body)
     if type(body) is Apart:
         view = body.memory()
         rest: Any = body.pickled

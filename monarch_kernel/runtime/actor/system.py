@@ -24,6 +24,7 @@ from monarch_kernel import environment
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
+    OK,
     ActorFailed,
     Call,
     Create,
@@ -45,7 +46,7 @@ from monarch_kernel.protocol.messages import (
     death_of,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import Apart, loads
+from monarch_kernel.protocol.serialize import LARGE, Apart, loads
 from monarch_kernel.runtime.actor import process, unhandled_fault
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
@@ -73,6 +74,7 @@ from monarch_kernel.runtime.actor.tracing import call_records
 from monarch_kernel.runtime.actor.tracing.remote import TraceService
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.interfaces import LargeBodies
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.supervision.tree import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
@@ -154,6 +156,7 @@ class ActorSystem:
         if not self.is_root:
             TraceService(self)
         call_records.install()
+        node.make_bodies = _message_bodies
         self.healer = Healer(self)
         self.ports = PortHolders(self)
         node.on_peer_dead.append(self._on_peer_dead)
@@ -248,7 +251,7 @@ class ActorSystem:
             self.sent += len(body)
         elif buffers:
             self.sent += sum(buffers)
-        if buffers:
+        if buffers or (status == OK and type(body) is bytes and len(body) >= LARGE):
             body, segment = self.node.pack(body, buffers, [link.peer])
         written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
         link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
@@ -498,6 +501,7 @@ class ActorSystem:
         self._closed = True
         for mesh in self.proc_meshes.values():
             mesh._stopped = True
+        self.node.drain(timeout / 2)
         self.stop_all_actors("the controller shuts down", timeout)
         ending = [
             ask_agent(self.node, agent, "stop", StopProcs, None, "the controller shuts down", timeout / 2)
@@ -573,6 +577,14 @@ def shutdown(timeout: float | None = None) -> None:
         postmortem.release()
         process.set_system(None)
         atexit.unregister(_at_exit)
+
+
+def _message_bodies() -> LargeBodies:
+    # Most programs never need it.
+    from monarch_kernel.runtime.transfer.engine import engine
+    from monarch_kernel.runtime.transfer.message_bodies import MessageBodies
+
+    return MessageBodies(engine())
 
 
 process.set_controller_factory(_make_controller)

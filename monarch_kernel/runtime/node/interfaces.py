@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from monarch_kernel.protocol.messages import Death, Reply, Routed
-from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.protocol.messages import Death, Reply, Routed, SegmentRef
+from monarch_kernel.protocol.serialize import Apart, Body
 
 
 class PeerLink(Protocol):
@@ -59,6 +59,21 @@ class Sink(Protocol):
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         """Fail the replies that this call still expects from a dead proc."""
+
+
+class LargeBodies(Protocol):
+    """Carries large bodies of messages to other sites, beside the control plane."""
+
+    def offer(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]:
+        """Keep the large part of a body until these procs have fetched it; returns the rest, and the reference."""
+        ...
+
+    def receive(self, ref: SegmentRef, pickled: bytes) -> Apart:
+        """Begin to fetch what was offered."""
+        ...
+
+    def drain(self, timeout: float) -> None:
+        """Wait until everything that was offered has been fetched."""
 
 
 class ReplyGate(Protocol):

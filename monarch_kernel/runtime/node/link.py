@@ -333,7 +333,7 @@ class Link:
             raise LinkError(f"a header of {header_size:,} bytes was announced, where {MAX_HEADER:,} is the most")
         gap = -header_size % 64  # aligns the start of the body, and so any array in it
         size = header_size + body_size
-        self._big = _memory(gap + size)[gap:]
+        self._big = allocate(gap + size)[gap:]
         self._big[: len(have)] = have
         self._big_at, self._big_header = len(have), header_size
 
@@ -462,7 +462,7 @@ def _text(word: memoryview) -> str:
     return "".join(c if c.isprintable() else " " for c in said)
 
 
-def _memory(size: int) -> memoryview:
+def allocate(size: int) -> memoryview:
     """Allocate writable memory, in huge pages if possible, because first touches cost more than the copy.
 
     Raises:

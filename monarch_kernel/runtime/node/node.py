@@ -50,8 +50,8 @@ from monarch_kernel.protocol.refs import lost_with
 from monarch_kernel.protocol.serialize import Apart, Body
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
-from monarch_kernel.runtime.node.interfaces import Gate, Handler, PeerLink, ReplyGate, Sink
-from monarch_kernel.runtime.node.link import Link, connect_unix, is_ours, listen_unix, peer_of
+from monarch_kernel.runtime.node.interfaces import Gate, Handler, LargeBodies, PeerLink, ReplyGate, Sink
+from monarch_kernel.runtime.node.link import Link, LinkError, connect_unix, is_ours, listen_unix, peer_of
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.routing import Done, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import Segments
@@ -213,6 +213,10 @@ class Node:
         self.links[node_id] = Loopback(self)
         self.segments = Segments(node_id, self.send, self.poller.say_late)
         self._segment_threshold = environment.SEGMENT_THRESHOLD.get()
+        self._direct_threshold = environment.DIRECT_THRESHOLD.get()
+        #: Creates what carries large bodies to other sites, when that is first needed.
+        self.make_bodies: Callable[[], LargeBodies] | None = None
+        self._bodies: LargeBodies | None = None
         self.poller.on_late = self.send
         self.on_peer_dead.append(lambda proc, _death: self.segments.on_peer_dead(proc))
 
@@ -404,9 +408,16 @@ class Node:
         Returns:
             The body to send, and the reference for the header (None: the body has everything).
         """
-        if not buffers or sum(buffers) < self._segment_threshold or self.id in receivers or not receivers:
+        if not receivers or self.id in receivers:
             return body, None
-        if any(self.routes.far(self.refs[proc]) for proc in receivers):
+        far = sum(self.routes.far(self.refs[proc]) for proc in receivers)
+        if far:
+            if far < len(receivers) or not self.goes_directly(body, buffers):
+                return body, None
+            # An interrupt between an offer and sending its reference would lose the offer.
+            with self.poller.shielded():
+                return self._large_bodies().offer(body, buffers, receivers)
+        if not buffers or sum(buffers) < self._segment_threshold:
             return body, None
         # An interrupt between taking a segment and sending its reference would lose the segment.
         with self.poller.shielded():
@@ -418,8 +429,31 @@ class Node:
                 self.segments.on_release(proc, ref.number)
         return body[-1], ref
 
+    def goes_directly(self, body: Body, buffers: tuple[int, ...]) -> bool:
+        """Whether a body is so large that it goes to other hosts beside the control plane."""
+        return 0 < self._direct_threshold <= (sum(buffers) if buffers else len(body))
+
+    def _large_bodies(self) -> LargeBodies:
+        with self.order_lock:
+            if self._bodies is None:
+                if self.make_bodies is None:
+                    raise LinkError("a process without a data plane cannot take bodies that are offered by one")
+                self._bodies = self.make_bodies()
+            return self._bodies
+
+    def drain(self, timeout: float) -> None:
+        """Before an orderly end: let other hosts fetch the large messages that this process has sent them."""
+        if self._bodies is not None:
+            self._bodies.drain(timeout)
+
     def apart(self, ref: SegmentRef, body: Body) -> Apart:
-        """The body of a message whose buffers are in a segment."""
+        """The body of a message whose buffers did not come with it.
+
+        Raises:
+            LinkError: this process cannot fetch them.
+        """
+        if ref.handle:
+            return self._large_bodies().receive(ref, bytes(body))
         return Apart(self.segments.received(ref).memory, bytes(body))
 
     # -- calls --------------------------------------------------------------------------------

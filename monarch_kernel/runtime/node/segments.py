@@ -94,7 +94,7 @@ class Segments:
         return SegmentRef(self._owner, os.getpid(), segment.fd, segment.number, segment.size, segment.private)
 
     def _take(self, size: int) -> _Segment | None:
-        size = _rounded(size)
+        size = rounded(size)
         with self._lock:
             free = self._free.get(size)
             if free:
@@ -204,16 +204,22 @@ class Lease:
         except OSError as e:
             raise ConnectionError(f"the large buffers of a message from {ref.owner} are gone with it: {e}") from e
         self._ref = None
-        held = _held(ref.size).from_buffer(mapped)
-        held.drop, held.owner, held.number = self._segments.dropped, ref.owner, ref.number
-        return memoryview(held).cast("B")
+        dropped = self._segments.dropped
+        return leased(mapped, ref.size, lambda: dropped(ref.owner, ref.number))
 
     def __del__(self) -> None:
         if self._ref is not None:
             self._segments.dropped(self._ref.owner, self._ref.number)
 
 
-@lru_cache(maxsize=256)  # there are few sizes, see `_rounded`
+def leased(memory: mmap.mmap | memoryview, size: int, drop: Callable[[], None]) -> memoryview:
+    """The first bytes of memory; ``drop`` is called when they and everything made from them are gone."""
+    held = _held(size).from_buffer(memory)
+    held.drop = drop
+    return memoryview(held).cast("B")
+
+
+@lru_cache(maxsize=256)  # there are few sizes, see `rounded`
 def _held(size: int) -> Any:
     """A type for the bytes of a segment; an instance lives until the last array in the segment is gone.
 
@@ -224,10 +230,10 @@ def _held(size: int) -> Any:
 
 def _drop(held: Any) -> None:
     if held.drop is not None:
-        held.drop(held.owner, held.number)
+        held.drop()
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
     """Round up to one of few sizes, so that segments can be reused; adds at most an eighth."""
     size = max(size, _PAGE * 16)
     step = max(_PAGE, 1 << (size.bit_length() - 4))

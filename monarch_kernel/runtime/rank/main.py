@@ -44,6 +44,8 @@ from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
+#: How long other hosts may take to fetch the last large messages of a proc that ends (seconds).
+DRAIN_TIMEOUT = 2.0
 
 #: Made when the fork server loads this module, once for all ranks.
 _decode_config = msgspec.msgpack.Decoder(RankConfig).decode
@@ -96,6 +98,7 @@ class Rank:
             self._main_work.popleft()()
         self.system.stop_all_actors(self._ending or "", STOP_TIMEOUT)
         self._finalize()
+        self.node.drain(DRAIN_TIMEOUT)
         _flush()
         return 0
 

@@ -284,12 +284,16 @@ class TransferEngine:
             raise Unfit
         backend.move(op, deadline)
 
-    def execute(self, op: Op, deadline: float | None) -> None:
-        """Run one transfer with the best backend that can; blocks."""
+    def execute(self, op: Op, deadline: float | None, warn: bool = True) -> None:
+        """Run one transfer with the best backend that can; blocks.
+
+        Args:
+            warn: whether the user is told that nothing faster than TCP is available.
+        """
         unfit: dict[str, str] = {}  # backend: why it did not fit
         try:
             for backend in self.candidates(op.handle):
-                if backend.name == "tcp":
+                if warn and backend.name == "tcp":
                     self._warn_of_tcp(op.handle, unfit)
                 try:
                     if op.memory.device and not backend.devices:

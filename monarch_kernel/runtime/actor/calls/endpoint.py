@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import explain
+from monarch_kernel.protocol.serialize import LARGE, explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
@@ -166,7 +166,7 @@ class Endpoint(Generic[R]):
         sender = self._sender()
         extent = target.extent
         segment = None
-        if buffers:
+        if buffers or (type(body) is bytes and len(body) >= LARGE):
             body, segment = node.pack(body, buffers, [ref.id])
         message = Call(
             mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
@@ -227,15 +227,20 @@ class Endpoint(Generic[R]):
             message.trace = recorded.trace
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
-        plan = target.plan_for(system.caster)
+        large = bool(buffers) or (type(body) is bytes and len(body) >= LARGE)
+        # Through agents, a host's ranks share one copy. A host's only rank is faster to reach beside the control plane.
+        direct = large and target.one_per_host and node.goes_directly(body, buffers)
+        plan = None if direct else target.plan_for(system.caster)
         near: Iterable[tuple[int, ProcRef]]
         if plan is None:
             near = enumerate(target.procs)
         else:
             near = plan.near
             system.caster.cast(plan.group, message, body, sink)
-        if buffers:
+        if large:
             procs = target.procs if plan is None else [ref for _, ref in near]
+            for ref in procs:
+                node.learn(ref)
             body, message.segment = node.pack(body, buffers, [ref.id for ref in procs if ref.id not in node.deaths])
         lost: dict[int, Death] = {}
         for rank, ref in near:

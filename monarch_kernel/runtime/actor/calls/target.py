@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
+from monarch_kernel import environment
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.actor.errors import RankFailure
@@ -51,6 +52,7 @@ class Target:
     __slots__ = (
         "_mesh",
         "_of_tool",
+        "_one_per_host",
         "_plan",
         "_planned",
         "actor",
@@ -78,6 +80,7 @@ class Target:
         self.by_proc: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
             self.by_proc.setdefault(ref.id, []).append(rank)
+        self._one_per_host: bool | None = None
         self._planned = False
         self._plan: CastPlan | None = None
         self._mesh = mesh  # the actor mesh; None for procs
@@ -101,6 +104,14 @@ class Target:
             self._plan = caster.plan(self.procs)
             self._planned = True
         return self._plan
+
+    @property
+    def one_per_host(self) -> bool:
+        """Whether each rank is alone on its host, and they are few: a tree of agents would have one level."""
+        if self._one_per_host is None:
+            agents = {ref.agent for ref in self.procs}
+            self._one_per_host = len(agents) == len(self.procs) <= environment.CAST_FANOUT.get()
+        return self._one_per_host
 
     def note_raised(self, failure: RankFailure) -> None:
         """Note that an error that reports this failure is being raised."""

@@ -14,6 +14,7 @@ from monarch_kernel.protocol.messages import (
     Reply,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
+from monarch_kernel.protocol.serialize import LARGE
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
 from monarch_kernel.runtime.actor.ports.holders import came, give, let_go, met, pickled
 from monarch_kernel.runtime.actor.process import PortHolder, get_system
@@ -64,7 +65,7 @@ class Port(Generic[R]):
                 raise ConnectionError(f"the process that holds this port's receiver is gone: {cause}")
             return
         segment = None
-        if buffers:
+        if buffers or (status == OK and type(body) is bytes and len(body) >= LARGE):
             body, segment = node.pack(body, buffers, [self._ref.id])
         link.send(encode_header(Reply(self._number, self._rank, status, buffers, segment)), body)
 

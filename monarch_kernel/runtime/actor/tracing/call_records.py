@@ -197,7 +197,9 @@ async def _handle_async(
 
 def _size(message: Call, body: Body) -> int:
     """Bytes of the arguments."""
-    return sum(message.buffers) + len(body.pickled) if isinstance(body, Apart) else len(body)
+    if not isinstance(body, Apart):
+        return len(body)
+    return len(body.pickled) + (message.segment.size if message.segment is not None else sum(message.buffers))
 
 
 def failed(error: BaseException) -> None:
