@@ -10,7 +10,7 @@ from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
-from monarch_kernel.runtime.tensor.api.lending import lend_arguments
+from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
 from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -30,6 +30,7 @@ from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, cl
 from monarch_kernel.runtime.tensor.inspection.memory import TensorMemory, memory
 from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watch_nan
 from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
+from monarch_kernel.runtime.tensor.rank.calls import call_ended, keep_result
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "ValueAddress",
     "activate",
     "address_of",
+    "call_ended",
     "call_on_shard_and_fetch",
     "clear_plans",
     "coalescing",
@@ -62,12 +64,14 @@ __all__ = [
     "grad_function",
     "grad_generator",
     "inspect",
+    "keep_result",
     "lend_arguments",
     "manual_seed",
     "memory",
     "no_mesh",
     "rank_tensor",
     "rank_tensors",
+    "refer_to_result",
     "remote",
     "show",
     "slice_mesh",

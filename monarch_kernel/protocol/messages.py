@@ -85,6 +85,8 @@ class Call(msgspec.Struct, array_like=True, tag=10):
     segment: SegmentRef | None = None  # where the buffers are, if not in the body
     cell: str = ""  # the notebook cell that caused it, which gets the endpoint's output
     trace: str = ""  # the id of the caller's record, a blank, and a W3C traceparent; each empty if there is none
+    tensors: tuple[tuple[str, int], ...] = ()  # engines of tensors that wait for the end of this call, and their tokens
+    stays: bool = False  # the result stays in the process, for the last of these engines
 
 
 class Reply(msgspec.Struct, array_like=True, tag=11):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_kernel.actor import Actor, ActorError, current_rank, endpoint, this_host
-from monarch_kernel.tensor import MixedTensorsError, inspect, remote
+from monarch_kernel.actor import Actor, ActorError, as_endpoint, current_rank, endpoint, this_host
+from monarch_kernel.tensor import MixedTensorsError, RemoteException, inspect, remote
 
 
 class Keeper(Actor):
@@ -70,3 +70,135 @@ def test_actors_elsewhere_are_refused(four: Any) -> None:
         with pytest.raises(MixedTensorsError, match="not all on its ranks"):
             four.spawn("all", Keeper).total.call({"x": part})
     one.stop("its test is over").get()
+
+
+class Doubler(Actor):
+    """Gives tensors."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.state = torch.zeros(2)
+
+    @endpoint(propagate=lambda t, factor=2: t)
+    def scaled(self, t: Any, factor: int = 2) -> Any:
+        return t * factor
+
+    @endpoint(propagate=lambda t: {"twice": t, "more": [t.sum(), "name"]})
+    def nested(self, t: Any) -> Any:
+        return {"twice": t * 2, "more": [t.sum(), "another"]}
+
+    @endpoint(propagate=lambda: torch.zeros(2))
+    def count(self) -> Any:
+        self.calls += 1
+        return torch.full((2,), float(self.calls + 10 * current_rank().rank))
+
+    @endpoint
+    def learnt(self, t: Any) -> Any:
+        self.calls += 1
+        return t[0], self.calls * 0 + 5
+
+    @endpoint(propagate=lambda t: t)
+    def other_shape(self, t: Any) -> Any:
+        return torch.zeros(7)
+
+    @endpoint(propagate=lambda t: t)
+    def broken(self, t: Any) -> Any:
+        raise ValueError("no such luck")
+
+    @endpoint(propagate=lambda t: None)
+    def slowly_filled(self, t: Any) -> None:
+        __import__("time").sleep(0.05)
+        t.fill_(9)
+
+    @endpoint
+    def slowly_given(self, t: Any) -> Any:
+        __import__("time").sleep(0.05)
+        return t
+
+    @endpoint(explicit_response_port=True)
+    def through_a_port(self, port: Any, t: Any) -> None:
+        port.send(None)
+
+    def plain(self, t: Any) -> Any:
+        return t + 1
+
+
+def test_results_stay_on_the_ranks(four: Any) -> None:
+    actors = four.spawn("doublers", Doubler)
+    with four.activate():
+        x = torch.ones(2, 3) * four.rank_tensor("gpus")
+        y = actors.scaled.rref(x, factor=3) + 1
+        assert y.shape == (2, 3)
+        assert inspect(y, gpus=2)[0, 0] == 7
+        got = actors.nested.rref(x)
+        assert got["more"][1] == "name"
+        assert inspect((got["twice"], got["more"][0]), gpus=3)[1] == 18
+        first, second = actors.count.rref(), actors.count.rref()
+        x.add_(first[0])
+        assert inspect((first, second, x), gpus=1)[1].tolist() == [12, 12]
+        part = actors.slice(gpus=1).scaled.rref(x.slice_mesh(gpus=1))
+        assert inspect(part)[0, 0] == 24
+        assert actors.slowly_filled.rref(x) is None
+        assert inspect(x)[0, 0] == 9
+        assert inspect(as_endpoint(actors.plain, propagate=lambda t: t).rref(x))[0, 0] == 10
+
+
+def test_shapes_of_results_are_learnt_from_the_first(four: Any) -> None:
+    actors = four.spawn("learners", Doubler)
+    with four.activate():
+        x = torch.arange(6.0).view(2, 3)
+        for _ in range(3):
+            row, number = actors.learnt.rref(x)
+            assert row.shape == (3,)
+            assert number == 5
+        assert inspect(row, gpus=3).tolist() == [0, 1, 2]
+        assert inspect(actors.count.rref())[0] == 4  # each call ran once
+
+
+def test_calls_are_in_order_with_operations(four: Any) -> None:
+    actors = four.spawn("slow", Doubler)
+    with four.activate():
+        x = torch.zeros(2)
+        actors.slowly_filled.call(x)
+        assert inspect(x + 1, gpus=3).tolist() == [10, 10]
+        y = torch.ones(40_000) * four.rank_tensor("gpus")
+        call = actors.slowly_given.call(y)
+        y.mul_(0)  # not before the value has been given
+        assert [float(v[-1]) for _, v in call.get()] == [0, 1, 2, 3]
+        assert inspect(y, gpus=3)[-1] == 0
+        actors.slice(gpus=2).slowly_filled.call_one(y)
+        assert [float(inspect(y, gpus=k)[0]) for k in range(4)] == [0, 0, 9, 0]
+
+
+def test_failures_of_references(four: Any) -> None:
+    actors = four.spawn("failing", Doubler)
+    lost = remote(lambda t: t[99], propagate=lambda t: t)
+    with four.activate():
+        x = torch.ones(2)
+        with pytest.raises(RemoteException, match="no such luck") as caught:
+            inspect(actors.broken.rref(x) + 1)
+        assert "actors.broken.rref(x)" in caught.value.controller_frames
+        with pytest.raises(RemoteException, match="index 99"):
+            inspect(actors.scaled.rref(lost(x)))
+        with pytest.raises(RemoteException, match=r"gave .*\[7\].*says .*\[2\]"):
+            inspect(actors.other_shape.rref(x))
+        with pytest.raises(RuntimeError, match="broadcast"):
+            as_endpoint(actors.plain, propagate=lambda t: t + torch.ones(5)).rref(x)
+        with pytest.raises(ValueError, match="port"):
+            actors.through_a_port.rref(x)
+        assert inspect(actors.scaled.rref(x)).tolist() == [2, 2]  # all goes on
+        with pytest.raises(TypeError, match="missing"):
+            actors.scaled.rref()
+    with pytest.raises(ValueError, match="no device mesh is active"):
+        actors.count.rref()
+
+
+def test_an_actor_that_ends_does_not_hold_operations_up(four: Any) -> None:
+    actors = four.spawn("ending", Doubler)
+    with four.activate():
+        x = torch.ones(2)
+        actors.stop("its test is over").get()
+        y = actors.scaled.rref(x)
+        assert inspect(x).tolist() == [1, 1]
+        with pytest.raises(RemoteException, match="stopped: its test is over"):
+            inspect(y)

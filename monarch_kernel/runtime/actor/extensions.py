@@ -88,6 +88,23 @@ class ViewFunctions(Protocol):
     def plot(self, mesh: Any, expression: str, **options: Any) -> Any: ...
 
 
+class TensorCall(Protocol):
+    """A call of an endpoint, in order with operations on tensors.
+
+    Attributes:
+        arguments: ``(args, kwargs)`` as they are sent.
+        tensors, stays: fields of the message.
+    """
+
+    arguments: Any
+    tensors: tuple[tuple[str, int], ...]
+    stays: bool
+
+    def sent(self) -> Any:
+        """The call is on its way: later operations wait for it. Returns handles of its result, if that stays there."""
+        ...
+
+
 class TensorFunctions(Protocol):
     """Tensors over a mesh."""
 
@@ -97,7 +114,15 @@ class TensorFunctions(Protocol):
 
     def rank_tensors(self, procs: Any) -> Any: ...
 
-    def lend_arguments(self, procs: Any, arguments: Any) -> Any: ...
+    def lend_arguments(self, label: str, procs: Any, arguments: Any) -> TensorCall: ...
+
+    def refer_to_result(
+        self, label: str, target: Any, propagate: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TensorCall: ...
+
+    def keep_result(self, tensors: Any, result: Any) -> None: ...
+
+    def call_ended(self, tensors: Any, error: BaseException | str | None = None) -> None: ...
 
 
 #: The module that provides the functions of each Protocol.

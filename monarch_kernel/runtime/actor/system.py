@@ -60,6 +60,7 @@ from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
+from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
@@ -216,8 +217,11 @@ class ActorSystem:
             self._keep_early(link, message, body)
 
     def _refuse(self, link: MessageLink, message: Call) -> None:
+        death = self.ended.get(message.actor) or self._missing(message.actor)
+        if message.tensors:
+            tensor_functions().call_ended(message.tensors, death.cause)
         if message.call:
-            self.reply_dead(link, message, self.ended.get(message.actor) or self._missing(message.actor))
+            self.reply_dead(link, message, death)
 
     def _missing(self, actor: str) -> Death:
         if self.bootstrap_error is not None:

@@ -14,7 +14,7 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
-from monarch_kernel.runtime.actor.extensions import tensor_functions
+from monarch_kernel.runtime.actor.extensions import TensorCall, tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
 from monarch_kernel.runtime.actor.process import GivenPort, System
@@ -26,6 +26,8 @@ from monarch_kernel.runtime.node.future import Future
 
 R = TypeVar("R")
 A = TypeVar("A")
+#: Arguments of a call as they are sent.
+Prepared = tuple[Pickled, Buffers, Sequence[GivenPort], TensorCall | None]
 
 
 class CallableMesh(Protocol):
@@ -49,22 +51,31 @@ class Endpoint(Generic[R]):
     is sent.
     """
 
-    __slots__ = ("_label", "_mesh", "_name", "_spec")
+    __slots__ = ("_label", "_mesh", "_name", "_propagate", "_spec")
 
-    def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None) -> None:
+    def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
         self._mesh = mesh
         self._name = name
         self._spec = spec
+        self._propagate = propagate
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
-        """The body of the message, and the ports in it."""
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Prepared:
+        """The body of the message, the ports in it, and what becomes of the tensors of a mesh in it.
+
+        Args:
+            rank: the only one that is called, if there is one.
+        """
         if self._spec is not None:
             self._spec.check(args, kwargs)
         try:
-            return pickled((args, kwargs))
+            return *pickled((args, kwargs)), None
         except TensorArgument:
-            return pickled(tensor_functions().lend_arguments(self._mesh._target().procs, (args, kwargs)))
+            procs = self._mesh._target().procs
+            tensors = tensor_functions().lend_arguments(
+                self._label, procs if rank is None else (procs[rank],), (args, kwargs)
+            )
+            return *pickled(tensors.arguments), tensors
         except Exception as e:
             explain(e, f"an argument of {self._label}")
             raise
@@ -84,9 +95,11 @@ class Endpoint(Generic[R]):
         """
         mesh = self._mesh
         target = mesh._target()
-        body, buffers, ports = self._body(args, kwargs)
+        body, buffers, ports, tensors = self._body(args, kwargs)
         call = ManyCall(mesh._system.node, self._label, target)
-        self._cast(body, buffers, ports, call._number, call)
+        self._cast(body, buffers, ports, call._number, call, tensors=tensors)
+        if tensors is not None:
+            tensors.sent()
         return call
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
@@ -101,22 +114,22 @@ class Endpoint(Generic[R]):
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
             )
-        body, buffers, ports = self._body(args, kwargs)
-        return self._single(0, target, body, buffers, ports)
+        return self._single(0, target, *self._body(args, kwargs))
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
         target = self._mesh._target()
         rank = random.randrange(len(target.procs))
-        body, buffers, ports = self._body(args, kwargs)
-        return self._single(rank, target, body, buffers, ports)
+        return self._single(rank, target, *self._body(args, kwargs, rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
         """Call all ranks; iterating yields one future per rank, in order of completion."""
         target = self._mesh._target()
-        body, buffers, ports = self._body(args, kwargs)
+        body, buffers, ports, tensors = self._body(args, kwargs)
         call = StreamCall(self._mesh._system.node, self._label, target)
-        self._cast(body, buffers, ports, call._number, call)
+        self._cast(body, buffers, ports, call._number, call, tensors=tensors)
+        if tensors is not None:
+            tensors.sent()
         return call
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
@@ -124,33 +137,76 @@ class Endpoint(Generic[R]):
 
         An exception in the endpoint ends the actor, as it would go unnoticed otherwise.
         """
-        body, buffers, ports = self._body(args, kwargs)
-        lost = self._cast(body, buffers, ports, 0, None)
+        body, buffers, ports, tensors = self._body(args, kwargs)
+        lost = self._cast(body, buffers, ports, 0, None, tensors=tensors)
+        if tensors is not None:
+            tensors.sent()
         if lost:
             tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
-    @property
-    def rref(self) -> Any:
-        """Not available: distributed-tensor references need the tensor engine."""
-        raise NotImplementedError("rref needs the tensor engine, which this version does not have yet: use call")
+    def rref(self, *args: Any, **kwargs: Any) -> Any:
+        """Call all ranks; what the endpoint gives stays there, as tensors of the active mesh. Does not wait.
+
+        The endpoint's ``propagate`` tells the shapes: a function of the arguments (without ``self``) that gives tensors
+        of the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; what else is in those is
+        returned as it is. With "cached", or without one, the result of the first call of a kind tells them, which costs
+        a round trip then. Later operations run when the endpoint has ended. If it raises, what depends on the
+        result fails with a ``RemoteException``.
+
+        Raises:
+            ValueError: no mesh is active, and no argument is a tensor of one; or the endpoint answers through a port.
+            MixedTensorsError: the actors are not on ranks of that mesh.
+            Exception: what ``propagate`` raises for these arguments.
+        """
+        __tracebackhide__ = True
+        mesh = self._mesh
+        target = mesh._target()
+        spec, propagate, function = self._spec, self._propagate, None
+        if self._name.endswith("!port") or (spec is not None and spec.explicit_port):
+            raise ValueError(f"{self._label}.rref: it answers through a port, and a reference needs what is returned")
+        if spec is not None:
+            spec.check(args, kwargs)
+            function = spec.function
+            propagate = spec.propagate if propagate is None else propagate
+        tensors = tensor_functions().refer_to_result(self._label, target, propagate, function, args, kwargs)
+        body, buffers, ports = pickled(tensors.arguments)
+        call = ManyCall(mesh._system.node, self._label, target)
+        self._cast(body, buffers, ports, call._number, call, tensors=tensors)
+        return tensors.sent()
 
     # -- sending ----------------------------------------------------------------------------------
 
     def _single(
-        self, rank: int, target: Target, body: Body, buffers: Buffers, ports: Sequence[GivenPort]
+        self,
+        rank: int,
+        target: Target,
+        body: Body,
+        buffers: Buffers,
+        ports: Sequence[GivenPort],
+        tensors: TensorCall | None,
     ) -> Future[Any]:
         mesh = self._mesh
         system = mesh._system
         call = OneCall(system.node, self._label, target, rank)
-        if system.held_calls.active and system.held_calls.keep(
-            (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target())
+        if not (
+            system.held_calls.active
+            and system.held_calls.keep(
+                (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target(), tensors)
+            )
         ):
-            return call
-        self._send_one(call, body, buffers, ports, target)
+            self._send_one(call, body, buffers, ports, target, tensors)
+        if tensors is not None:
+            tensors.sent()
         return call
 
     def _send_one(
-        self, call: OneCall, body: Body, buffers: Buffers, ports: Sequence[GivenPort], target: Target
+        self,
+        call: OneCall,
+        body: Body,
+        buffers: Buffers,
+        ports: Sequence[GivenPort],
+        target: Target,
+        tensors: TensorCall | None,
     ) -> None:
         mesh = self._mesh
         node = mesh._system.node
@@ -172,6 +228,8 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
         )
         message.cell = calling_origin()
+        if tensors is not None:
+            message.tensors = tensors.tensors
         if call_hooks.sending is not None:
             message.trace = call_hooks.sending(self._label, target, call).trace
         link.send(encode_header(message), body)
@@ -184,6 +242,7 @@ class Endpoint(Generic[R]):
         number: int,
         sink: Any,
         reply_to: Any = None,
+        tensors: TensorCall | None = None,
     ) -> dict[int, Death]:
         """Send to all ranks. Returns the ranks known to be dead, except those reached through agents."""
         waiting = self._mesh._system.held_calls
@@ -192,13 +251,13 @@ class Endpoint(Generic[R]):
             def later() -> None:
                 if sink is not None:
                     sink.retarget(self._mesh._target())
-                lost = self._send_all(body, buffers, ports, number, sink, reply_to)
+                lost = self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
                 if lost and not number:
                     tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
             if waiting.keep((ref.id for ref in self._mesh._target().procs), later):
                 return {}
-        return self._send_all(body, buffers, ports, number, sink, reply_to)
+        return self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
 
     def _send_all(
         self,
@@ -208,6 +267,7 @@ class Endpoint(Generic[R]):
         number: int,
         sink: ManyCall | StreamCall | None,
         reply_to: ProcRef | None,
+        tensors: TensorCall | None,
     ) -> dict[int, Death]:
         mesh = self._mesh
         system = mesh._system
@@ -221,6 +281,8 @@ class Endpoint(Generic[R]):
             mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
         )
         message.cell = calling_origin()
+        if tensors is not None:
+            message.tensors, message.stays = tensors.tensors, tensors.stays
         recorded = None
         if call_hooks.sending is not None:
             recorded = call_hooks.sending(self._label, target, sink)
@@ -259,7 +321,7 @@ class Endpoint(Generic[R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
             f"{self._label} is an endpoint of another process: use {self._label}.call(...), .call_one(...), "
-            ".choose(...), .stream(...) or .broadcast(...)"
+            ".choose(...), .stream(...), .broadcast(...) or .rref(...)"
         )
 
     def __reduce__(self) -> Any:
@@ -284,7 +346,7 @@ class PlainMethod:
             f"mark it with @endpoint, or use as_endpoint(mesh.{self._name})"
         )
 
-    call = call_one = choose = stream = broadcast = __call__
+    call = call_one = choose = stream = broadcast = rref = __call__
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[Any]:
@@ -294,10 +356,10 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
         ValueError: ``method`` is not a method of a spawned actor mesh.
     """
     if isinstance(method, Endpoint):
-        return method
+        return method if propagate is None else Endpoint(method._mesh, method._name, method._spec, propagate)
     if not isinstance(method, PlainMethod):
         raise ValueError(f"as_endpoint takes a method of a spawned actor mesh, not {method!r}")
-    return Endpoint(method._mesh, method._name + ("!port" if explicit_response_port else ""), None)
+    return Endpoint(method._mesh, method._name + ("!port" if explicit_response_port else ""), None, propagate)
 
 
 def send(
@@ -313,16 +375,18 @@ def send(
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         endpoint = _at(endpoint, random.randrange(len(endpoint._mesh._target().procs)))
-    body, buffers, ports = endpoint._body(args, kwargs)
+    body, buffers, ports, tensors = endpoint._body(args, kwargs)
     if port is not None:
         ports = (*ports, port)
-    endpoint._cast(body, buffers, ports, number, None, reply_to)
+    endpoint._cast(body, buffers, ports, number, None, reply_to, tensors)
+    if tensors is not None:
+        tensors.sent()
 
 
 def _at(endpoint: Endpoint[Any], position: int) -> Endpoint[Any]:
     mesh = endpoint._mesh
     point = mesh.extent.point(position)
-    return Endpoint(mesh.slice(**dict(point)), endpoint._name, endpoint._spec)
+    return Endpoint(mesh.slice(**dict(point)), endpoint._name, endpoint._spec, endpoint._propagate)
 
 
 class Accumulator(Generic[A, R]):

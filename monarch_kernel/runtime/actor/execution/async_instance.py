@@ -20,7 +20,6 @@ from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
-from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node import recorder
@@ -165,8 +164,9 @@ class AsyncActorInstance(ActorInstance):
                     self.running = self.answering = None
             del args, kwargs
             if endpoint.explicit_port or not message.call:
+                self._end_of_tensors(message)
                 return None
-            reply, buffers, ports = pickled(result)
+            reply, buffers, ports = self._pickled(message, result)
         except asyncio.CancelledError as e:
             return self._was_cancelled(link, message, endpoint, e, asyncio.current_task())
         except BaseException as e:

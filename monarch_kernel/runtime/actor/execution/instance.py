@@ -41,6 +41,7 @@ from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
+from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
@@ -235,8 +236,11 @@ class ActorInstance(Instance):
     def refuse(self, link: MessageLink, message: ActorMessage | _FailureDue) -> None:
         """Answer a message that arrived after the actor ended."""
         assert self.death is not None
-        if isinstance(message, Call) and message.call:
-            self._system.reply_dead(link, message, self.death)
+        if isinstance(message, Call):
+            if message.tensors:
+                tensor_functions().call_ended(message.tensors, self.death.cause)
+            if message.call:
+                self._system.reply_dead(link, message, self.death)
         elif isinstance(message, StopActor):
             acknowledge(link, message.call, message.rank)
 
@@ -403,12 +407,25 @@ class ActorInstance(Instance):
                 self.running = self.answering = None
             del args, kwargs  # so that the memory of arrays among them is released to the caller with the answer
             if endpoint.explicit_port or not message.call:
+                self._end_of_tensors(message)
                 return None
-            reply, buffers, ports = pickled(result)
+            reply, buffers, ports = self._pickled(message, result)
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
         self._answer(link, message, reply, buffers, ports)
         return None
+
+    def _pickled(self, message: Call, result: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
+        """What is sent of the result of an endpoint."""
+        if message.stays:
+            tensor_functions().keep_result(message.tensors, result)
+            result = None
+        return pickled(result)
+
+    def _end_of_tensors(self, message: Call) -> None:
+        """Operations on tensors that wait for the end of a call go on."""
+        if message.tensors:
+            tensor_functions().call_ended(message.tensors)
 
     def _answer(
         self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[GivenPort]
@@ -422,6 +439,7 @@ class ActorInstance(Instance):
         if is_checkpoint:
             self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
+        self._end_of_tensors(message)  # not before: the reply may be of memory that operations write
 
     def _keep_checkpoint(self, state: Pickled, buffers: Buffers) -> None:
         """Send the result of ``checkpoint`` to the owner's process, which keeps it for this actor's successor."""
@@ -467,6 +485,8 @@ class ActorInstance(Instance):
     ) -> BaseException | None:
         """Answer for an endpoint that raised. Returns the error if it ends the actor."""
         self.failures += 1
+        if message.tensors:
+            tensor_functions().call_ended(message.tensors, error)
         if message.trace or recorder.recording is not None:
             call_hooks.failed(error)
         if self.death is not None:  # the endpoint was cancelled because the actor ends

@@ -1,16 +1,25 @@
-"""Tensors of a mesh as arguments of endpoints of actors on its ranks."""
+"""Calls of actors among operations on tensors: handles as arguments of endpoints, and as references to their results.
+
+The streams whose tensors are arguments wait until the endpoint has ended: what it writes is there for later operations,
+and what they write does not reach it.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils._pytree import tree_map
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from monarch_kernel.runtime.tensor.controller.engine import handles_in
+from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
+from monarch_kernel.runtime.tensor.controller.engine import TensorEngine, handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+from monarch_kernel.runtime.tensor.rank.calls import TakeResult, TensorLike, WaitForCall, described
 from monarch_kernel.runtime.tensor.rank.lent import lent_value
 from monarch_kernel.runtime.tensor.wire.records import LEND
 
@@ -25,33 +34,190 @@ class _LentValue:
         return lent_value, self._where
 
 
-def lend_arguments(procs: Sequence[Any], arguments: Any) -> Any:
+class LentArguments:
+    """A call of an endpoint with tensors of a mesh among its arguments.
+
+    Attributes:
+        arguments, tensors, stays: see ``extensions.TensorCall``.
+    """
+
+    stays = False
+
+    def __init__(self, label: str, procs: Sequence[Any], arguments: Any) -> None:
+        self._label = label
+        self._waits: list[tuple[TensorMesh, tuple[int, ...], int]] = []
+        by_mesh: dict[TensorMesh, list[Tensor]] = {}
+        for handle in handles_in(arguments):
+            by_mesh.setdefault(handle._spec.mesh, []).append(handle)
+        found: dict[int, _LentValue] = {}
+        for mesh, handles in by_mesh.items():
+            engine = mesh.engine
+            ranks = ranks_of(engine, procs)
+            if not set(ranks) <= set(mesh.ranks):
+                raise MixedTensorsError(
+                    f"{handles[0]!r} is an argument of a call of actors that are not all on its ranks: call those on "
+                    "its mesh, or bring it there first (to_mesh)"
+                )
+            ids = [handle._owner.id for handle in handles]
+            token = engine.control(mesh, LEND, len(ids), *ids, len(ranks), *ranks)
+            self._waits.append((mesh, ranks, token))
+            for index, handle in enumerate(handles):
+                found[id(handle)] = _LentValue(engine.key, token, index, len(handles))
+        self.arguments = tree_map(lambda x: found[id(x)] if type(x) is Tensor else x, arguments)
+        self.tensors = tuple((mesh.engine.key, token) for mesh, _, token in self._waits)
+
+    def sent(self) -> Any:
+        """Have the streams wait for the end of the call."""
+        for mesh, ranks, token in self._waits:
+            key = ("wait for call", self._label, ranks)
+            mesh.call(WaitForCall(self._label, ranks), lambda _: None, float(token), key=key)
+
+
+class ResultReference(LentArguments):
+    """A call of an endpoint whose result stays on the ranks."""
+
+    stays = True
+
+    def __init__(self, label: str, target: Any, propagate: Any, function: Any, arguments: Any) -> None:
+        self._mesh = _mesh_of_results(label, target, arguments)
+        mesh, engine = self._mesh, self._mesh.engine
+        if engine.recording is not None:
+            engine.recording.stop(f"it calls {label}")
+        mesh.check_alive()
+        self._key, self._expected = _expected(mesh, label, propagate, function, arguments)
+        super().__init__(label, target.procs, arguments)
+        with engine.lock:
+            self._token = engine.next_value
+            engine.next_value += 1
+        self.tensors = (*self.tensors, (engine.key, self._token))
+
+    def sent(self) -> Any:
+        """The tensors that stay on the ranks, as the endpoint nests them."""
+        self._waits = [wait for wait in self._waits if wait[0].stream is not self._mesh.stream]
+        super().sent()
+        mesh = self._mesh
+        if self._expected is None:
+            self._expected = mesh.engine.extras[_CACHED][self._key] = _asked(mesh, self._label, self._token)
+        leaves, tree = tree_flatten(self._expected, is_leaf=_is_like)
+        likes = tuple((k, x) for k, x in enumerate(leaves) if _is_like(x))
+        take = TakeResult(self._label, likes, len(leaves))
+        key = ("take result", self._label, likes, len(leaves))
+        made: Any = mesh.call(
+            take,
+            lambda _: tuple(torch.empty_strided(x.size, x.stride, dtype=x.dtype) for _, x in likes) or None,
+            float(self._token),
+            key=key,
+        )
+        for (position, _), handle in zip(likes, made or ()):
+            leaves[position] = handle
+        return tree_unflatten(leaves, tree)
+
+
+#: Where an engine keeps what results of endpoints look like, by kind of call.
+_CACHED = "results of endpoints"
+
+
+def lend_arguments(label: str, procs: Sequence[Any], arguments: Any) -> LentArguments:
     """The arguments of a call with what the ranks have in place of handles, in order with the handles' streams.
 
-    An actor gets the value itself and not a copy. Operations that are issued after the call may run while the endpoint
-    does: wait for the call before you write the tensor in place.
+    An actor gets the value itself and not a copy.
 
     Args:
+        label: what the endpoint is called.
         procs: the processes that are called.
 
     Raises:
         MixedTensorsError: an actor is in a process that is no rank of a tensor's mesh.
     """
-    by_mesh: dict[TensorMesh, list[Tensor]] = {}
-    for handle in handles_in(arguments):
-        by_mesh.setdefault(handle._spec.mesh, []).append(handle)
-    found: dict[int, _LentValue] = {}
-    for mesh, handles in by_mesh.items():
-        engine = mesh.engine
-        places = {ref.id: rank for rank, ref in enumerate(engine.world._target().procs)}
-        ranks = [places.get(ref.id, -1) for ref in procs]
-        if not set(ranks) <= set(mesh.ranks):
-            raise MixedTensorsError(
-                f"{handles[0]!r} is an argument of a call of actors that are not all on its ranks: call those on its "
-                "mesh, or bring it there first (to_mesh)"
+    return LentArguments(label, procs, arguments)
+
+
+def refer_to_result(
+    label: str, target: Any, propagate: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ResultReference:
+    """A call whose result stays on the ranks; see `Endpoint.rref`."""
+    return ResultReference(label, target, propagate, function, (args, kwargs))
+
+
+def ranks_of(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
+    """The ranks that processes are in the engine's world; -1 for those that are none."""
+    places = {ref.id: rank for rank, ref in enumerate(engine.world._target().procs)}
+    return tuple(places.get(ref.id, -1) for ref in procs)
+
+
+def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
+    """The mesh of the ranks on which these actors are: the active one, or a part of it."""
+    handles = handles_in(arguments)
+    if active_target()[0] is None and handles:
+        base = handles[0]._spec.mesh
+    else:
+        base = tensor_mesh()
+    engine = base.engine
+    ranks = ranks_of(engine, target.procs)
+    if list(ranks) == list(base.ranks):
+        return base
+    region = _region(target.extent.names, target.extent.shape, ranks)
+    if region is None or not set(ranks) <= set(base.ranks):
+        raise MixedTensorsError(
+            f"{label}.rref: its actors are not on ranks of mesh {base.name}: activate the mesh that they are on"
+        )
+    return engine.mesh_of(engine.world._new_with_region(region), base.stream)
+
+
+def _region(labels: tuple[str, ...], sizes: tuple[int, ...], ranks: tuple[int, ...]) -> Region | None:
+    """The region that selects these ranks, if they are evenly spaced in each dimension."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        strides.insert(0, ranks[step] - ranks[0] if size > 1 else 1)
+        step *= size
+    region = Region(labels, sizes, strides, ranks[0])
+    return region if list(region.ranks()) == list(ranks) else None
+
+
+def _expected(mesh: TensorMesh, label: str, propagate: Any, function: Any, arguments: Any) -> tuple[Any, Any]:
+    """What the result of a call looks like, with its key; None if only the result itself can tell."""
+    flat, tree = tree_flatten(arguments)
+    key = label, propagate if callable(propagate) else function, tree, tuple(map(_part_of_key, flat))
+    known = mesh.engine.extras.setdefault(_CACHED, {})
+    if key in known:
+        return key, known[key]
+    if propagate is None or propagate == "cached":
+        return key, None
+    if not callable(propagate):
+        raise ValueError(
+            f"{label}: propagate={propagate!r} is not supported: give a function of its arguments (without self) that "
+            'returns tensors like its results, or "cached"'
+        )
+    known[key] = mesh.propagated(propagate, arguments)
+    return key, known[key]
+
+
+def _asked(mesh: TensorMesh, label: str, token: int) -> Any:
+    """What the result of a call looks like that is under way: one round trip."""
+    engine = mesh.engine
+    engine.plan.synchronised(f"the shapes of {label}")
+    found = engine.ask(mesh, functools.partial(described, label, token))
+    for place, other in enumerate(found):
+        if other != found[0]:
+            raise ValueError(
+                f"{label}.rref: its result on rank {place} ({other}) is unlike that on rank 0 ({found[0]}) of mesh "
+                f"{mesh.name}, so that no tensor can stand for both: use call()"
             )
-        ids = [handle._owner.id for handle in handles]
-        token = engine.control(mesh, LEND, len(ids), *ids, len(ranks), *ranks)
-        for index, handle in enumerate(handles):
-            found[id(handle)] = _LentValue(engine.key, token, index, len(handles))
-    return tree_map(lambda x: found[id(x)] if type(x) is Tensor else x, arguments)
+    return found[0]
+
+
+def _is_like(x: Any) -> bool:
+    return type(x) is TensorLike
+
+
+def _part_of_key(x: Any) -> Any:
+    if type(x) is Tensor:
+        return x._spec
+    if isinstance(x, torch.Tensor):
+        return tuple(x.shape), x.dtype
+    try:
+        hash(x)
+    except TypeError:
+        return type(x), repr(x)
+    return type(x), x

@@ -31,6 +31,7 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, 
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
+from monarch_kernel.runtime.tensor.rank.calls import description
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
@@ -489,6 +490,12 @@ class TensorMesh:
             return signature.answer
         return self.emit(signature, ins, floats)
 
+    def propagated(self, propagate: Callable[..., Any], arguments: Any) -> Any:
+        """What `propagate` says of ``(args, kwargs)``: its result, with descriptions in the places of tensors."""
+        with _disable_current_modes(), self.engine.fake, torch.no_grad(), quiet():
+            args, kwargs = tree_map(_fake_of, arguments)
+            return description(propagate(*args, **kwargs))
+
     # -- between ranks ------------------------------------------------------------------------------
 
     def reduce(
@@ -599,6 +606,12 @@ class TensorMesh:
             f"{handle!r} cannot be pickled: fetch its value (fetch_shard(t).result()), or pass it to an endpoint of "
             "actors on its mesh"
         )
+
+
+def _fake_of(x: Any) -> Any:
+    if type(x) is Tensor:
+        return x._spec.fake()
+    return torch.empty_like(x) if isinstance(x, torch.Tensor) else x
 
 
 def _part_of_key(x: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
@@ -54,9 +54,26 @@ class RankStore:
         self.extras: dict[str, Any] = {}
 
 
+class EndedCall(NamedTuple):
+    """A call of an endpoint that operations wait for has ended.
+
+    Attributes:
+        result: what it gave, if that stays here.
+        error: what it raised instead, or why it never ran.
+    """
+
+    result: Any = None
+    error: BaseException | str | None = None
+
+
 _stores: dict[str, RankStore] = {}
+#: Calls that have ended, by engine and token, until the stream comes to them. Not in the stores: an actor may be faster
+#: than the worker that makes one.
+_ended: dict[str, dict[int, EndedCall]] = {}
+#: Engines that have ended here.
+_gone: set[str] = set()
 _lock = threading.Lock()
-_made = threading.Condition(_lock)
+_changed = threading.Condition(_lock)
 
 
 def store_of(engine: str, rank: int) -> RankStore:
@@ -65,7 +82,7 @@ def store_of(engine: str, rank: int) -> RankStore:
         store = _stores.get(engine)
         if store is None:
             store = _stores[engine] = RankStore(rank)
-            _made.notify_all()
+            _changed.notify_all()
         return store
 
 
@@ -76,7 +93,7 @@ def awaited_store(engine: str) -> RankStore:
         RuntimeError: the engine has no workers in this process.
     """
     with _lock:
-        if not _made.wait_for(lambda: engine in _stores, BEGIN):
+        if not _changed.wait_for(lambda: engine in _stores or engine in _gone, BEGIN) or engine in _gone:
             raise RuntimeError("no tensors of that mesh are in this process")
         return _stores[engine]
 
@@ -86,10 +103,41 @@ def existing_store(engine: str) -> RankStore | None:
     return _stores.get(engine)
 
 
+def end_call(engine: str, token: int, ended: EndedCall) -> None:
+    """Note that a call has ended; what was noted first stays."""
+    with _lock:
+        if engine not in _gone:
+            _ended.setdefault(engine, {}).setdefault(token, ended)
+            _changed.notify_all()
+
+
+def awaited_end(engine: str, token: int, keep: bool = False) -> EndedCall:
+    """Wait until a call has ended.
+
+    Args:
+        keep: it will be asked for again.
+
+    Raises:
+        RuntimeError: the engine has ended here.
+    """
+
+    def calls() -> dict[int, EndedCall]:
+        return _ended.get(engine, {})
+
+    with _lock:
+        _changed.wait_for(lambda: token in calls() or engine in _gone)
+        if token not in calls():
+            raise RuntimeError("the mesh was stopped while a call of an actor ran")
+        return calls()[token] if keep else calls().pop(token)
+
+
 def forget(engine: str) -> None:
     """Let go of all that an engine has here."""
     with _lock:
         store = _stores.pop(engine, None)
+        _ended.pop(engine, None)
+        _gone.add(engine)
+        _changed.notify_all()
     if store is not None:
         with store.changed:
             store.closed = True
