@@ -34,7 +34,7 @@ def test_actors_get_what_their_ranks_have(four: Any) -> None:
         del x  # what was sent stays
     assert [v for _, v in got.get()] == [20, 80, 140, 200]
     with four.activate():
-        y = torch.zeros(2)
+        y: Any = torch.zeros(2)
         keepers.fill.call(y).get()  # not a copy
         assert inspect(y, gpus=3).tolist() == [3, 3]
         part = keepers.slice(gpus=2)
@@ -63,7 +63,7 @@ def test_actors_elsewhere_are_refused(four: Any) -> None:
     one = this_host().spawn_procs(per_host={"gpus": 1}, name="one")
     keeper = one.spawn("keeper", Keeper)
     with four.activate():
-        x = torch.ones(2)
+        x: Any = torch.ones(2)
         with pytest.raises(MixedTensorsError, match="not all on its ranks"):
             keeper.total.call({"x": x})
         part = x.slice_mesh(gpus=slice(0, 2))
@@ -147,11 +147,9 @@ def test_shapes_of_results_are_learnt_from_the_first(four: Any) -> None:
     actors = four.spawn("learners", Doubler)
     with four.activate():
         x = torch.arange(6.0).view(2, 3)
-        for _ in range(3):
-            row, number = actors.learnt.rref(x)
-            assert row.shape == (3,)
-            assert number == 5
-        assert inspect(row, gpus=3).tolist() == [0, 1, 2]
+        found = [actors.learnt.rref(x) for _ in range(3)]
+        assert [(row.shape, number) for row, number in found] == [((3,), 5)] * 3
+        assert inspect(found[2][0], gpus=3).tolist() == [0, 1, 2]
         assert inspect(actors.count.rref())[0] == 4  # each call ran once
 
 
