@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
+from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
+from monarch_kernel.runtime.tensor.controller.engine import handles_in
 
 #: How the shapes of results are found: a function of fake tensors, or one of the words below.
 Propagate = Callable[..., Any] | str | None
@@ -40,7 +42,8 @@ class RemoteFunction:
             return mesh.call(self.function, _nothing, *args, **kwargs)
         if isinstance(propagate, str):
             propagate = self.function
-        return mesh.call(self.function, propagate, *args, **kwargs)
+        results = mesh.call(self.function, propagate, *args, **kwargs)
+        return without_gradient(f"what {self!r} gave", results, handles_in((args, kwargs)))
 
     def __repr__(self) -> str:
         return f"<remote {self._name}>"

@@ -43,6 +43,10 @@ class ValueOwner:
         self.place = place
         self._dead = dead
 
+    def delete_in(self, dead: list[int]) -> None:
+        """Have the value deleted in another stream, the only one that uses it from now on."""
+        self._dead = dead
+
     def __del__(self) -> None:
         self._dead.append(self.id)  # one operation of the interpreter: it may run on any thread, at any time
 
@@ -134,7 +138,10 @@ class Tensor(torch.Tensor):
         mesh: Any = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Combine the values of the ranks that differ in dimensions of the mesh. Gradients do not pass.
+        """Combine the values of the ranks that differ in dimensions of the mesh.
+
+        Gradients pass "stack", "sum", "avg", "min" and "max" (those two: without `scatter`): a backward differentiates
+        the sum of what all ranks hold. A backward that comes to another kind raises.
 
         ============================  =================  ======================================================
         call                          result on a rank   also known as
@@ -156,6 +163,7 @@ class Tensor(torch.Tensor):
         Raises:
             KeyError: the mesh has no such dimension.
             TypeError: it cannot be done with this dtype or shape.
+            RuntimeError: `out` is given, and it or the tensor requires grad.
         """
         return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, out)
 
@@ -166,11 +174,15 @@ class Tensor(torch.Tensor):
         scatter: bool = False,
         mesh: Any = None,
     ) -> Tensor:
-        """`reduce` in place: no memory is allocated for a contiguous tensor of many elements."""
+        """`reduce` in place: no memory is allocated for a contiguous tensor of many elements.
+
+        Raises:
+            RuntimeError: the tensor is a leaf that requires grad, as of any operation in place.
+        """
         return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, self)
 
     def slice_mesh(self, **coords: int | slice) -> Tensor:
-        """The same values on a part of the ranks: ``t.slice_mesh(gpus=0)``. Nothing is copied; gradients do not pass.
+        """The same values on a part of the ranks: ``t.slice_mesh(gpus=0)``. Nothing is copied; gradients pass.
 
         Args:
             coords: as of `ProcMesh.slice`: a number drops its dimension, a slice keeps a range of it.
@@ -180,9 +192,9 @@ class Tensor(torch.Tensor):
     def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
         """A copy on other ranks: each rank of `mesh` gets the value of the rank at its coordinates.
 
-        Gradients do not pass. Dimensions of `mesh` that the tensor's mesh has not get copies:
-        ``t.slice_mesh(gpus=0).to_mesh(t.mesh)`` is a broadcast. Within the processes that were spawned together, values
-        go through process groups; else over the data plane, for which the controller waits.
+        Gradients move back. Dimensions of `mesh` that the tensor's mesh has not get copies:
+        ``t.slice_mesh(gpus=0).to_mesh(t.mesh)`` is a broadcast, and its gradient a sum. Within the processes that were
+        spawned together, values go through process groups; else over the data plane, for which the controller waits.
 
         Args:
             mesh: a proc mesh (or slice).

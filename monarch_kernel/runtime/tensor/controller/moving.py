@@ -25,7 +25,7 @@ def slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
     """See `Tensor.slice_mesh`."""
     mesh = tensor._spec.mesh
     procs = mesh.procs.slice(**coords)
-    return _handle_on(mesh.engine.mesh_of(procs, mesh.stream), tensor)
+    return handle_on(mesh.engine.mesh_of(procs, mesh.stream), tensor)
 
 
 def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
@@ -40,10 +40,16 @@ def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
     target = engine.mesh_of(procs, source.stream)
     moved = _moved(tensor, source, target)
     if stream is not source.stream:
-        there = engine.mesh_of(procs, stream)
-        engine.order(target, there)
-        moved = _handle_on(there, moved)
+        moved = into_stream(engine.mesh_of(procs, stream), moved)
     return moved
+
+
+def into_stream(target: TensorMesh, tensor: Tensor) -> Tensor:
+    """A value that nothing else uses, in another stream: operations there wait until it has been made."""
+    target.engine.order(tensor._spec.mesh, target)
+    made = handle_on(target, tensor)
+    made._owner.delete_in(target.dead)
+    return made
 
 
 def _moved(tensor: Tensor, source: TensorMesh, target: TensorMesh) -> Tensor:
@@ -106,7 +112,7 @@ def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
     return make_handle(spec_of(target, like), ValueOwner(number, target.dead))
 
 
-def _handle_on(mesh: TensorMesh, tensor: Tensor) -> Tensor:
+def handle_on(mesh: TensorMesh, tensor: Tensor) -> Tensor:
     """Another handle of a value, on a part of its ranks or in another stream."""
     made = make_handle(spec_on(mesh, tensor._spec), tensor._owner)
     made._constant = tensor._constant

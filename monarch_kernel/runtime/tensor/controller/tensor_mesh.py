@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.errors import SupervisionError
-from monarch_kernel.runtime.tensor.controller import constants, frames, moving, reducing
-from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, lend
+from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
@@ -509,28 +509,28 @@ class TensorMesh:
     ) -> Tensor:
         """See `Tensor.reduce`."""
         if mesh is None:
-            return reducing.reduce(tensor, dims, reduction, scatter, None, out)
+            return adjoints.reduce(tensor, dims, reduction, scatter, None, out)
         engine = self.engine.of(mesh)
         if engine is self.engine:
             target = engine.mesh_of(mesh, self.stream)
             if set(target.ranks) <= set(self.ranks):
-                return reducing.reduce(tensor, dims, reduction, scatter, target, out)
+                return adjoints.reduce(tensor, dims, reduction, scatter, target, out)
         names = () if scatter else reducing.dimensions(self, dims)
         part = self.procs.slice(**dict.fromkeys(names, 0))
         made = self.reduce(tensor, dims, reduction, scatter, part, out)
-        return moving.to_mesh(made, mesh, None)
+        return adjoints.to_mesh(made, mesh, None)
 
     def slice_mesh(self, tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
         """See `Tensor.slice_mesh`."""
-        return moving.slice_mesh(tensor, coords)
+        return adjoints.slice_mesh(tensor, coords)
 
     def to_mesh(self, tensor: Tensor, mesh: ProcMesh, stream: Stream | None) -> Tensor:
         """See `Tensor.to_mesh`."""
-        return moving.to_mesh(tensor, mesh, stream)
+        return adjoints.to_mesh(tensor, mesh, stream)
 
     def lend(self, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
         """See `Stream.borrow`."""
-        return lend(tensor, self.engine.mesh_of(self.procs, stream), mutable)
+        return adjoints.borrow(tensor, self.engine.mesh_of(self.procs, stream), mutable)
 
     # -- local tensors ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting
+from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting, refuse_failed
 from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.moves import RankMoves
@@ -74,6 +74,14 @@ def _receive(source: int, how: RankMoves) -> torch.Tensor:
     if result.numel():
         _dist.recv(result.reshape(-1).view(torch.uint8), source, group=group, tag=_DATA)
     return result
+
+
+def spread(value: Any, ranks: frozenset[int], size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A value that some ranks have, on those; zeros on others."""
+    if here().rank not in ranks:
+        return torch.zeros(size, dtype=dtype, device=device.of_rank())
+    refuse_failed(value)
+    return value.clone()
 
 
 # -- between worlds ---------------------------------------------------------------------------------

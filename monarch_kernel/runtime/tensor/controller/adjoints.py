@@ -1,0 +1,271 @@
+"""Gradients of what moves tensors between ranks: `reduce`, `to_mesh`, `slice_mesh` and `borrow`.
+
+``loss.backward()`` differentiates the sum of what all ranks of the loss's mesh hold: each rank begins with a gradient
+of one. So the gradient of a rank's value is the sum of what it adds to the losses of all ranks, and each move has one
+adjoint, which is a move as well: an all-reduce for an all-reduce, a reduce-scatter for an all-gather, the way back for
+a copy. Adjoints are made of the functions here, so second derivatives pass, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.controller import borrowing, frames, moving, reducing
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
+from monarch_kernel.runtime.tensor.controller.errors import BorrowError
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.rank import transfers
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.tensor.controller.stream import Stream
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+Move = Callable[[Tensor], Tensor]
+
+
+def reduce(
+    tensor: Tensor,
+    dims: Sequence[str] | str | None,
+    reduction: str,
+    scatter: bool,
+    target: TensorMesh | None,
+    out: Tensor | None,
+) -> Tensor:
+    """See `Tensor.reduce`; `target` is a part of the tensor's mesh."""
+    if out is not None:
+        return _reduce_into(tensor, dims, reduction, scatter, target, out)
+    issue = functools.partial(reducing.reduce, dims=dims, reduction=reduction, scatter=scatter, target=target, out=None)
+    if not _differentiates(tensor):
+        return issue(tensor)
+    mesh = tensor._spec.mesh
+    if reduction in ("min", "max") and not scatter:
+        return _Extreme.apply(tensor, issue, dims, reduction, mesh)
+    return _Moved.apply(tensor, issue, _adjoint_of_reduce(mesh, dims, reduction, scatter, target))
+
+
+def slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
+    """See `Tensor.slice_mesh`."""
+    if not _differentiates(tensor):
+        return moving.slice_mesh(tensor, coords)
+    return _Moved.apply(
+        tensor, lambda t: moving.slice_mesh(t, coords), functools.partial(_spread, mesh=tensor._spec.mesh)
+    )
+
+
+def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
+    """See `Tensor.to_mesh`."""
+    if not _differentiates(tensor):
+        return moving.to_mesh(tensor, procs, stream)
+    source = tensor._spec.mesh
+
+    def back(gradient: Tensor) -> Tensor:
+        copies = [label for label in gradient._spec.mesh.labels if label not in source.labels]
+        if copies:
+            total = reduce(gradient, copies, "sum", False, None, None)
+            gradient = slice_mesh(total, dict.fromkeys(copies, 0))
+        return to_mesh(gradient, source.procs, source.stream)
+
+    return _Moved.apply(tensor, lambda t: moving.to_mesh(t, procs, stream), back)
+
+
+def borrow(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Borrow]:
+    """See `Stream.borrow`."""
+    if not _differentiates(tensor):
+        return borrowing.lend(tensor, target, mutable)
+    if mutable:
+        raise BorrowError(
+            "a tensor that requires grad cannot be borrowed to be written, as gradients do not follow such writes: "
+            "borrow t.detach(), or borrow it under torch.no_grad()"
+        )
+    made: list[Borrow] = []
+
+    def issue(t: Tensor) -> Tensor:
+        lent, its_borrow = borrowing.lend(t, target, mutable)
+        made.append(its_borrow)
+        return lent
+
+    handle = _Moved.apply(tensor, issue, functools.partial(_into_stream, mesh=tensor._spec.mesh))
+    return handle, made[0]
+
+
+def without_gradient(what: str, results: Any, inputs: Sequence[Tensor]) -> Any:
+    """The results of something that has no gradient: a backward that comes to one of them raises.
+
+    Args:
+        what: what it is, for the error.
+        results: nested lists, tuples and dicts with tensors.
+        inputs: those of the call.
+    """
+    needs = next((t for t in inputs if _differentiates(t)), None)
+    if needs is None:
+        return results
+    refuse = _refuse(what)
+
+    def mark(result: Any) -> Any:
+        if type(result) is not Tensor or not (result.is_floating_point() or result.is_complex()):
+            return result
+        return _Moved.apply(needs, lambda _: result, refuse)
+
+    return tree_map(mark, results)
+
+
+def _differentiates(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+class _Moved(torch.autograd.Function):
+    """A move that is linear, and its adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, issue: Move, adjoint: Move) -> Tensor:  # type: ignore[override]
+        ctx.adjoint = adjoint
+        return issue(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return ctx.adjoint(gradient), None, None
+
+
+class _MovedInPlace(torch.autograd.Function):
+    """The same, where the result takes the place of the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, issue: Move, adjoint: Move) -> Tensor:  # type: ignore[override]
+        ctx.adjoint = adjoint
+        ctx.mark_dirty(tensor)
+        return issue(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return ctx.adjoint(gradient), None, None
+
+
+class _Extreme(torch.autograd.Function):
+    """The least or greatest value: ranks that hold it share the gradient, as in ``torch.amax``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, tensor: Tensor, issue: Move, dims: Any, kind: str, mesh: TensorMesh
+    ) -> Tensor:
+        ctx.save_for_backward(tensor)
+        ctx.dims, ctx.kind, ctx.mesh = dims, kind, mesh
+        return issue(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (tensor,) = ctx.saved_tensors
+        values = tensor.detach()
+        found = values == reducing.reduce(values, ctx.dims, ctx.kind, False, None, None)
+        holders = reducing.reduce(found.to(tensor.dtype), ctx.dims, "sum", False, None, None)
+        total = reduce(_spread(gradient, ctx.mesh), ctx.dims, "sum", False, None, None)
+        return total * found / holders, None, None, None, None
+
+
+def _adjoint_of_reduce(
+    mesh: TensorMesh, dims: Sequence[str] | str | None, kind: str, scatter: bool, target: TensorMesh | None
+) -> Move:
+    if kind not in ("stack", "sum", "avg"):
+        return _refuse(f"reduce(reduction={kind!r}{', scatter=True' if scatter else ''})")
+    names = reducing.dimensions(mesh, dims)
+    count = len(reducing.groups_of(mesh, names)[0])
+
+    def adjoint(gradient: Tensor) -> Tensor:
+        if target is not None:
+            gradient = _spread(gradient, mesh)
+        if kind == "stack":
+            return reduce(gradient, names, "stack" if scatter else "sum", True, None, None)
+        if not scatter:
+            return reduce(gradient, names, kind, False, None, None)
+        rows = reduce(gradient, names, "stack", False, None, None)
+        scaled: Any = rows / count if kind == "avg" else rows
+        return scaled
+
+    return adjoint
+
+
+def _reduce_into(
+    tensor: Tensor,
+    dims: Sequence[str] | str | None,
+    reduction: str,
+    scatter: bool,
+    target: TensorMesh | None,
+    out: Tensor,
+) -> Tensor:
+    def issue(t: Tensor) -> Tensor:
+        made = reducing.reduce(t, dims, reduction, scatter, target, out if out is not tensor else t)
+        torch.autograd.graph.increment_version(made)  # a backward that has saved it must notice
+        return made
+
+    if not _differentiates(tensor) and not _differentiates(out):
+        return issue(tensor)
+    if out is not tensor:
+        raise RuntimeError(
+            "reduce(out=...): gradients do not pass to a given tensor, and one of the two requires grad: leave `out` "
+            "away, or work under torch.no_grad()"
+        )
+    if tensor.is_leaf:
+        raise RuntimeError(
+            "reduce_() of a leaf tensor that requires grad: work under torch.no_grad() (of gradients, "
+            "t.grad.reduce_(...)), or use reduce()"
+        )
+    if reduction in ("min", "max"):  # its adjoint needs the values of before
+        raise RuntimeError(
+            f"reduce_(reduction={reduction!r}) of a tensor that requires grad: use reduce(), as gradients need its "
+            "values"
+        )
+    return _MovedInPlace.apply(tensor, issue, _adjoint_of_reduce(tensor._spec.mesh, dims, reduction, scatter, None))
+
+
+def _spread(gradient: Tensor, mesh: TensorMesh) -> Tensor:
+    """A value of a part of a mesh on all of it: zero elsewhere. The adjoint of `slice_mesh`."""
+    part = gradient._spec.mesh
+    if part is mesh:
+        return gradient
+    coords = (frozenset(part.ranks), tuple(gradient.shape), gradient.dtype)
+
+    def issue(t: Tensor) -> Tensor:
+        return mesh.call(transfers.spread, lambda g, *_: torch.empty_like(g), t, *coords, onto=mesh)
+
+    if not _differentiates(gradient):
+        return issue(gradient)
+    return _Moved.apply(gradient, issue, lambda g: _onto_part(g, part))
+
+
+def _onto_part(tensor: Tensor, part: TensorMesh) -> Tensor:
+    """The values of a part of a mesh, which has its dimensions or fewer: what `_spread` takes back."""
+    if not _differentiates(tensor):
+        return moving.handle_on(part, tensor)
+    mesh = tensor._spec.mesh
+    return _Moved.apply(tensor, lambda t: moving.handle_on(part, t), functools.partial(_spread, mesh=mesh))
+
+
+def _into_stream(gradient: Tensor, mesh: TensorMesh) -> Tensor:
+    """A copy of a value in the stream of `mesh`."""
+    there = gradient._spec.mesh
+
+    def issue(t: Tensor) -> Tensor:
+        copy: Any = t.clone()
+        return moving.into_stream(mesh, copy)
+
+    if not _differentiates(gradient):
+        return issue(gradient)
+    return _Moved.apply(gradient, issue, functools.partial(_into_stream, mesh=there))
+
+
+def _refuse(what: str) -> Move:
+    """In place of an adjoint that is not defined; the line is that of the call, which a backward does not show."""
+    file, line, _ = frames.here()
+
+    def refuse(gradient: Tensor) -> Tensor:
+        raise RuntimeError(
+            f"{what} at {file}:{line} has no gradient, and a backward has come to it: detach() its input if none is "
+            "meant, or give it one (monarch_kernel.tensor.grad_function)"
+        )
+
+    return refuse
