@@ -5,6 +5,7 @@ This module holds names only; ``monarch_kernel.runtime.tensor.sharded`` has the 
 
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from monarch_kernel.runtime.tensor.sharded.controller.factories import arange, empty, full, ones, rand, randn, zeros
 from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
 from monarch_kernel.runtime.tensor.training.controller.checkpoints import load_checkpoint, save_checkpoint
@@ -15,8 +16,15 @@ __all__ = [
     "FallbackWarning",
     "Mesh",
     "RemoteModule",
+    "arange",
     "distribute",
+    "empty",
+    "full",
     "load_checkpoint",
     "module_to_mesh",
+    "ones",
+    "rand",
+    "randn",
     "save_checkpoint",
+    "zeros",
 ]

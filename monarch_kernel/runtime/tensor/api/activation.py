@@ -32,6 +32,7 @@ class _Active(threading.local):
     """What is active on this thread."""
 
     mesh: ProcMesh | None = None
+    sharded: TensorMesh | None = None
     stream: Stream = MAIN
 
 
@@ -91,13 +92,30 @@ def active_target() -> tuple[ProcMesh | None, Stream]:
 def activate(procs: ProcMesh) -> Generator[ProcMesh]:
     """Torch operations in this block run on every rank of the mesh, and their results are handles."""
     mesh = tensor_mesh(procs)
-    before = _active.mesh
-    _active.mesh = procs
+    with _active_is(procs, None), _without_modes(), _Mode(mesh):
+        yield procs
+
+
+@contextmanager
+def activate_sharded(mesh: TensorMesh) -> Generator[None]:
+    """New tensors in this block are on a sharded mesh, all of each on every rank."""
+    with _active_is(None, mesh), _without_modes(), _Mode(mesh):
+        yield
+
+
+def active_sharded() -> TensorMesh | None:
+    """The sharded mesh that is active on this thread."""
+    return _active.sharded
+
+
+@contextmanager
+def _active_is(procs: ProcMesh | None, sharded: TensorMesh | None) -> Generator[None]:
+    before = _active.mesh, _active.sharded
+    _active.mesh, _active.sharded = procs, sharded
     try:
-        with _without_modes(), _Mode(mesh):
-            yield procs
+        yield
     finally:
-        _active.mesh = before
+        _active.mesh, _active.sharded = before
 
 
 @contextmanager
@@ -124,13 +142,8 @@ class NoMesh:
     @contextmanager
     def activate(self) -> Generator[NoMesh]:
         """Torch operations in this block run here, on local tensors."""
-        before = _active.mesh
-        _active.mesh = None
-        try:
-            with _without_modes():
-                yield self
-        finally:
-            _active.mesh = before
+        with _active_is(None, None), _without_modes():
+            yield self
 
     def __repr__(self) -> str:
         return "no_mesh"

@@ -275,12 +275,12 @@ class TensorMesh:
     ) -> Signature:
         self._check_meshes(func, ins)
         if func in SIZED_BY_FLOATS and not fixed_floats:
-            return self._keep(key, _without_record(COMPOSED, partial(self._sized_by_floats, func)))
+            return self._keep(key, without_record(COMPOSED, partial(self._sized_by_floats, func)))
         composed = self.composed.get(func)
         if composed is not None:
-            return self._keep(key, _without_record(COMPOSED, composed))
+            return self._keep(key, without_record(COMPOSED, composed))
         if func is aten._local_scalar_dense.default:
-            return self._keep(key, _without_record(COMPOSED, Tensor.item))
+            return self._keep(key, without_record(COMPOSED, Tensor.item))
         flat, tree = tree_flatten((args, kwargs))
         fakes: list[Any] = []
         template: list[Any] = []
@@ -309,7 +309,7 @@ class TensorMesh:
             try:
                 out = func(*fake_args, **fake_kwargs)
             except (DynamicOutputShapeException, DataDependentOutputException):
-                return self._keep(key, _without_record(COMPOSED, lambda *a, **k: self._of_unknown_size(func, a, k)))
+                return self._keep(key, without_record(COMPOSED, lambda *a, **k: self._of_unknown_size(func, a, k)))
         for fake, a in zip(inputs, ins):
             if fake.size() != a._spec.size or fake.stride() != a._spec.stride:
                 raise TypeError(
@@ -367,8 +367,8 @@ class TensorMesh:
         position = {} if fresh else {id(f): i for i, f in enumerate(inputs)}
         results = [o for o in flat if isinstance(o, torch.Tensor)]
         if not results and out is not None and not mutates:  # a fact about shapes: no rank need be asked
-            return _without_record(ANSWERED, out)
-        signature = _without_record(0, None)
+            return without_record(ANSWERED, out)
+        signature = without_record(0, None)
         signature.label, signature.template, signature.mutates = label, template, mutates
         signature.inputs = len(inputs)
         slots = tree_flatten(template)[0]
@@ -626,7 +626,8 @@ def _part_of_key(x: Any) -> Any:
     return type(x), x
 
 
-def _without_record(number: int, answer: Any) -> Signature:
+def without_record(number: int, answer: Any) -> Signature:
+    """The signature of what ranks do not know: an answer, or (COMPOSED) the function that issues other operations."""
     signature = Signature()
     signature.number, signature.answer = number, answer
     signature.spec = signature.outs = signature.tree = signature.shared = None

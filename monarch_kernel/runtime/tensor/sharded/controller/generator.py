@@ -45,7 +45,8 @@ class Handover:
         seed = generator.initial_seed()
         if seed == self._mark:
             return
-        given = generator.get_state()
+        with _disable_current_modes():
+            given = generator.get_state()
         digest = hashlib.blake2b(given.numpy().tobytes(), digest_size=8).digest()
         self._mark = int.from_bytes(digest, "little") >> 1
         generator.manual_seed(self._mark)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.actor.hosts.host_mesh import this_host
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.mesh.shape import unknown_dimension
-from monarch_kernel.runtime.tensor.api.activation import engine_of
+from monarch_kernel.runtime.tensor.api.activation import activate_sharded, engine_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
@@ -192,6 +192,17 @@ class Mesh(TrainingMethods):
         self._after_step()
         ShardedWorld.of(self._target.engine).tell()
         return result
+
+    @contextmanager
+    def activate(self) -> Generator[Mesh]:
+        """``with mesh.activate():`` tensors that torch makes in the block are on the mesh, all of each on every rank.
+
+        `zeros`, `randn` and the like of ``monarch_kernel.distributed`` make them in parts, on this mesh if none is
+        named.
+        """
+        self._check_open()
+        with activate_sharded(self._target):
+            yield self
 
     def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> Tensor:
         """See `monarch_kernel.distribute`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,19 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
-from monarch_kernel.runtime.tensor.controller.signature import Signature
+from monarch_kernel.runtime.tensor.controller.operations import operation_name
+from monarch_kernel.runtime.tensor.controller.signature import COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
-from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, without_record
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
+from monarch_kernel.runtime.tensor.rank.parts import placement_text
 from monarch_kernel.runtime.tensor.sharded.controller import values
 from monarch_kernel.runtime.tensor.sharded.controller.composed import composed
 from monarch_kernel.runtime.tensor.sharded.controller.costs import collect
 from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld, Unformed
 from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, shown
-from monarch_kernel.runtime.tensor.sharded.rank import state
+from monarch_kernel.runtime.tensor.sharded.rank import factories, state
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 #: A local tensor of at most so many elements goes to a mesh with the operation that needs it; a larger one is a
 #: mistake, or should be laid out.
 SMALL = 4096
+#: How long the ranks may take to tell what `repr` shows (seconds).
+REPR = 1.0
 #: How many frames are looked through for the program's line, where operations are made of others.
 DEEP = 40
 
@@ -133,6 +138,9 @@ class ShardedMesh(TensorMesh):
             parts = _parts_of(func)
             if parts is not None:
                 self.composed[func] = parts
+        if not ins and func not in self.composed and _makes_tensors(func):
+            make = self._at_one_place(functools.partial(self._new, func))
+            return self._keep(key, without_record(COMPOSED, make))
         composed = self.composed.get(func)
         if composed is not None:
             self.composed[func] = self._at_one_place(composed)
@@ -146,6 +154,22 @@ class ShardedMesh(TensorMesh):
         if signature.number > 0 and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             self._random.add(signature.number)
         return signature
+
+    def _new(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a torch operation makes of no tensors: all of it on every rank."""
+        if getattr(kwargs.get("device"), "type", None) == "meta":
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            raise TypeError(
+                f"{func}: a generator of this process cannot draw on ranks; seed theirs (torch.manual_seed)"
+            )
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random:
+            Handover.of(self.engine).before_draw(self)
+        here = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
+        make = functools.partial(factories.made_whole, self.key, operation_name(func), args, here, random)
+        return self.call(make, lambda: func(*args, **here), key=("new", func, repr((args, kwargs))))
 
     def _at_one_place(self, composed: Any) -> Any:
         """A composed operation whose parts are all of the line that issued it, however deep they are issued."""
@@ -229,16 +253,37 @@ class ShardedMesh(TensorMesh):
 
     def describe(self, handle: Tensor) -> str:
         """What `repr` of a handle says: shape, dtype, placements."""
-        try:
-            layout = shown(self.placements_of(handle))
-        except Exception as e:  # a repr must not fail
-            layout = f"<{type(e).__name__}>"
+        layout = self._layout_soon(handle)
         shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
         grad = ", requires_grad=True" if handle.requires_grad else ""
         return (
             f"Tensor({list(handle.shape)}, {str(handle.dtype).removeprefix('torch.')}, {layout}, "
             f"mesh={self.name}({shape}){grad})"
         )
+
+    def _layout_soon(self, handle: Tensor) -> str:
+        """The layout of a tensor as text; why it is not known, if the ranks do not tell it soon."""
+        known = getattr(handle._owner, "layout", None)
+        if self.error is None and self.engine.lock.acquire(timeout=REPR):
+            try:
+                call = self.engine.ask_later(self, state.layouts, handle)
+            except Exception as e:  # a repr must not fail
+                return f"<{type(e).__name__}>"
+            finally:
+                self.engine.lock.release()
+            try:
+                with _disable_current_modes():
+                    placements = next(iter(call.get(REPR).values()))[0]
+            except TimeoutError:
+                pass
+            except Exception as e:
+                return f"<{type(e).__name__}>"
+            else:
+                handle._owner.layout = tuple(map(placement_text, placements))
+                return shown(placements)
+        if known is not None:
+            return f"[{', '.join(known)}]"
+        return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
 
     # -- ranks --------------------------------------------------------------------------------------
 
@@ -255,6 +300,11 @@ def _parts_of(func: Any) -> Any:
     ):
         return func.decompose
     return None
+
+
+def _makes_tensors(func: Any) -> bool:
+    """Whether an operation gives tensors, and nothing else."""
+    return bool(func._schema.returns) and all(str(each.type) == "Tensor" for each in func._schema.returns)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:

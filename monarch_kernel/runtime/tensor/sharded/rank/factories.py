@@ -1,0 +1,108 @@
+"""New tensors on sharded meshes: each rank makes its part, and no rank keeps more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement, Replicate
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.program import operation_of
+from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of
+from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+#: Random numbers are drawn for about so many elements at a time.
+DRAWN = 1 << 20
+#: torch's generators draw normal numbers in blocks of so many: pieces that are multiples of it are those of the whole.
+BLOCK = 16
+
+
+def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, value: Any) -> DTensor:
+    """A tensor of one number; of none in particular, if that is None."""
+    mesh = rules_of(here().store.extras).meshes[key]
+    shape, _ = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
+    if value is None:
+        local = torch.empty(shape, dtype=dtype, device=device.of_rank())
+    else:
+        local = torch.full(shape, value, dtype=dtype, device=device.of_rank())
+    return _of_parts(local, mesh, placements, size)
+
+
+def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, normal: bool) -> DTensor:
+    """Random numbers, those of one device: every rank draws all of them, piece by piece, and keeps its own.
+
+    Args:
+        normal: of the normal distribution; else evenly from [0, 1).
+    """
+    rules = rules_of(here().store.extras)
+    mesh = rules.meshes[key]
+    draw = torch.randn if normal else torch.rand
+    shape, offsets = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
+    local = torch.empty(shape, dtype=dtype, device=device.of_rank())
+    rows = _rows_at_a_time(size)
+    with rules.generator.active(local.device):
+        if rows is None:
+            whole = draw(*size, dtype=dtype, device=local.device)
+            local.copy_(whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape))])
+        else:
+            inner = tuple(slice(o, o + n) for o, n in zip(offsets[1:], shape[1:]))
+            first, last = offsets[0], offsets[0] + shape[0]
+            for begin, end in _pieces(size[0], rows):
+                piece = draw(end - begin, *size[1:], dtype=dtype, device=local.device)
+                low, high = max(begin, first), min(end, last)
+                if low < high:
+                    local[low - first : high - first] = piece[(slice(low - begin, high - begin), *inner)]
+    return _of_parts(local, mesh, placements, size)
+
+
+def counted(key: Any, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
+    """``torch.arange(*bounds)``."""
+    mesh = rules_of(here().store.extras).meshes[key]
+    return part_of(torch.arange(*bounds, dtype=dtype, device=device.of_rank()), mesh, placements)
+
+
+def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> Any:
+    """What a torch operation without tensors among its arguments makes, all of it on every rank."""
+    rules = rules_of(here().store.extras)
+    mesh = rules.meshes[key]
+    operation = operation_of(name)
+    kwargs = {**kwargs, "device": device.of_rank()} if "device" in kwargs else kwargs
+    if random:
+        with rules.generator.active(device.of_rank()):
+            made = operation(*args, **kwargs)
+    else:
+        made = operation(*args, **kwargs)
+    layout = [Replicate()] * mesh.ndim
+    return tree_map(lambda x: part_of(x, mesh, layout) if isinstance(x, torch.Tensor) else x, made)
+
+
+def _of_parts(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], size: Sequence[int]) -> DTensor:
+    stride: list[int] = [1]
+    for n in reversed(size[1:]):
+        stride.insert(0, stride[0] * max(n, 1))
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=torch.Size(size), stride=tuple(stride[: len(size)])
+    )
+
+
+def _rows_at_a_time(size: Sequence[int]) -> int | None:
+    """How many rows are drawn together; None where all of them must be."""
+    if not size:
+        return None
+    width = 1
+    for n in size[1:]:
+        width *= n
+    rows = max(1, DRAWN // max(width, 1) // BLOCK) * BLOCK
+    return rows if device.of_rank().type == "cpu" and size[0] >= 2 * rows else None
+
+
+def _pieces(count: int, rows: int) -> list[tuple[int, int]]:
+    """Rows in pieces; the last one is not smaller than a block, which would be drawn in another way."""
+    begins = list(range(0, count - rows + 1, rows))
+    return list(zip(begins, [*begins[1:], count]))
