@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
-import platform
-import signal
 import sys
-import time
 from pathlib import Path
 
 from bench import report
-from bench.environments import STATE, EnvironmentFailed, python_for
 from bench.metrics import GROUPS, LIMIT_GROUPS
-from bench.run import SCRIPTS, adopt_orphans, end_leftovers, measure
+from bench.run import SCRIPTS, measure
+from bench.session import BenchSession
 
 QUICK_PEERS = ["ours", "torchmonarch", "limit"]
 QUICK_SCALE = 0.25
@@ -48,23 +44,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    model = next(
-        (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x),
-        platform.processor(),
-    )
-    memory = int(Path("/proc/meminfo").read_text().split()[1])
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory / 2**20, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
-
-
 def plan(peers: list[str], groups: list[str]) -> list[tuple[str, str]]:
     """(group, peer) in the order of one round: the peers in turn, group by group."""
     order: list[tuple[str, str]] = []
@@ -76,56 +55,28 @@ def plan(peers: list[str], groups: list[str]) -> list[tuple[str, str]]:
     return order
 
 
-def progress(text: str) -> None:
-    """One line on a terminal that is written over; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the rounds; the exit status."""
     args = arguments(argv)
-    start = time.monotonic()
-    adopt_orphans()
-    # Ended from outside, it still ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    about = machine()
-    results: list[report.Result] = []
-    pythons: dict[str, Path] = {}
-    for peer in args.peers:
-        try:
-            pythons[peer] = python_for(peer)
-        except EnvironmentFailed as error:
-            results.append({"peer": peer, "metric": "group:install", "value": None, "note": str(error)})
-    order = plan(list(pythons), args.groups)
-    try:
-        for n in range(args.rounds):
-            for i, (group, peer) in enumerate(order):
-                progress(f"round {n + 1} of {args.rounds}, {i + 1} of {len(order)}: {group} of {peer}")
-                scale = QUICK_SCALE if args.quick else 1.0
-                results += [{**r, "round": n} for r in measure(peer, pythons[peer], group, scale, args.deadline)]
-    finally:
-        end_leftovers()
-        progress("")
-    took = round(time.monotonic() - start)
+    session = BenchSession(args.peers)
 
+    def measured(item: tuple[str, str]) -> list[report.Result]:
+        group, peer = item
+        return measure(peer, session.pythons[peer], group, QUICK_SCALE if args.quick else 1.0, args.deadline)
+
+    session.run(args.rounds, plan(list(session.pythons), args.groups), measured)
+    about = session.about
     about |= {
         "when": datetime.date.today().strftime("%B %Y"),
-        "versions": report.versions(results),
-        "rounds": args.rounds,
+        "versions": report.versions(session.results),
         "quick": args.quick,
-        "seconds": took,
     }
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    target = args.json or STATE / "results" / f"{now}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
-
-    for earlier in args.merge:
-        results += json.loads(earlier.read_text())["results"]
+    target = session.keep(args.json)
+    session.merge(args.merge)
+    results = session.results
     peers = [p for p in SCRIPTS if p in args.peers or any(r["peer"] == p for r in results)]
     print("{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}".format(**about))
-    print(f"load {about['load_before']} before, {args.rounds} rounds, {took} s")
+    print(f"load {about['load_before']} before, {args.rounds} rounds, {about['seconds']} s")
     for peer, text in report.versions(results).items():
         print(f"{peer}: {text}")
     print()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 from rich import box
@@ -16,15 +12,21 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import report
-from bench.__main__ import machine, progress
-from bench.environments import STATE, EnvironmentFailed, python_for
-from bench.run import adopt_orphans, end_leftovers, run_script
+from bench.run import run_script
+from bench.session import BenchSession
 from bench.tensors.rows import MONARCH, OURS, ROWS, SPMD
 
 PEERS = [OURS, MONARCH, SPMD]
-GROUPS = {"engine": [OURS, MONARCH], "dtensor": [OURS, SPMD], "allreduce": [OURS, SPMD]}
-#: Ranks of the all-reduce: a gigabyte on each.
-ALLREDUCE_RANKS = 4
+GROUPS = {
+    "engine": [OURS, MONARCH],
+    "dtensor": [OURS, SPMD],
+    "allreduce": [OURS, SPMD],
+    "death": [OURS],
+    "heal": [OURS],
+}
+SCRIPTS = {"engine": "engine", "dtensor": "dtensors", "allreduce": "dtensors", "death": "failures", "heal": "failures"}
+#: Groups with one number of ranks: a gigabyte on each in the all-reduce.
+RANKS = {"allreduce": 4, "death": 4, "heal": 4}
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -32,7 +34,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.tensors", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="one short round, with 1 and 4 ranks")
-    parser.add_argument("--ranks", help="comma-separated (default: 1,4,8; the all-reduce has 4)")
+    parser.add_argument("--ranks", help="comma-separated (default: 1,4,8; all but engine and dtensor have 4)")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (default: all)")
     parser.add_argument("--rounds", type=int, help="default 3, with --quick 1")
     parser.add_argument("--deadline", type=float, default=300, help="seconds for one group of one peer (300)")
@@ -58,8 +60,7 @@ def command(peer: str, python: Path, group: str, ranks: int) -> list[str]:
     if peer == SPMD:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         return [str(python), "-m", *torchrun, "-m", "bench.tensors.spmd", group]
-    script = "engine" if group == "engine" else "dtensors"
-    return [str(python), "-m", f"bench.tensors.{script}", group, str(ranks)]
+    return [str(python), "-m", f"bench.tensors.{SCRIPTS[group]}", group, str(ranks)]
 
 
 def plan(groups: list[str], ranks: list[int], peers: list[str]) -> list[tuple[str, int, str]]:
@@ -67,7 +68,7 @@ def plan(groups: list[str], ranks: list[int], peers: list[str]) -> list[tuple[st
     return [
         (group, n, peer)
         for group in groups
-        for n in ([ALLREDUCE_RANKS] if group == "allreduce" else ranks)
+        for n in ([RANKS[group]] if group in RANKS else ranks)
         for peer in GROUPS[group]
         if peer in peers
     ]
@@ -109,34 +110,19 @@ def missed(found: report.Medians) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run the rounds; the exit status."""
     args = arguments(argv)
-    began = time.monotonic()
-    adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    about = machine()
-    results: list[report.Result] = []
-    pythons: dict[str, Path] = {}
-    for peer in args.peers:
-        try:
-            pythons[peer] = python_for(peer)
-        except EnvironmentFailed as error:
-            results.append({"peer": peer, "metric": "group:install", "value": None, "note": str(error)})
-    order = plan(args.groups, args.ranks, list(pythons))
+    session = BenchSession(args.peers)
+
+    def measured(item: tuple[str, int, str]) -> list[report.Result]:
+        group, ranks, peer = item
+        line = command(peer, session.pythons[peer], group, ranks)
+        return run_script(peer, line, f"tensors-{group}-{ranks}", 0.25 if args.quick else 1.0, args.deadline)
+
     try:
-        for k in range(args.rounds):
-            for i, (group, ranks, peer) in enumerate(order):
-                progress(f"round {k + 1} of {args.rounds}, {i + 1} of {len(order)}: {group} of {peer}, {ranks} ranks")
-                scale = 0.25 if args.quick else 1.0
-                line = command(peer, pythons[peer], group, ranks)
-                results += run_script(peer, line, f"tensors-{group}-{ranks}", scale, args.deadline)
+        session.run(args.rounds, plan(args.groups, args.ranks, list(session.pythons)), measured)
     finally:
-        end_leftovers()
-        progress("")
-        about |= {"load_after": round(os.getloadavg()[0], 2), "seconds": round(time.monotonic() - began)}
-        target = args.json or STATE / "results" / f"tensors-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
-    for earlier in args.merge:
-        results += json.loads(earlier.read_text())["results"]
+        target = session.keep(args.json, "tensors-")
+    session.merge(args.merge)
+    about, results = session.about, session.results
     console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
     found = report.medians(results)
     console.print(shown(found))

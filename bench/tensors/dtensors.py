@@ -5,47 +5,62 @@
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.measure import emit, percentile, run, sample, version
+from bench.measure import cpu_seconds, emit, percentile, run, sample, version
 from bench.tensors.work import ALLREDUCE_NUMBERS, ALLREDUCES, CHAINS, REPEATS, Chain
 from monarch_kernel._version import __version__
 
-
-def timed(work: Any) -> float:
-    """Seconds until all ranks have done it: the median over repeats, after one that warms up."""
-    return percentile(sample(work, 0, REPEATS, REPEATS, warm=1), 0.5)
+if TYPE_CHECKING:
+    from monarch_kernel.distributed import Mesh
 
 
-def chain(mesh: Any, of: Chain) -> float:
-    """Microseconds of one operation in a chain of them."""
-    import monarch_kernel
+def timed(work: Any) -> tuple[float, float]:
+    """Seconds until all ranks have done it, and those that all processes compute for it.
+
+    The first is the median over repeats, after one that warms up.
+    """
+    work()
+    cpu = cpu_seconds()
+    took = percentile(sample(work, 0, REPEATS, REPEATS, warm=0), 0.5)
+    return took, (cpu_seconds() - cpu) / REPEATS
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """What ranks do when they have done all that was before."""
+
+
+def chain(mesh: Mesh, of: Chain) -> tuple[float, float]:
+    """Microseconds of one operation in a chain of them, and those that all processes compute for it."""
+    from monarch_kernel.distributed import distribute
+    from monarch_kernel.tensor import call_on_shard_and_fetch
 
     specs = {"shard": ["ranks", None], "replicate": [None, None]}
-    x, y = (
-        monarch_kernel.distribute(t, mesh, sharding_spec=specs[p])
-        for t, p in zip(of.operands(), of.placements, strict=True)
-    )
+    x, y = (distribute(t, mesh, specs[p]) for t, p in zip(of.operands(), of.placements, strict=True))
 
     def work() -> None:
         z: Any = x
         for _ in range(of.count):
             z = of.operation(z, y)
-        mesh.synchronize()
+        call_on_shard_and_fetch(_nothing, z).get()  # returns when every rank has come to it
 
-    return timed(work) / of.count * 1e6
+    took, cpu = timed(work)
+    return took / of.count * 1e6, cpu / of.count * 1e6
 
 
 def dtensor(ranks: int) -> None:
     """Chains of DTensor operations."""
-    mesh = importlib.import_module("monarch_kernel.distributed").Mesh(shape=(ranks,), mesh_dim_names=("ranks",))
-    with torch.no_grad():
+    from monarch_kernel.distributed import Mesh
+
+    with Mesh((ranks,), ("ranks",)) as mesh, torch.no_grad():
         for of in CHAINS:
-            emit(f"{of.metric}@{ranks}", round(chain(mesh, of), 2))
+            took, cpu = chain(mesh, of)
+            emit(f"{of.metric}_us@{ranks}", round(took, 2))
+            emit(f"{of.metric}_cpu_us@{ranks}", round(cpu, 2))
 
 
 def allreduce(ranks: int) -> None:
@@ -62,12 +77,14 @@ def allreduce(ranks: int) -> None:
                 x.reduce_("gpus", reduction="sum")  # pyright: ignore[reportAttributeAccessIssue]  # a handle has it
             fetch_shard(x[0]).get()
 
-        took = timed(work) / ALLREDUCES
-    emit(f"allreduce_GBps@{ranks}", round(x.nbytes / took / 1e9, 3))
+        took, cpu = timed(work)
+    emit(f"allreduce_GBps@{ranks}", round(x.nbytes * ALLREDUCES / took / 1e9, 3))
+    emit(f"allreduce_cpu_s@{ranks}", round(cpu / ALLREDUCES, 3))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # on the ranks, as torchrun has it
     version(monarch_kernel=__version__, torch=torch.__version__)
     count = int(sys.argv.pop())
     run({"dtensor": lambda: dtensor(count), "allreduce": lambda: allreduce(count)})

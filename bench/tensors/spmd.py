@@ -18,20 +18,26 @@ from bench.measure import emit, percentile, version
 from bench.tensors.work import ALLREDUCE_NUMBERS, ALLREDUCES, CHAINS, REPEATS, Chain
 
 
-def timed(work: Any) -> float:
-    """Seconds until the slowest rank has done it: the median over repeats, after one that warms up."""
+def timed(work: Any) -> tuple[float, float]:
+    """Seconds until the slowest rank has done it, and those that all ranks compute for it.
+
+    The first is the median over repeats, after one that warms up.
+    """
     times: list[float] = []
+    cpu = 0.0
     for _ in range(1 + REPEATS):
         dist.barrier()
-        start = time.perf_counter()
+        cpu, start = cpu or time.process_time(), time.perf_counter()
         work()
         dist.barrier()
         times.append(time.perf_counter() - start)
-    return percentile(times[1:], 0.5)
+    total = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
+    dist.all_reduce(total)
+    return percentile(times[1:], 0.5), total.item() / (1 + REPEATS)
 
 
-def chain(mesh: Any, of: Chain) -> float:
-    """Microseconds of one operation in a chain of them."""
+def chain(mesh: Any, of: Chain) -> tuple[float, float]:
+    """Microseconds of one operation in a chain of them, and those that all ranks compute for it."""
     placements = {"shard": [Shard(0)], "replicate": [Replicate()]}
     x, y = (distribute_tensor(t, mesh, placements[p]) for t, p in zip(of.operands(), of.placements, strict=True))
 
@@ -42,7 +48,8 @@ def chain(mesh: Any, of: Chain) -> float:
         if not isinstance(z, DTensor):
             raise TypeError(f"{of.metric} gave {type(z)}")
 
-    return timed(work) / of.count * 1e6
+    took, cpu = timed(work)
+    return took / of.count * 1e6, cpu / of.count * 1e6
 
 
 def main() -> None:
@@ -54,11 +61,16 @@ def main() -> None:
     with torch.no_grad():
         if sys.argv[1] == "dtensor":
             mesh = init_device_mesh("cpu", (ranks,))
-            found = {of.metric: round(chain(mesh, of), 2) for of in CHAINS}
+            for of in CHAINS:
+                took, cpu = chain(mesh, of)
+                found |= {f"{of.metric}_us": round(took, 2), f"{of.metric}_cpu_us": round(cpu, 2)}
         else:
             x = torch.ones(ALLREDUCE_NUMBERS)
-            took = timed(lambda: [dist.all_reduce(x) for _ in range(ALLREDUCES)]) / ALLREDUCES
-            found = {"allreduce_GBps": round(x.nbytes / took / 1e9, 3)}
+            took, cpu = timed(lambda: [dist.all_reduce(x) for _ in range(ALLREDUCES)])
+            found = {
+                "allreduce_GBps": round(x.nbytes * ALLREDUCES / took / 1e9, 3),
+                "allreduce_cpu_s": round(cpu / ALLREDUCES, 3),
+            }
     if dist.get_rank() == 0:
         version(torch=torch.__version__)
         for metric, value in found.items():

@@ -22,7 +22,7 @@ class Chain:
     """One operation again and again, its result its first operand.
 
     Attributes:
-        metric: its key in the results.
+        metric: what its keys in the results begin with.
         operation: of the last result and an operand that stays.
         size: of both, rows and columns.
         placements: of the first value and of the operand: "shard" (rows over the ranks) or "replicate".
@@ -41,6 +41,6 @@ class Chain:
 
 
 CHAINS = [
-    Chain("dtensor_add_us", operator.add, 64, ("shard", "shard"), 500 if QUICK else 2000),
-    Chain("dtensor_matmul_us", operator.matmul, 256, ("shard", "replicate"), 50 if QUICK else 300),
+    Chain("dtensor_add", operator.add, 64, ("shard", "shard"), 500 if QUICK else 2000),
+    Chain("dtensor_matmul", operator.matmul, 256, ("shard", "replicate"), 50 if QUICK else 300),
 ]
