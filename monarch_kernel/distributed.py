@@ -5,6 +5,8 @@ This module holds names only; ``monarch_kernel.runtime.tensor.sharded`` has the 
 
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from monarch_kernel.runtime.tensor.rank.offers import offer
+from monarch_kernel.runtime.tensor.sharded.controller.adoption import adopt
 from monarch_kernel.runtime.tensor.sharded.controller.factories import arange, empty, full, ones, rand, randn, zeros
 from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
@@ -16,12 +18,14 @@ __all__ = [
     "FallbackWarning",
     "Mesh",
     "RemoteModule",
+    "adopt",
     "arange",
     "distribute",
     "empty",
     "full",
     "load_checkpoint",
     "module_to_mesh",
+    "offer",
     "ones",
     "rand",
     "randn",

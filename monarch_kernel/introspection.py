@@ -20,7 +20,8 @@
   of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on. ``observe_calls`` tells how
   long the calls of this process take.
 * Tensors: ``operation_on`` tells which operation of a controller a thread of a rank runs, ``issued_at`` the line there
-  that issued it, and ``tensor_value`` a value that a rank holds for a controller.
+  that issued it, and ``tensor_value`` a value that a rank holds for a controller. ``finish_operations`` waits until
+  ranks have run what was issued, and `TensorArgument` is raised where a tensor of a mesh is pickled for no endpoint.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
@@ -32,6 +33,7 @@ from monarch_kernel.protocol import trace_records
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
 from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
+from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
@@ -65,7 +67,7 @@ from monarch_kernel.runtime.actor.inspection.recording import (
 from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
-from monarch_kernel.runtime.tensor.inspection.engines import issued_at
+from monarch_kernel.runtime.tensor.inspection.engines import finish_operations, issued_at
 from monarch_kernel.runtime.tensor.inspection.running import RunningOperation, operation_on, tensor_value
 
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "RunningOperation",
     "StackRead",
     "StillBusy",
+    "TensorArgument",
     "ToolHost",
     "TracedRank",
     "Whole",
@@ -103,6 +106,7 @@ __all__ = [
     "endpoints_here",
     "failed_by_peer",
     "failures",
+    "finish_operations",
     "home",
     "hosts_of",
     "interrupt_main_thread",

@@ -10,7 +10,7 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.errors import capture
-from monarch_kernel.introspection import begin_record, trace_records
+from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
@@ -91,6 +91,7 @@ class CellRun:
         Args:
             then_wait: this thread calls `wait` next; interrupts stay held until then.
         """
+        finish_operations(self.managed.procs)  # on tensors that the cell may have
         self._held.hold()
         name = self._file_label(self.cell.filename) or self.cell.filename
         self._end_record = begin_record(trace_records.CALL, name, call=self.cell.id, size=len(self.ranks))

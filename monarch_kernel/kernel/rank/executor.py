@@ -20,7 +20,7 @@ from monarch_kernel.kernel.rank.cell_runner import CellRunner
 from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvous, end_process_group, set_up
-from monarch_kernel.kernel.rank.sent_values import pickled, short
+from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short
 from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
@@ -180,7 +180,17 @@ class CellExecutor(Actor):
     @endpoint
     def pull(self, names: list[str]) -> dict[str, Any]:
         """Variables of the cells' namespace, without those that do not exist."""
-        return {name: self._names[name] for name in names if name in self._names}
+        found = {name: self._names[name] for name in names if name in self._names}
+        for value in found.values():
+            check_not_bound(value)
+        return found
+
+    @endpoint
+    def offer(self, names: list[str]) -> dict[str, Any]:
+        """The same, for handles in the notebook: tensors stay here."""
+        from monarch_kernel.distributed import offer  # loads torch
+
+        return {name: offer(self._names[name]) for name in names if name in self._names}
 
 
 def _main_module() -> types.ModuleType:

@@ -20,12 +20,33 @@ def pickled(value: Any) -> tuple[bytes | None, str]:
         return None, _too_large(size)
     written = _Limited()
     try:
-        cloudpickle.Pickler(written, protocol=5).dump(value)
+        _ValuePickler(written, protocol=5).dump(value)
     except _Full:
         return None, _too_large(VALUE_LIMIT)
+    except _Stays as error:
+        return None, str(error)
     except Exception as error:  # pickling runs user code
         return None, f"it cannot be pickled ({type(error).__name__}: {error})"
     return written.getvalue(), ""
+
+
+def check_not_bound(value: object) -> None:
+    """Raise TypeError if a value is nothing away from the process groups of its rank: a DTensor, or a device mesh."""
+    kind = type(value)
+    if kind.__name__ == "DTensor" and kind.__module__.startswith("torch."):
+        raise _Stays("a DTensor stays on its rank; %mesh pull NAME --as-handle makes a handle of it")
+    if kind.__name__ == "DeviceMesh" and kind.__module__.startswith("torch."):
+        raise _Stays("a DeviceMesh is of its rank")
+
+
+class _Stays(TypeError):
+    """A value belongs to its rank."""
+
+
+class _ValuePickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        check_not_bound(obj)
+        return super().reducer_override(obj)
 
 
 class _Full(Exception):

@@ -6,6 +6,7 @@ This file lists all tools that the runtime knows by name, each with a Protocol f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -92,13 +93,15 @@ class TensorCall(Protocol):
     """A call of an endpoint, in order with operations on tensors.
 
     Attributes:
-        arguments: ``(args, kwargs)`` as they are sent.
         tensors, stays: fields of the message.
     """
 
-    arguments: Any
     tensors: tuple[tuple[str, int], ...]
     stays: bool
+
+    def pickling(self) -> AbstractContextManager[None]:
+        """A block that pickles the arguments: ranks get what they have in place of handles."""
+        ...
 
     def sent(self) -> Any:
         """The call is on its way: later operations wait for it. Returns handles of its result, if that stays there."""
@@ -114,7 +117,7 @@ class TensorFunctions(Protocol):
 
     def rank_tensors(self, procs: Any) -> Any: ...
 
-    def lend_arguments(self, label: str, procs: Any, arguments: Any) -> TensorCall: ...
+    def lend_arguments(self, label: str, procs: Any) -> TensorCall: ...
 
     def refer_to_result(
         self, label: str, target: Any, propagate: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

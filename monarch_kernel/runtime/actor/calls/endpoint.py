@@ -72,10 +72,10 @@ class Endpoint(Generic[R]):
             return *pickled((args, kwargs)), None
         except TensorArgument:
             procs = self._mesh._target().procs
-            tensors = tensor_functions().lend_arguments(
-                self._label, procs if rank is None else (procs[rank],), (args, kwargs)
-            )
-            return *pickled(tensors.arguments), tensors
+            tensors = tensor_functions().lend_arguments(self._label, procs if rank is None else (procs[rank],))
+            with tensors.pickling():
+                message = pickled((args, kwargs))
+            return *message, tensors
         except Exception as e:
             explain(e, f"an argument of {self._label}")
             raise
@@ -169,7 +169,8 @@ class Endpoint(Generic[R]):
             function = spec.function
             propagate = spec.propagate if propagate is None else propagate
         tensors = tensor_functions().refer_to_result(self._label, target, propagate, function, args, kwargs)
-        body, buffers, ports = pickled(tensors.arguments)
+        with tensors.pickling():
+            body, buffers, ports = pickled((args, kwargs))
         call = ManyCall(mesh._system.node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         return tensors.sent()

@@ -7,64 +7,48 @@ and what they write does not reach it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
-from monarch_kernel.runtime.tensor.controller.engine import TensorEngine, handles_in
+from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.calls import TakeResult, TensorLike, WaitForCall, described
-from monarch_kernel.runtime.tensor.rank.lent import lent_value
-from monarch_kernel.runtime.tensor.wire.records import LEND
-
-
-class _LentValue:
-    """In place of a handle in a message: on the rank it is unpickled as the rank's value."""
-
-    def __init__(self, engine: str, token: int, index: int, count: int) -> None:
-        self._where = engine, token, index, count
-
-    def __reduce__(self) -> Any:
-        return lent_value, self._where
 
 
 class LentArguments:
     """A call of an endpoint with tensors of a mesh among its arguments.
 
     Attributes:
-        arguments, tensors, stays: see ``extensions.TensorCall``.
+        tensors, stays: see ``extensions.TensorCall``.
     """
 
     stays = False
 
-    def __init__(self, label: str, procs: Sequence[Any], arguments: Any) -> None:
+    def __init__(self, label: str, procs: Sequence[Any]) -> None:
         self._label = label
+        self._procs = procs
         self._waits: list[tuple[TensorMesh, tuple[int, ...], int]] = []
-        by_mesh: dict[TensorMesh, list[Tensor]] = {}
-        for handle in handles_in(arguments):
-            by_mesh.setdefault(handle._spec.mesh, []).append(handle)
-        found: dict[int, _LentValue] = {}
-        for mesh, handles in by_mesh.items():
-            engine = mesh.engine
-            ranks = ranks_of(engine, procs)
-            if not set(ranks) <= set(mesh.ranks):
-                raise MixedTensorsError(
-                    f"{handles[0]!r} is an argument of a call of actors that are not all on its ranks: call those on "
-                    "its mesh, or bring it there first (to_mesh)"
-                )
-            ids = [handle._owner.id for handle in handles]
-            token = engine.control(mesh, LEND, len(ids), *ids, len(ranks), *ranks)
-            self._waits.append((mesh, ranks, token))
-            for index, handle in enumerate(handles):
-                found[id(handle)] = _LentValue(engine.key, token, index, len(handles))
-        self.arguments = tree_map(lambda x: found[id(x)] if type(x) is Tensor else x, arguments)
-        self.tensors = tuple((mesh.engine.key, token) for mesh, _, token in self._waits)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, int], ...]:
+        return tuple((mesh.engine.key, token) for mesh, _, token in self._waits)
+
+    @contextmanager
+    def pickling(self) -> Generator[None]:
+        """See ``extensions.TensorCall``."""
+        loan = TensorLoan(self._procs)
+        with loan:
+            yield
+        self._waits = loan.send()
 
     def sent(self) -> Any:
         """Have the streams wait for the end of the call."""
@@ -85,11 +69,12 @@ class ResultReference(LentArguments):
             engine.recording.stop(f"it calls {label}")
         mesh.check_alive()
         self._key, self._expected = _expected(mesh, label, propagate, function, arguments)
-        super().__init__(label, target.procs, arguments)
-        with engine.lock:
-            self._token = engine.next_value
-            engine.next_value += 1
-        self.tensors = (*self.tensors, (engine.key, self._token))
+        super().__init__(label, target.procs)
+        self._token = engine.new_number()
+
+    @property
+    def tensors(self) -> tuple[tuple[str, int], ...]:
+        return (*super().tensors, (self._mesh.engine.key, self._token))
 
     def sent(self) -> Any:
         """The tensors that stay on the ranks, as the endpoint nests them."""
@@ -100,7 +85,7 @@ class ResultReference(LentArguments):
             self._expected = mesh.engine.extras[_CACHED][self._key] = _asked(mesh, self._label, self._token)
         leaves, tree = tree_flatten(self._expected, is_leaf=_is_like)
         likes = tuple((k, x) for k, x in enumerate(leaves) if _is_like(x))
-        take = TakeResult(self._label, likes, len(leaves))
+        take = TakeResult(self._label, likes, len(leaves), getattr(mesh, "key", None))
         key = ("take result", self._label, likes, len(leaves))
         made: Any = mesh.call(
             take,
@@ -117,8 +102,8 @@ class ResultReference(LentArguments):
 _CACHED = "results of endpoints"
 
 
-def lend_arguments(label: str, procs: Sequence[Any], arguments: Any) -> LentArguments:
-    """The arguments of a call with what the ranks have in place of handles, in order with the handles' streams.
+def lend_arguments(label: str, procs: Sequence[Any]) -> LentArguments:
+    """A call whose arguments have handles among them, in order with the handles' streams.
 
     An actor gets the value itself and not a copy.
 
@@ -129,7 +114,7 @@ def lend_arguments(label: str, procs: Sequence[Any], arguments: Any) -> LentArgu
     Raises:
         MixedTensorsError: an actor is in a process that is no rank of a tensor's mesh.
     """
-    return LentArguments(label, procs, arguments)
+    return LentArguments(label, procs)
 
 
 def refer_to_result(
@@ -137,12 +122,6 @@ def refer_to_result(
 ) -> ResultReference:
     """A call whose result stays on the ranks; see `Endpoint.rref`."""
     return ResultReference(label, target, propagate, function, (args, kwargs))
-
-
-def ranks_of(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks that processes are in the engine's world; -1 for those that are none."""
-    places = {ref.id: rank for rank, ref in enumerate(engine.world._target().procs)}
-    return tuple(places.get(ref.id, -1) for ref in procs)
 
 
 def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
@@ -153,7 +132,7 @@ def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
     else:
         base = tensor_mesh()
     engine = base.engine
-    ranks = ranks_of(engine, target.procs)
+    ranks = ranks_in(engine, target.procs)
     if list(ranks) == list(base.ranks):
         return base
     region = _region(target.extent.names, target.extent.shape, ranks)

@@ -18,6 +18,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -80,6 +81,7 @@ class TensorEngine:
         recording: what takes records down for a replay, if a function is being recorded. One for all engines.
         groups: the process groups of its ranks.
         failures: how many failures of ranks the program has been told.
+        shares: whether actors or cells have been given values, or have given some.
         extras: what parts of the engine keep here (random numbers, sharded meshes), by name.
     """
 
@@ -119,6 +121,7 @@ class TensorEngine:
         self._closed = False
         self.groups = WorldGroup(self)
         self.failures = 0
+        self.shares = False
         #: Called, under the lock, when ranks have new processes.
         self.on_replaced: list[Callable[[], None]] = []
         #: Ranks that have new processes, until what they have lost is known to the others.
@@ -262,6 +265,13 @@ class TensorEngine:
             self._wake.set()
         self.pending += 1
 
+    def new_number(self) -> int:
+        """A number of a value, or of a token, that no other has."""
+        with self.lock:
+            number = self.next_value
+            self.next_value = number + 1
+            return number
+
     def order(self, before: TensorMesh, after: TensorMesh) -> None:
         """What goes to `after` from now on runs when all that went to `before` so far has run, on each rank of `after`.
 
@@ -277,9 +287,7 @@ class TensorEngine:
         if self.recording is not None:
             self.recording.stop("actors get tensors in it, or streams wait for each other")
         with self.lock:
-            if not token:
-                token = self.next_value
-                self.next_value = token + 1
+            token = token or self.new_number()
             self.turn_to(mesh)
             self.ints += [kind, token, *rest]
             self.flush()
@@ -366,6 +374,24 @@ class TensorEngine:
         self._closed = True
         self._wake.set()
 
+    def finish(self) -> None:
+        """Wait until all living ranks have run what was issued so far, in all streams."""
+        with self.lock, _disable_current_modes():
+            if self._closed:
+                return
+            try:
+                self.flush()
+            except DeviceMeshError:  # the next operation raises it
+                return
+            calls = [
+                mesh.stream.workers_of(self, mesh.procs._region).done.call()
+                for mesh in self.meshes.values()
+                if mesh.error is None
+            ]
+        for call in calls:
+            with suppress(SupervisionError):
+                call.get()
+
     # -- data ---------------------------------------------------------------------------------------
 
     def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
@@ -377,8 +403,7 @@ class TensorEngine:
         self.turn_to(mesh)
         self.flush()
         self.look_out(mesh)
-        number = self.next_value
-        self.next_value = number + 1
+        number = self.new_number()
         self.plan.line().sent += tensor.numel() * tensor.element_size()
         mesh.workers.put.broadcast(number, tensor, layout)
         return number

@@ -99,9 +99,7 @@ def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
     offers = dict(source.engine.ask(source, transfers.offered, tensor))
     engine = target.engine
     try:
-        with engine.lock:
-            number = engine.next_value
-            engine.next_value = number + 1
+        number = engine.new_number()
         plan = {target.ranks[k]: offers[source.ranks[sender]] for k, sender in enumerate(route)}
         take = functools.partial(transfers.taken, number, plan, tuple(tensor.shape), tensor.dtype)
         engine.ask(target, take)

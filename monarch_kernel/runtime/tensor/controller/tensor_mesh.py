@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
+from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
@@ -602,10 +602,10 @@ class TensorMesh:
 
     def reduce_handle(self, handle: Tensor) -> Any:
         """How a handle is pickled: refused, but for arguments of endpoints."""
-        raise TensorArgument(
-            f"{handle!r} cannot be pickled: fetch its value (fetch_shard(t).result()), or pass it to an endpoint of "
-            "actors on its mesh"
-        )
+        return current_loan(handle).take(handle)
+
+    def prepare_loan(self) -> None:
+        """Called before values are lent to actors: nothing, where values are plain tensors."""
 
 
 def _fake_of(x: Any) -> Any:

@@ -18,6 +18,19 @@ def all_engines() -> list[Any]:
     return list(_engines.values())
 
 
+def finish_operations(procs: Any) -> None:
+    """Wait until the ranks have run the operations issued so far, if tensors of theirs are shared with actors or cells.
+
+    Called before a cell runs, so that it sees what the program has done to such tensors.
+
+    Args:
+        procs: the proc mesh (or slice).
+    """
+    for engine in list(_engines.values()):
+        if engine.shares and engine.key == procs._uid:
+            engine.finish()
+
+
 def issued_at(engine: str, record: int) -> tuple[str, int, str] | None:
     """File, line and function of the controller that issued a record; None if that is not known, or no longer."""
     found = _engines.get(engine)

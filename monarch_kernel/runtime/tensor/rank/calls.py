@@ -49,12 +49,20 @@ class WaitForCall:
 
 
 class TakeResult:
-    """The operation that gives what an endpoint did: the tensors among it."""
+    """The operation that gives what an endpoint did: the tensors among it.
 
-    def __init__(self, label: str, expected: tuple[tuple[int, TensorLike], ...], count: int) -> None:
+    Args:
+        label: what the endpoint is called.
+        expected: what it should give, by position.
+        count: how many values it should give, others included.
+        key: of the sharded mesh that they are on; None for plain tensors.
+    """
+
+    def __init__(self, label: str, expected: tuple[tuple[int, TensorLike], ...], count: int, key: Any) -> None:
         self.__name__ = label
         self._expected = expected
         self._count = count
+        self._key = key
 
     def __call__(self, token: float) -> list[Any]:
         leaves = tree_flatten(_result(self.__name__, awaited_end(here().engine, int(token))))[0]
@@ -68,8 +76,21 @@ class TakeResult:
             if not isinstance(value, torch.Tensor) or (tuple(value.shape), value.dtype) != (size, dtype):
                 what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
                 raise TypeError(f"{self.__name__} gave {what}, where its propagate says {dtype} {list(size)}")
-            taken.append(value)
+            taken.append(self._of_stream(value))
         return taken
+
+    def _of_stream(self, value: torch.Tensor) -> torch.Tensor:
+        """What an actor gave, for operations of the stream: a DTensor of a sharded mesh, or a plain tensor."""
+        if (type(value) is torch.Tensor) != (self._key is None):
+            raise TypeError(
+                f"{self.__name__} gave a {type(value).__name__}: a reference to a tensor in parts is to a DTensor, and "
+                "asked for where its arguments say the mesh; one to a tensor of each rank, under mesh.activate()"
+            )
+        if self._key is None:
+            return value
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+        return rules_of(here().store.extras).from_actors(value, self._key)
 
 
 def described(label: str, token: int) -> Any:

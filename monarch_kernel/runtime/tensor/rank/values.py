@@ -47,7 +47,7 @@ class RankStore:
         self.signals: set[int] = set()
         self.changed = threading.Condition()
         self.closed = False
-        self.lent: dict[int, list[Any]] = {}
+        self.lent: dict[int, dict[int, Any]] = {}
         self.let_go = 0
         self.report: Callable[[FailedValue, Sequence[Any]], None] | None = None
         self.at: Callable[[], int] = lambda: 0

@@ -147,12 +147,23 @@ class TensorWorker(Actor):
         after = end + 1 + L[end]
         if self.rank in L[end + 1 : after]:
             with store.changed:
-                store.lent[token] = [store.values[number] for number in L[first:end]]
+                values = [store.values[number] for number in L[first:end]]
+                store.lent[token] = {k: self._for_actors(value) for k, value in enumerate(values)}
                 if len(store.lent) > LENT:
                     store.let_go = next(iter(store.lent))
                     del store.lent[store.let_go]
                 store.changed.notify_all()
         return after
+
+    def _for_actors(self, value: Any) -> Any:
+        """The same memory, in a tensor of their own: gradients there stay there."""
+        if type(value) is torch.Tensor:
+            return value.detach()
+        if not isinstance(value, torch.Tensor):
+            return value
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+        return rules_of(self.store.extras).for_actors(value)
 
     def _failed(
         self,

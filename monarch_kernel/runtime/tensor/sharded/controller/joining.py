@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.ports.receiver import Channel
@@ -15,7 +15,7 @@ from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.sharded.controller.lone_failures import LoneFailures
-from monarch_kernel.runtime.tensor.sharded.rank import rebinding, state
+from monarch_kernel.runtime.tensor.sharded.rank import rebinding, sharing, state
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class ShardedWorld:
         self._engine = weakref.ref(engine)
         self._alone: LoneFailures | None = None
         self._joined: list[weakref.ref[ShardedMesh]] = []
+        self._shared: set[tuple[Any, ...]] = set()
         self._port, self._notes = Channel[tuple[str, int]].open()
         self.after_forming: list[Callable[[], None]] = []
         self.after_loss: list[AfterLoss] = []
@@ -124,6 +125,8 @@ class ShardedWorld:
         self._begin(engine, alone)
         for target in self._targets():
             self._make(target)
+        for key in self._shared:
+            self._share(engine, key)
         self._agree(engine, alone, sorted(engine.lost))
         engine.lost.clear()
 
@@ -201,6 +204,20 @@ class ShardedWorld:
 
     def _targets(self) -> list[ShardedMesh]:
         return [target for joined in self._joined if (target := joined()) is not None]
+
+    def share(self, target: ShardedMesh) -> None:
+        """Have the ranks make the device mesh that their actors and cells get for this target: on first use."""
+        engine = target.engine
+        with engine.lock:
+            target.check_alive()
+            engine.look_out(target)
+            if target.key not in self._shared:
+                self._shared.add(target.key)
+                self._share(engine, target.key)
+
+    @staticmethod
+    def _share(engine: TensorEngine, key: tuple[Any, ...]) -> None:
+        everywhere(engine, sharing.share_mesh, key, *key)
 
     @staticmethod
     def _make(target: ShardedMesh) -> None:

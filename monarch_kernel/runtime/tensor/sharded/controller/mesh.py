@@ -17,10 +17,12 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.mesh.shape import unknown_dimension
 from monarch_kernel.runtime.tensor.api.activation import activate_sharded, engine_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import KeepsMesh, ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import distribute as distribute_to
+from monarch_kernel.runtime.tensor.sharded.rank import sharing
 from monarch_kernel.runtime.tensor.training.controller.mesh_methods import TrainingMethods
 
 #: What ranks import once for all, before they are forked.
@@ -217,6 +219,14 @@ class Mesh(TrainingMethods):
         """What the program's lines have cost so far: redistributions, synchronisations, fallbacks, bytes."""
         self._target.collect_costs()
         return self._target.engine.plan
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As an argument of an endpoint of actors on its ranks it is torch's `DeviceMesh` there."""
+        target = self._target
+        current_loan(self).ranks_of(target, self)
+        target.prepare_loan()
+        target.engine.shares = True
+        return sharing.device_mesh_here, (target.engine.key, target.key)
 
     # -- end ----------------------------------------------------------------------------------------
 

@@ -285,6 +285,10 @@ class ShardedMesh(TensorMesh):
             return f"[{', '.join(known)}]"
         return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
 
+    def prepare_loan(self) -> None:
+        """See that actors can get device meshes, and so DTensors, of their own."""
+        ShardedWorld.of(self.engine).share(self)
+
     # -- ranks --------------------------------------------------------------------------------------
 
     def be_strict(self, strict: bool) -> None:

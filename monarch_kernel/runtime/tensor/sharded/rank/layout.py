@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 
@@ -27,6 +28,12 @@ def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> 
     if local.numel() < whole.numel() and local.untyped_storage().nbytes() > local.numel() * local.element_size():
         made._local_tensor = local.clone()  # a part must not keep the whole
     return made
+
+
+def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
+    """The DTensor with this part; it shares memory with it."""
+    make: Any = DTensor
+    return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
 def layout_like(result: torch.Tensor, template: DTensor) -> tuple[Placement, ...]:

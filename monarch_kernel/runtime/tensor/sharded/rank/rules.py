@@ -20,7 +20,7 @@ from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
-from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of
+from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of, part_of
 from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
 from monarch_kernel.runtime.tensor.sharded.rank.special import guarded, pointwise_rule, special_rule
 from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
@@ -42,6 +42,7 @@ class OperationRules:
         strict: the device meshes on which operations on whole tensors are refused.
         meshes: torch's device meshes, by the key of the controller's target.
         former: those of the process group before, to which values may still refer.
+        shared: those that actors and cells have, by the same keys.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class OperationRules:
         self.strict: set[Any] = set()
         self.meshes: dict[Any, Any] = {}
         self.former: dict[Any, Any] = {}
+        self.shared: dict[Any, Any] = {}
 
     def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
         """What to call in place of an operation.
@@ -84,6 +86,22 @@ class OperationRules:
             # memory of its own: what came may be shared with other ranks of this host
             made._local_tensor = local.to(device.of_rank(), copy=True)
         return made
+
+    def for_actors(self, value: Any) -> DTensor:
+        """The same memory, as a DTensor on the device mesh that actors and cells have."""
+        key = next(key for key, mesh in self.meshes.items() if mesh is value.device_mesh)
+        return dtensor_of(value._local_tensor, self.shared[key], value.placements, value._spec.tensor_meta)
+
+    def from_actors(self, value: Any, key: Any) -> DTensor:
+        """What an actor made, on the device mesh of the stream.
+
+        Raises:
+            TypeError: it is on other ranks.
+        """
+        mesh, theirs = self.meshes[key], value.device_mesh
+        if theirs.mesh.tolist() != mesh.mesh.tolist():
+            raise TypeError(f"the DTensor is on {theirs}, and was to be on {mesh}: adopt() takes it where it is")
+        return dtensor_of(value._local_tensor, mesh, value.placements, value._spec.tensor_meta)
 
     def _on_whole(self, op: Any, name: str, definition: int) -> Callable[..., Any]:
         def fallback(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
@@ -18,6 +19,10 @@ from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules, rul
 
 #: Loggers of torch that tell every rank at length how it moves data.
 _TALKATIVE = ("torch.distributed.tensor._redistribute", "torch.distributed._functional_collectives", "torch._logging")
+
+#: What makes device meshes of the stream differ from equal ones of the program. DTensor remembers results of its rules
+#: by mesh, and would use the process groups of the one for tensors of the other.
+_OURS = -1
 
 
 def rules() -> OperationRules:
@@ -55,7 +60,13 @@ def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequ
     worker = here()
     counts.record = lambda: worker.at
     grid = torch.tensor(list(ranks)).view(*sizes)
-    rules().meshes[key] = DeviceMesh(of_rank.type, grid, mesh_dim_names=tuple(labels))
+    # groups of its own: a program's collectives in the default group may run at the same time
+    backend = dist.get_backend_config()
+    mesh = DeviceMesh(
+        of_rank.type, grid, mesh_dim_names=tuple(labels), backend_override=((backend, None),) * len(sizes)
+    )
+    mesh._thread_id = _OURS
+    rules().meshes[key] = mesh
     be_strict(key, strict)
 
 

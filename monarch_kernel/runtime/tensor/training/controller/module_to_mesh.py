@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
@@ -121,7 +123,11 @@ def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: Any) -> torch.nn
     return made
 
 
-def _input(x: Any, mesh: Mesh, dims: tuple[str, ...]) -> Any:
-    if not isinstance(x, torch.Tensor) or type(x) is Tensor:
+def _input(x: Any, mesh: Any, dims: tuple[str, ...]) -> Any:
+    if not isinstance(x, torch.Tensor) or isinstance(x, (Tensor, DTensor)):
         return x
+    if isinstance(mesh, DeviceMesh):  # the module was passed to an actor of a rank
+        names = mesh.mesh_dim_names or ()
+        placements = placements_of([dims] if x.dim() else None, names, x, "here")
+        return distribute_tensor(x, mesh, placements, src_data_rank=None)
     return mesh.distribute(x, [dims] if x.dim() else None)

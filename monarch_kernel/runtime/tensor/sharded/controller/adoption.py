@@ -1,0 +1,253 @@
+"""``adopt``: handles of tensors that actors or cells of the ranks have made and offered. No data moves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor._utils import (
+    _compute_local_shape_and_global_offset,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+from monarch_kernel.runtime.mesh.rankset import name_ranks
+from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.tensor.api.activation import engine_of
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
+from monarch_kernel.runtime.tensor.controller.loan import places_of
+from monarch_kernel.runtime.tensor.controller.spec import spec_of
+from monarch_kernel.runtime.tensor.inspection.engines import all_engines
+from monarch_kernel.runtime.tensor.rank import offers as rank_offers
+from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, placements_of
+from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh
+from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
+from monarch_kernel.runtime.tensor.sharded.rank import sharing
+from monarch_kernel.runtime.tensor.wire.offered import OfferedTensor
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+
+def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
+    """Handles of tensors that the ranks have offered (`offer`). No data moves, and the memory stays shared.
+
+    ```python
+    y = adopt(trainers.make.call(x).get())                         # each rank offered a DTensor: one tensor in parts
+    z = adopt(trainers.rows.call().get(), mesh, ["data", None])    # each rank offered its rows
+    ```
+
+    Args:
+        values: what the call of an endpoint gave: an offer of each rank, or a list, tuple or dict with offers.
+        mesh: where the handles are: a `Mesh` or a proc mesh. By default the mesh of the tensors of these processes,
+            and for DTensors one of the shape of their device mesh.
+        sharding_spec: what the ranks offered are the parts of one tensor, in this layout, as of `distribute`.
+
+    Returns:
+        A handle, or a list, tuple or dict with handles. Of DTensors and parts, handles as of `distribute`; else of
+        tensors that each rank has one of.
+
+    Raises:
+        TypeError: a rank offered something else than the others, or no tensor.
+        ValueError: shapes or layouts differ from rank to rank, or the processes are not those of the mesh.
+        RuntimeError: what was offered was adopted already, or is gone.
+    """
+    of_ranks: list[Any] = list(values.values()) if isinstance(values, ValueMesh) else [values]
+    flat, trees = zip(*(tree_flatten(each) for each in of_ranks), strict=True)
+    for rank, tree in enumerate(trees):
+        if tree != trees[0]:
+            raise TypeError(f"adopt(): rank {rank} gave {tree}, and rank 0 {trees[0]}: all ranks have to give alike")
+    with _disable_current_modes():
+        made = [_adopted([leaves[k] for leaves in flat], mesh, sharding_spec) for k in range(len(flat[0]))]
+    return tree_unflatten(made, trees[0])
+
+
+def _adopted(offers: list[OfferedTensor], mesh: Any, sharding_spec: Any) -> Tensor:
+    for rank, offered in enumerate(offers):
+        if not isinstance(offered, OfferedTensor):
+            raise TypeError(
+                f"adopt(): rank {rank} gave a {type(offered).__name__}: endpoints and cells give offer(tensor) "
+                "(monarch_kernel.distributed.offer) for what the controller is to adopt"
+            )
+    engine, ranks = _where(offers, mesh)
+    by_rank = dict(zip(ranks, offers))
+    first = offers[0]
+    if first.layout is not None:
+        if sharding_spec is not None:
+            raise TypeError("adopt(): DTensors have a layout: give no sharding_spec (redistribute() makes another)")
+        _check_alike(offers, lambda o: (o.size, o.dtype, o.layout and (o.layout.sizes, o.layout.placements)))
+        target = _mesh_of_layout(engine, mesh, by_rank)
+        return _hold(target, by_rank, first.layout.placements, first.size, first.stride)
+    _check_alike(offers, lambda o: o.layout)
+    if sharding_spec is not None:
+        if not isinstance(mesh, Mesh):
+            raise TypeError(
+                "adopt(): sharding_spec needs the mesh that it is about: adopt(values, mesh, sharding_spec)"
+            )
+        target = mesh._target
+        _check_all_there(target, by_rank)
+        placements, size = _whole(target, by_rank, sharding_spec)
+        stride = torch.empty(size, device="meta").stride()
+        return _hold(target, by_rank, placements, size, stride)
+    if isinstance(mesh, Mesh):
+        raise TypeError(
+            f"adopt(): the ranks offered tensors of their own: say how they are parts of one, "
+            f"adopt(values, mesh, [{mesh.mesh_dim_names[0]!r}, ...]), or take each as it is, adopt(values, mesh.procs)"
+        )
+    _check_alike(offers, lambda o: (o.size, o.stride, o.dtype))
+    plain = _plain_mesh(engine, mesh, ranks)
+    return _hold(plain, by_rank, None, first.size, first.stride)
+
+
+def _hold(
+    target: TensorMesh,
+    offers: dict[int, OfferedTensor],
+    placements: Placements | None,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> Tensor:
+    """Have the ranks hold what they have offered as a value; its handle."""
+    engine = target.engine
+    engine.shares = True
+    number = engine.new_number()
+    taken = {rank: offered.number for rank, offered in offers.items()}
+    if isinstance(target, ShardedMesh):
+        assert placements is not None
+        function = functools.partial(sharing.adopted, number, taken, target.key, placements, size, stride)
+    else:
+        function = functools.partial(rank_offers.adopted, number, taken)
+    engine.ask(target, function)
+    like = torch.empty_strided(size, stride, dtype=next(iter(offers.values())).dtype, device="meta")
+    return make_handle(spec_of(target, like), ValueOwner(number, target.dead, frames.take(3, 16)))
+
+
+def _where(offers: list[OfferedTensor], mesh: Any) -> tuple[TensorEngine, list[int]]:
+    """The engine of the processes that made these offers, and their ranks in its world."""
+    if mesh is not None:
+        procs = mesh.procs if isinstance(mesh, Mesh) else mesh
+        if not isinstance(procs, ProcMesh):
+            raise TypeError(f"adopt(): {type(mesh).__name__} is no mesh: give a Mesh or a proc mesh")
+        engines = [engine_of(procs)]
+    else:
+        engines = all_engines()
+    for engine in engines:
+        places = places_of(engine)
+        ranks = [places.get(offered.proc, -1) for offered in offers]
+        if -1 not in ranks:
+            return engine, ranks
+    if mesh is None:
+        raise ValueError("adopt(): these processes have no tensors yet: say the mesh, adopt(values, mesh)")
+    raise ValueError(
+        f"adopt(): not all of what was offered is on processes of mesh {engines[0].name} (a process that has died, or "
+        "another mesh)"
+    )
+
+
+def _check_alike(offers: list[OfferedTensor], of: Any) -> None:
+    for rank, offered in enumerate(offers):
+        if of(offered) != of(offers[0]):
+            raise ValueError(
+                f"adopt(): rank {rank} offered {offered!r}, and rank 0 {offers[0]!r}: no handle can stand for both. "
+                "Parts of one tensor are adopted with a layout, adopt(values, mesh, sharding_spec)"
+            )
+
+
+def _mesh_of_layout(engine: TensorEngine, mesh: Any, offers: dict[int, OfferedTensor]) -> ShardedMesh:
+    """The mesh for DTensors on this device mesh."""
+    places = {offered.layout.rank: rank for rank, offered in offers.items() if offered.layout is not None}
+    layout = next(iter(offers.values())).layout
+    assert layout is not None
+    missing = sorted(set(layout.ranks) - set(places))
+    if missing:
+        raise ValueError(
+            f"adopt(): the DTensor is on ranks {name_ranks(layout.ranks)} of its device mesh, and "
+            f"{name_ranks(missing)} offered nothing: call all of them"
+        )
+    ranks = tuple(places[rank] for rank in layout.ranks)
+    known = [m for m in engine.meshes.values() if isinstance(m, ShardedMesh) and m.owner is not None]
+    if isinstance(mesh, Mesh):
+        known = [mesh._target]
+    fitting = [m for m in known if (tuple(m.ranks), m.sizes) == (ranks, layout.sizes)]
+    if fitting:
+        return next((m for m in fitting if m.labels == layout.labels), fitting[0])
+    if isinstance(mesh, Mesh):
+        raise ValueError(
+            f"adopt(): the DTensor is on a device mesh of shape {layout.sizes} over ranks {name_ranks(ranks)}, and "
+            f"{mesh!r} is over {name_ranks(mesh._target.ranks)}: give the mesh that it is on, or none"
+        )
+    labels = layout.labels or tuple(f"dim_{i}" for i in range(len(layout.sizes)))
+    return Mesh.of(engine.world._new_with_region(_region(engine, labels, layout.sizes, ranks)))._target
+
+
+def _region(engine: TensorEngine, labels: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...]) -> Region:
+    """The region of these ranks in row-major order."""
+    strides: list[int] = []
+    step = len(ranks)
+    for size in sizes:
+        step //= size
+        strides.append(ranks[step] - ranks[0] if size > 1 else 0)
+    region = Region(labels, sizes, strides, ranks[0])
+    if tuple(region.ranks()) != ranks:
+        raise ValueError(f"adopt(): ranks {ranks} are no regular part of mesh {engine.name}: a handle needs one")
+    return region
+
+
+def _plain_mesh(engine: TensorEngine, procs: ProcMesh | None, ranks: list[int]) -> TensorMesh:
+    """The mesh for tensors that each of these ranks has one of."""
+    if procs is not None:
+        mesh = engine.mesh_of(procs)
+        _check_all_there(mesh, dict.fromkeys(ranks))
+        return mesh
+    for mesh in engine.meshes.values():
+        if not mesh.sharded and mesh.labels != ("ranks",) and sorted(mesh.ranks) == sorted(ranks):
+            return mesh
+    raise ValueError("adopt(): which mesh they are on is not clear: say it, adopt(values, mesh)")
+
+
+def _check_all_there(mesh: TensorMesh, offers: dict[int, Any]) -> None:
+    if sorted(mesh.ranks) != sorted(offers):
+        raise ValueError(
+            f"adopt(): ranks {name_ranks(sorted(offers))} offered tensors, and mesh {mesh.name} has ranks "
+            f"{name_ranks(sorted(mesh.ranks))}: call all of them, or give the part of the mesh that was called"
+        )
+
+
+def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: Any) -> tuple[Placements, tuple[int, ...]]:
+    """Placements and size of the tensor whose parts these are."""
+    first = offers[target.ranks[0]]
+    placements = placements_of(spec, target.labels, torch.empty(first.size, device="meta"), target.name)
+    size = list(first.size)
+    for dim in range(len(size)):
+        cut = [k for k, placement in enumerate(placements) if placement.is_shard(dim)]
+        along = [rank for rank, at in _coordinates(target) if all(a == 0 or k in cut for k, a in enumerate(at))]
+        if cut:
+            size[dim] = sum(offers[rank].size[dim] if dim < len(offers[rank].size) else 0 for rank in along)
+    for rank, at in _coordinates(target):
+        expected, _ = _compute_local_shape_and_global_offset(tuple(size), target.sizes, list(at), placements)
+        offered = offers[rank]
+        if tuple(expected) != offered.size or offered.dtype != first.dtype:
+            raise ValueError(
+                f"adopt(): rank {target.ranks.index(rank)} offered {offered!r}; as its part of a tensor {size} laid "
+                f"out as {list(placements)} it should be {list(expected)}, {first.dtype}"
+            )
+    return placements, tuple(size)
+
+
+def _coordinates(target: ShardedMesh) -> list[tuple[int, tuple[int, ...]]]:
+    """The ranks of a mesh, each with its coordinates."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for position, rank in enumerate(target.ranks):
+        at: list[int] = []
+        for size in reversed(target.sizes):
+            position, here = divmod(position, size)
+            at.insert(0, here)
+        found.append((rank, tuple(at)))
+    return found
