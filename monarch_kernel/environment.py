@@ -466,5 +466,7 @@ RUN = "MONARCH_KERNEL_RUN"
 ROOT = "MONARCH_KERNEL_ROOT"
 #: The host agent that started a process.
 AGENT = "MONARCH_KERNEL_AGENT"
+#: The job and the number of the host for which a launcher started a worker.
+JOB = "MONARCH_KERNEL_JOB"
 #: Set if ``import monarch`` must import this package.
 IMPORTS = "MONARCH_KERNEL_IMPORTS"

@@ -26,12 +26,20 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import NotSteppable
     from monarch_kernel.kernel.install import InstallError
     from monarch_kernel.kernel.output.cell_errors import CellSyntaxError, MeshCellError, MeshCellInterrupt
+    from monarch_kernel.launchers.base import (
+        InfeasibleError,
+        LaunchError,
+        StartFailedError,
+        StartTimeoutError,
+        SubmissionRefusedError,
+    )
     from monarch_kernel.pool.worker import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
     from monarch_kernel.protocol.worker_addresses import AddressError
     from monarch_kernel.runtime.actor.healing.report import HealError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
+    from monarch_kernel.runtime.host.devices import DeviceError
     from monarch_kernel.runtime.tensor.controller.errors import (
         BorrowError,
         DeviceMeshError,
@@ -60,6 +68,7 @@ __all__ = [
     "CellSyntaxError",
     "Death",
     "DeathKind",
+    "DeviceError",
     "DeviceMeshError",
     "DriverError",
     "FallbackWarning",
@@ -67,11 +76,13 @@ __all__ = [
     "HealError",
     "HistoryQueryError",
     "IncompatibleError",
+    "InfeasibleError",
     "InstallError",
     "InvalidSettingError",
     "KeptError",
     "KeyFileError",
     "KeyFileExistsError",
+    "LaunchError",
     "MeshCellError",
     "MeshCellInterrupt",
     "MeshFailure",
@@ -87,7 +98,10 @@ __all__ = [
     "RankFailure",
     "RemoteException",
     "ScanError",
+    "StartFailedError",
+    "StartTimeoutError",
     "StoreError",
+    "SubmissionRefusedError",
     "SupervisionError",
     "SyncError",
     "TamperedError",
@@ -103,16 +117,19 @@ _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
+    "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
     "FallbackWarning": "monarch_kernel.runtime.tensor.sharded.controller.joining",
     "HealError": "monarch_kernel.runtime.actor.healing.report",
     "HistoryQueryError": "monarch_kernel.watch.history.query",
     "IncompatibleError": "workspace_sync.model.errors",
+    "InfeasibleError": "monarch_kernel.launchers.base",
     "InstallError": "monarch_kernel.kernel.install",
     "KeptError": "monarch_kernel.runtime.actor.kept.kept_host",
     "KeyFileError": "monarch_kernel.protocol.keys.guarded_files",
     "KeyFileExistsError": "monarch_kernel.protocol.keys.guarded_files",
+    "LaunchError": "monarch_kernel.launchers.base",
     "MeshCellError": "monarch_kernel.kernel.output.cell_errors",
     "MeshCellInterrupt": "monarch_kernel.kernel.output.cell_errors",
     "MixedTensorsError": "monarch_kernel.runtime.tensor.controller.errors",
@@ -126,7 +143,10 @@ _LOADED_AT_FIRST_USE = {
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ScanError": "workspace_sync.model.errors",
+    "StartFailedError": "monarch_kernel.launchers.base",
+    "StartTimeoutError": "monarch_kernel.launchers.base",
     "StoreError": "workspace_sync.model.errors",
+    "SubmissionRefusedError": "monarch_kernel.launchers.base",
     "SyncError": "workspace_sync.model.errors",
     "TamperedError": "workspace_sync.model.errors",
     "TaskInterrupted": "monarch_kernel.pool.worker",

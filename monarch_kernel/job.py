@@ -1,11 +1,14 @@
 """Jobs: hosts that a program requests by name. Names and semantics are those of ``monarch.job``.
 
-This module holds names only; ``monarch_kernel.launchers`` has the code.
+``EngineJob`` takes hosts from any engine, through a launcher (``monarch_kernel.launchers.base``). This module holds
+names only; ``monarch_kernel.launchers`` has the code.
 """
 
-from monarch_kernel.launchers.base import Job as JobTrait
-from monarch_kernel.launchers.base import JobState, job_load, job_loads
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.job import Job as JobTrait
+from monarch_kernel.launchers.job import JobState, job_load, job_loads
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
+from monarch_kernel.launchers.ssh import SSHJob
 
-__all__ = ["JobState", "JobTrait", "LocalJob", "ProcessJob", "job_load", "job_loads"]
+__all__ = ["EngineJob", "JobState", "JobTrait", "LocalJob", "ProcessJob", "SSHJob", "job_load", "job_loads"]

@@ -6,13 +6,14 @@
   keeps its files in a folder (``make_job_folder``, ``remove_job_folder``).
 * ``place_ranks`` has ranks start in other folders of hosts (``Placement``), ``unplace_ranks`` ends that,
   ``placement_of`` returns what is placed, and ``client_path`` translates a host's path back, for sources.
-* ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list.
+* ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list. ``new_key_text`` and ``key_text``
+  give a key as one line, to be sent to a worker by a pipe.
 
 This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
 code.
 """
 
-from monarch_kernel.protocol.keys import KeyFileError, Keys, load_keys, make_key_file
+from monarch_kernel.protocol.keys import KeyFileError, Keys, key_text, load_keys, make_key_file, new_key_text
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
 from monarch_kernel.runtime.actor.hosts.daemons import make_job_folder, remove_job_folder, start_daemon
@@ -30,9 +31,11 @@ __all__ = [
     "attach",
     "attach_to_workers",
     "client_path",
+    "key_text",
     "load_keys",
     "make_job_folder",
     "make_key_file",
+    "new_key_text",
     "place_ranks",
     "placement_of",
     "remove_job_folder",

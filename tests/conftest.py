@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def pytest_configure() -> None:
     config = tempfile.mkdtemp(prefix="mk-config-", dir="/tmp")
     atexit.register(shutil.rmtree, config, ignore_errors=True)
     os.environ["XDG_CONFIG_HOME"] = config
+    os.environ["XDG_STATE_HOME"] = os.path.join(config, "state")
     for named in ("MONARCH_KERNEL_KEY_FILE", "MONARCH_KERNEL_ALLOW"):
         os.environ.pop(named, None)
 
@@ -87,7 +88,7 @@ def _threads() -> set[threading.Thread]:
 
 
 @contextmanager
-def leak_check(what: str = "test", deadline: float = 20) -> Iterator[None]:
+def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
     """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left.
 
     It names all that is left, and ends the processes: the next test begins as if nothing had been.

@@ -60,5 +60,7 @@ ensure "tests of syncs on XFS" loop_mounts xfsprogs mkfs.xfs
 ensure "tests of syncs to a case-insensitive file system" loop_mounts ntfs-3g lowntfs-3g mkntfs
 ensure "tests of syncs to a file system with short names" installed encfs encfs
 ensure "tests of mounts of other hosts' folders" fuse
+ensure "tests of hosts by ssh" installed openssh-server sshd
+ensure "tests of hosts by ssh (the client)" installed openssh-client ssh
 ensure "the comparison of syncs with rsync" installed rsync rsync
 [[ -e ../labextension/node_modules/.installed ]] || skip "tests of the panel of JupyterLab" "it is built with node 20 or later, and npm"

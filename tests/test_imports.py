@@ -105,6 +105,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{KERNEL}.install",
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_main",
+        f"{RUNTIME}.host.worker_start",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -115,6 +116,8 @@ ALLOWED: dict[str, set[str]] = {
 EXCEPTIONS = {
     # Code of the kernel that runs in ranks reaches their streams through this one module.
     f"{KERNEL}.rank.cell_streams": {f"{RUNTIME}.rank.output_capture"},
+    # What a worker announces reaches launchers without anything of the runtime.
+    f"{LAUNCHERS}.base": {f"{PROTOCOL}.announcement"},
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The fork server starts ranks, and gets their entry point by name.
@@ -128,7 +131,7 @@ EXCEPTIONS = {
     # The mounts of a job, by the names that users have for them.
     f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, POOL, KERNEL, WATCH, "workspace_sync"},
+    "monarch_kernel.errors": {DEBUGGER, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

@@ -1,290 +1,528 @@
-"""The base of all jobs: a job is applied once, found again through a file, and ended on request."""
+"""The interface to the engines that provide hosts: write a ``Launcher`` to take them from another engine.
+
+A launcher asks its engine (a scheduler, ssh, a cloud) to run a worker on each of some hosts, and tells where they are.
+It knows nothing of meshes, actors and connections, and this module imports nothing of the runtime: values are plain
+data. ``EngineJob`` does the rest: keys, waiting, attaching, the list of all jobs, replacements, errors.
+
+``docs/launchers.md`` explains it with an example. A launcher is registered by an entry point of the group
+``monarch_kernel.launchers``, whose name is ``Launcher.name``. ``tests/launchers/conformance.py`` tests any of them.
+"""
 
 from __future__ import annotations
 
+import enum
 import os
-import secrets
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from monarch_kernel.actor import HostMesh
-from monarch_kernel.launchers.mounts import GatheredMount, JobMounts, RemoteMount
-from monarch_kernel.private_files import read_own_file, write_own_file
+from monarch_kernel import environment
+from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 
-#: Where ``Job.state`` looks for a job that was applied earlier.
-CACHED_PATH = ".monarch/job_state.json"
-#: The format and version in a job's file. A job of another version is applied again.
-FORMAT = "monarch_kernel job"
-VERSION = 1
+__all__ = [
+    "MARKER",
+    "HostPhase",
+    "HostStatus",
+    "InfeasibleError",
+    "JobStatus",
+    "KeyWay",
+    "LaunchError",
+    "LaunchRequest",
+    "Launcher",
+    "Resources",
+    "Secret",
+    "StartFailedError",
+    "StartTimeoutError",
+    "SubmissionRefusedError",
+    "Ticket",
+    "WorkerAnnouncement",
+    "WorkerCommand",
+    "find_announcement",
+    "launcher_class",
+    "launcher_names",
+    "tail",
+]
 
-Path = str | os.PathLike[str]
+#: The entry point group in which launchers are registered.
+GROUP = "monarch_kernel.launchers"
+#: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
+MARKER = environment.JOB
+#: Where a worker gets its key if it comes by an environment variable, which the worker removes.
+KEY_VARIABLE = "MONARCH_KERNEL_WORKER_KEY"
 
 
-class JobFile(msgspec.Struct):
-    """The contents of a job's file, as JSON.
+# -- errors -------------------------------------------------------------------------------------------
 
-    Attributes:
-        kind: the name of its class.
-        fields: the data from which that class creates it again.
+
+class LaunchError(RuntimeError):
+    """Hosts could not be had. The message says what, where, why in the engine's own words, and what to do next."""
+
+
+class InfeasibleError(LaunchError):
+    """The engine can never fulfil this request, such as more GPUs than any of its hosts has."""
+
+
+class SubmissionRefusedError(LaunchError):
+    """The engine did not take the request; the message quotes it.
+
+    Args:
+        engine: the launcher's name.
+        said: the engine's own words.
+        advice: what to do next.
     """
 
-    format: str
-    version: int
-    kind: str
-    apply_id: str | None
-    fields: dict[str, Any]
+    def __init__(self, engine: str, said: str, advice: str = "") -> None:
+        self.engine = engine
+        self.said = said.strip()
+        super().__init__(f"{engine} refused the job: {self.said or 'it said nothing'}" + (f"; {advice}" * bool(advice)))
 
 
-class _OtherJobError(ValueError):
-    """The file belongs to a job, but this program does not know its version or kind."""
+class StartFailedError(LaunchError):
+    """A worker did not start on a host.
+
+    Args:
+        host: the name of the host.
+        reason: one clause.
+        exit_code: of the command that started it; None: not known.
+        log: the end of its output.
+        check: what to look at.
+    """
+
+    def __init__(self, host: str, reason: str, exit_code: int | None = None, log: str = "", check: str = "") -> None:
+        self.host = host
+        self.reason = reason
+        self.exit_code = exit_code
+        self.log = log.strip()
+        self.check = check or advice_for(f"{reason}\n{log}")
+        code = "" if exit_code is None else f" (exit code {exit_code})"
+        tail = f"\nThe end of its log:\n{self.log}" if self.log else ""
+        super().__init__(f"the worker on {host} did not start{code}: {reason}. {self.check}{tail}")
 
 
-class JobState:
-    """The hosts of an applied job: each of its meshes is an attribute."""
+class StartTimeoutError(LaunchError, TimeoutError):
+    """Not all hosts were up in time.
 
-    def __init__(self, meshes: dict[str, HostMesh]) -> None:
-        self._meshes = meshes
+    Args:
+        up: how many were.
+        wanted: how many were to be.
+        seconds: the limit.
+        reason: the last reason that the engine gave for those that were not.
+        log: the ends of their logs.
+    """
 
-    def __getattr__(self, name: str) -> HostMesh:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self._meshes[name]
-        except KeyError:
-            known = ", ".join(self._meshes) or "none"
-            raise AttributeError(f"this job has no mesh {name!r} (its meshes: {known})") from None
+    def __init__(self, up: int, wanted: int, seconds: float, reason: str, log: str = "") -> None:
+        self.up = up
+        self.wanted = wanted
+        self.reason = reason
+        self.log = log.strip()
+        tail = f"\n{self.log}" if self.log else ""
+        super().__init__(
+            f"{up} of {wanted} hosts were up after {seconds:g} s; the others: {reason or 'the engine gave no reason'}. "
+            f"Wait longer with timeout=, or ask for fewer hosts{tail}"
+        )
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._meshes]
+
+#: Phrases in the output of a start that failed, and what to check.
+_ADVICE = (
+    ("No module named monarch_kernel", "Install monarch_kernel in that interpreter, or name another with python="),
+    ("No module named", "Install that module in the interpreter of the hosts, or name another with python="),
+    ("Permission denied (", "The host refused the login: check the user, and that your key is in its authorized_keys"),
+    ("Host key verification failed", "Connect once by hand with ssh, and compare the key of the host"),
+    ("Could not resolve hostname", "Check the name of the host, and HostName in ~/.ssh/config"),
+    ("Connection refused", "Check that the host is up, and the port"),
+    ("Connection timed out", "Check that the host is up, and that no firewall is in between"),
+    ("No route to host", "Check that the host is up, and that no firewall is in between"),
+    ("cannot listen at", "Choose another port, or 0 for any free one, and check the host's own name and address"),
+    ("command not found", "Check that this interpreter exists on the host, or name another with python="),
+    ("No such file or directory", "Check that this interpreter exists on the host, or name another with python="),
+    (": not found", "Check that this interpreter exists on the host, or name another with python="),
+    ("key", "Check how the key reaches the host: the file's mode must be 0600"),
+)
+
+
+def advice_for(text: str) -> str:
+    """What to check, given the output of a start that failed."""
+    return next((advice for phrase, advice in _ADVICE if phrase in text), "Look at its log, and try the command there")
+
+
+# -- requests -----------------------------------------------------------------------------------------
+
+
+class Secret:
+    """Text that is shown, pickled and encoded by nothing; only ``reveal`` gives it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text, for a pipe, a file of mode 0600, or the environment of the one process that it is for."""
+        return self._text
 
     def __repr__(self) -> str:
-        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._meshes.items())}>"
+        return "<Secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled: pass it on by a pipe or a file of mode 0600")
 
 
-class Job(ABC):
-    """Hosts that a program requests by name.
+class KeyWay(enum.StrEnum):
+    """How a worker gets its key; never by its arguments."""
+
+    NONE = "none"
+    """It needs none, as it listens on a Unix socket."""
+    STDIN = "stdin"
+    """As the first line of its standard input."""
+    FILE = "file"
+    """In a file of mode 0600."""
+    ENVIRONMENT = "environment"
+    """In the environment variable ``KEY_VARIABLE``, which it removes before it starts anything."""
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What each host must have; 0: what the engine gives by default.
 
     Attributes:
-        apply_id: identifies the last ``apply``; None before it.
+        gpus: devices.
+        cpus: processors.
+        memory: bytes.
+        walltime: for how long (seconds).
+        options: further wishes, by the engine's own names: partition, account, image, ...
     """
 
-    _kinds: ClassVar[dict[str, type[Job]]] = {}
+    gpus: int = 0
+    cpus: int = 0
+    memory: int = 0
+    walltime: float = 0.0
+    options: dict[str, Any] = {}
 
-    def __init_subclass__(cls) -> None:
-        Job._kinds[cls.__name__] = cls
 
-    def __init__(self) -> None:
-        self.apply_id: str | None = None
-        self._mounts = JobMounts()
+@dataclass(frozen=True)
+class WorkerCommand:
+    """How a worker is started on a host of the job.
 
-    # -- the methods that a subclass implements -----------------------------------------------------------------
+    Attributes:
+        job: the id of the job.
+        key: the key of the job, as one line; None: workers listen on Unix sockets only.
+        env: environment variables for the worker and all that it starts. They may be secret: they are no arguments.
+        python: the interpreter on the hosts; "": that of this process.
+        idle: seconds without a controller after which the worker ends by itself.
+    """
 
-    @abstractmethod
-    def _start(self) -> None:
-        """Acquire the hosts. Called by ``apply`` of a job that is not active."""
+    job: str
+    key: Secret | None
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    python: str = ""
+    idle: float = 600.0
 
-    @abstractmethod
-    def _hosts(self) -> dict[str, HostMesh]:
-        """The hosts by name, attached. Called by ``state`` of an active job."""
+    def argv(
+        self,
+        listen: str,
+        *,
+        key: KeyWay = KeyWay.STDIN,
+        key_file: str = "",
+        announce: Sequence[str] = ("-",),
+        name: str = "",
+        log: str = "",
+        background: bool = False,
+        walltime: float = 0.0,
+    ) -> list[str]:
+        """The command line of a worker; it has no secret.
 
-    @abstractmethod
-    def _end(self) -> None:
-        """Release the hosts. Called by ``kill`` of a job that was applied."""
+        Args:
+            listen: ``tcp://HOST:PORT`` (port 0: any), ``tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT`` or ``ipc:///PATH``.
+            key: how it gets its key. With ``STDIN``, write ``stdin()`` to it. With ``ENVIRONMENT``, its environment
+                has ``key_environment()``.
+            key_file: the file, with ``FILE``.
+            announce: where it announces itself: "-" (standard output), the number of a descriptor, or a path.
+            name: what the host is called in errors and tables; "": its own name.
+            log: a file on the host for its output; "": standard error.
+            background: whether it leaves the session that started it once it runs, and closes its standard streams.
+            walltime: in how many seconds the engine ends it; it ends its ranks in good order before. 0: not known.
+        """
+        command = [*self._program(), "worker", "--listen", listen]
+        for each in announce:
+            command += ["--announce", each]
+        if key is KeyWay.STDIN:
+            command += ["--key", "-", "--env", "-"]
+        elif key is KeyWay.FILE:
+            command += ["--key", key_file]
+        elif key is KeyWay.ENVIRONMENT:
+            command += ["--key-env", KEY_VARIABLE]
+        for option, value in (("--name", name), ("--log", log)):
+            if value:
+                command += [option, value]
+        for option, seconds in (("--idle", self.idle), ("--walltime", walltime)):
+            if seconds > 0:
+                command += [option, f"{seconds:g}"]
+        if background:
+            command.append("--background")
+        return command
 
-    @abstractmethod
-    def _is_alive(self) -> bool:
-        """Whether all hosts still exist. Called for a job that this program or an earlier one has applied."""
+    def _program(self) -> list[str]:
+        if self.python:
+            return [self.python, "-P", "-m", "monarch_kernel"]
+        # The package that this process has imported, which need not be installed in its interpreter.
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        start = f"import sys; sys.path.insert(0, {root!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
+        return [sys.executable, "-P", "-c", start]
 
-    @abstractmethod
-    def _spec(self) -> Any:
-        """The request of this job. A job that was applied earlier is reused if its request is equal."""
+    def stdin(self) -> bytes:
+        """What to write to the worker's standard input with ``KeyWay.STDIN``: its key and ``env``, a line each."""
+        assert self.key is not None
+        return self.key.reveal().encode() + b"\n" + msgspec.json.encode(dict(self.env)) + b"\n"
 
-    @abstractmethod
-    def _fields(self) -> dict[str, Any]:
-        """The job as plain data that JSON can represent, for its file."""
+    def key_environment(self) -> dict[str, str]:
+        """The variable with the key for ``KeyWay.ENVIRONMENT``. Only the worker may get it."""
+        assert self.key is not None
+        return {KEY_VARIABLE: self.key.reveal()}
+
+    def marker(self, host: int) -> str:
+        """The value of ``MARKER`` in the environment of a host's worker, and so of all that it starts."""
+        return f"{self.job}.{host}"
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What a job asks of an engine.
+
+    Attributes:
+        hosts: how many.
+        command: what to run on each.
+        resources: what each must have.
+        name: what the engine may call the job.
+        names: what the hosts may be called, where the engine has no names of its own for them; one each, or none.
+    """
+
+    hosts: int
+    command: WorkerCommand
+    resources: Resources = field(default_factory=Resources)
+    name: str = "monarch"
+    names: tuple[str, ...] = ()
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """Identifies what an engine has been asked for: plain data, without a secret, for any later process of this user.
+
+    Attributes:
+        launcher: its ``name``.
+        job: the id of the job.
+        hosts: how many have been asked for so far; they are numbered from 0, and a number is never given twice.
+        data: what the launcher needs to find them.
+    """
+
+    launcher: str
+    job: str
+    hosts: int
+    data: dict[str, Any]
+
+
+# -- status -------------------------------------------------------------------------------------------
+
+
+class HostPhase(enum.StrEnum):
+    """Where a host is in its life; it only moves down this list."""
+
+    QUEUED = "queued"
+    """The engine has not given it yet."""
+    STARTING = "starting"
+    """The engine has given it, and its worker has not announced itself."""
+    UP = "up"
+    """Its worker listens."""
+    GONE = "gone"
+    """It was refused, failed, lost, or has ended."""
+
+
+class HostStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One host of a job.
+
+    Attributes:
+        host: its number.
+        state: where it is.
+        url: the URL that its worker announced.
+        name: what the engine calls the machine.
+        reason: why it is in that state, in the engine's own words: "Resources", "exit 1: No module named ...".
+        since: when that state began (Unix time); 0: not known.
+        expected_start: when the engine expects to give it (Unix time); 0: not known.
+        ends_at: when its walltime ends (Unix time); 0: not known, or never.
+        worker: the id that its worker announced.
+        devices: the GPUs that the engine gave it; None: the environment of the worker names none.
+        exit_code: of a worker that has failed.
+        failed: whether it is gone because its start failed.
+    """
+
+    host: int
+    state: HostPhase
+    url: str = ""
+    name: str = ""
+    reason: str = ""
+    since: float = 0.0
+    expected_start: float = 0.0
+    ends_at: float = 0.0
+    worker: str = ""
+    devices: tuple[str, ...] | None = None
+    exit_code: int | None = None
+    failed: bool = False
 
     @classmethod
-    @abstractmethod
-    def _of(cls, fields: dict[str, Any]) -> Job:
-        """Create a job from the result of ``_fields``.
+    def announced(cls, host: int, said: WorkerAnnouncement, **more: Any) -> HostStatus:
+        """The status of a host whose worker has announced itself."""
+        state = HostPhase.GONE if said.error else HostPhase.UP
+        found = cls(
+            host=host,
+            state=state,
+            url=said.url,
+            name=said.host,
+            reason=said.error,
+            worker=said.id,
+            devices=said.devices,
+            ends_at=said.ends_at,
+            failed=bool(said.error),
+        )
+        return msgspec.structs.replace(found, **more)
 
-        Raises:
-            ValueError: the fields do not describe such a job.
-        """
 
-    # -- the methods that programs call --------------------------------------------------------------
+class JobStatus(msgspec.Struct, frozen=True):
+    """All hosts that a ticket stands for, by number."""
 
-    def apply(self, client_script: str | None = None) -> None:
-        """Acquire the hosts; does nothing if the job is active.
+    hosts: tuple[HostStatus, ...]
 
-        Args:
-            client_script: the script for batch mode, which these jobs do not support.
-
-        Raises:
-            ValueError: a script was given.
-            RuntimeError: a host could not be started.
-        """
-        if client_script is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no batch mode: run {client_script} yourself, and call state() in it"
-            )
-        if self.active:
-            return
-        self._start()
-        self.apply_id = secrets.token_hex(8)
-
-    def state(self, cached_path: Path | None = CACHED_PATH) -> JobState:
-        """The hosts of an equal job that was applied earlier and is still active, or new hosts.
-
-        Args:
-            cached_path: the file through which the next run of a script finds the job; None: no file is used.
-
-        Mounts that were declared are made now; those that are there show their folders as they are now.
-
-        Raises:
-            PermissionError: another user wrote that file, or could have written it.
-            ValueError: that file does not belong to a job; it is not changed. Or a mount is for an unknown mesh.
-            MountError: a host cannot mount.
-        """
-        if not self.active:
-            self._mounts.close()
-            known = _load_cached(cached_path)
-            if known is not None and type(known) is type(self) and known._spec() == self._spec() and known.active:
-                vars(self).update(vars(known), _mounts=self._mounts)
-            else:
-                self.apply()
-        if cached_path is not None:
-            self.dump(cached_path)
-        return JobState(self._mounts.make(self._hosts()))
-
-    def remote_mount(
-        self,
-        source: Path,
-        mntpoint: str | None = None,
-        meshes: Sequence[str] | None = None,
-        python_exe: str | None = ".venv/bin/python",
-    ) -> None:
-        """Have a folder of this machine on hosts of this job, read-only and read on demand, from the next ``state`` on.
-
-        Args:
-            source: the folder.
-            mntpoint: the mount point on the hosts; by default the path that the folder has here.
-            meshes: the names of the meshes; by default all.
-            python_exe: a path in the folder: where it is there, ranks of these meshes run in that interpreter.
-
-        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.remotemount`` does the work.
-        """
-        path = os.path.abspath(os.path.expanduser(os.fspath(source)))
-        self._mounts.remote.append(RemoteMount(path, mntpoint, None if meshes is None else tuple(meshes), python_exe))
-
-    def gather_mount(
-        self, remote_mount_point: str, local_mount_point: str, meshes: Sequence[str] | None = None
-    ) -> None:
-        """Show a folder of each host of this job here, read-only, from the next ``state`` on.
-
-        Args:
-            remote_mount_point: the folder on every host.
-            local_mount_point: the mount point here; with several meshes, each has a folder of its name in it.
-            meshes: the names of the meshes; by default all.
-
-        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.gather_mount`` does the work.
-        """
-        names = None if meshes is None else tuple(meshes)
-        self._mounts.gathered.append(GatheredMount(remote_mount_point, local_mount_point, names))
-
-    def kill(self) -> None:
-        """Release the hosts, and end all processes on them; its mounts are gone then."""
-        self._mounts.close()
-        if self.apply_id is not None:
-            self._end()
-            self.apply_id = None
+    def of(self, state: HostPhase) -> list[HostStatus]:
+        """The hosts in a state."""
+        return [host for host in self.hosts if host.state is state]
 
     @property
-    def active(self) -> bool:
-        """Whether the job was applied and all its hosts still exist."""
-        return self.apply_id is not None and self._is_alive()
+    def reason(self) -> str:
+        """Why hosts that are not up are not, each reason once."""
+        waiting = [host for host in self.hosts if host.state is not HostPhase.UP and host.reason]
+        return "; ".join(dict.fromkeys(host.reason for host in waiting))
 
-    def dumps(self) -> bytes:
-        """The job as bytes (JSON), for ``job_loads``."""
-        found = JobFile(FORMAT, VERSION, type(self).__name__, self.apply_id, self._fields())
-        return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    def __str__(self) -> str:
+        counts = {state: len(self.of(state)) for state in HostPhase}
+        shown = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{counts[HostPhase.UP]} of {len(self.hosts)} hosts up: {shown}{why}"
 
-    def dump(self, filename: Path) -> None:
-        """Write the job to a file that only this user can read, for ``job_load``.
+
+# -- launchers ----------------------------------------------------------------------------------------
+
+
+class Launcher(ABC):
+    """Takes hosts from an engine.
+
+    All methods but ``options`` may block, on whatever thread they are called; an interrupt of that thread ends them.
+    Two that change a ticket are never called at once. Each bounds its own waits by ``PATIENCE``. They raise
+    ``LaunchError`` for what the engine refuses, and ``OSError`` when it cannot be reached. A launcher keeps no state
+    that a later process would need: all of it is in the ticket, or with the engine.
+    """
+
+    #: The name of its entry point, and in tickets.
+    name: ClassVar[str]
+    #: Whether its workers listen on TCP, and so need a key.
+    needs_key: ClassVar[bool] = True
+    #: How long one question to the engine may take (seconds).
+    PATIENCE: ClassVar[float] = 30.0
+    _known: ClassVar[dict[str, type[Launcher]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            Launcher._known[cls.name] = cls
+
+    @abstractmethod
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """Ask for hosts, with a worker on each. Returns when the engine has taken the request, not when they are up.
 
         Raises:
-            ValueError: a file of that name exists and does not belong to a job; it is not changed.
+            InfeasibleError: the engine can never fulfil it.
+            SubmissionRefusedError: the engine refused it; nothing of it is left there.
         """
-        path = os.path.abspath(filename)
-        if os.path.exists(path):
-            _read(path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_own_file(path, self.dumps())
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {'active' if self.active else 'not active'}>"
+    @abstractmethod
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """Ask where each host of the ticket is. The numbers of the hosts are 0 to ``ticket.hosts - 1``."""
+
+    @abstractmethod
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """Ask for further hosts: in places that the engine has already given to this job, as those of hosts that are
+        gone; then new ones.
+
+        Args:
+            request: that of ``submit``, for the command of the workers.
+
+        Returns:
+            The ticket for all hosts, the old numbers included.
+
+        Raises: as ``submit``; the old ticket then still stands for the old hosts.
+        """
+
+    @abstractmethod
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """The end of what a host's worker, or its start, has written; "" if there is nothing."""
+
+    @abstractmethod
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """End these hosts, by default all, queued ones included, and remove what the engine keeps for them.
+
+        Does nothing for hosts that are gone. Called by any process of this user, more than once, or while hosts start.
+        Returns when they have ended, or the engine has promised so.
+        """
+
+    def route(self, ticket: Ticket, host: HostStatus) -> str:
+        """The address to connect to from this process; where no direct way leads to ``host.url``, that of a tunnel,
+        which this launcher holds open until ``close``."""
+        del ticket
+        return host.url
+
+    def close(self) -> None:  # noqa: B027  most launchers hold nothing
+        """Release what this process holds for hosts, such as tunnels; the hosts stay."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The arguments of this launcher, as plain data without a secret, for ``Launcher.of`` in a later process."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Launcher:
+        """Make a launcher from its ``options``."""
+        return cls(**options)
 
 
-def job_loads(data: bytes) -> Job:
-    """Load a job from the result of ``Job.dumps``.
+def launcher_class(name: str) -> type[Launcher]:
+    """The launcher that is registered by this name.
 
     Raises:
-        ValueError: the data does not describe a job.
+        LaunchError: no launcher has this name, or it cannot be loaded.
     """
-    return _job(_decode(data, "this"))
-
-
-def job_load(filename: Path) -> Job:
-    """Load a job from the file that ``Job.dump`` wrote.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        PermissionError: another user wrote it, or could have written it.
-        ValueError: the file does not belong to a job.
-    """
-    return _job(_read(os.path.abspath(filename)))
-
-
-def _read(path: str) -> JobFile:
-    return _decode(read_own_file(path), path)
-
-
-def _decode(data: bytes, where: str) -> JobFile:
+    if name in Launcher._known:  # it is imported already
+        return Launcher._known[name]
+    found = [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
+    if not found:
+        raise LaunchError(f"there is no launcher {name!r} (known: {', '.join(launcher_names()) or 'none'})")
     try:
-        found = msgspec.json.decode(data, type=JobFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        found, why = None, str(e)
-    else:
-        why = f"its format is {found.format!r}"
-    if found is None or found.format != FORMAT:
-        raise ValueError(
-            f"{where} is not the state of a job ({why}), so it is left as it is: name another file, or move it away"
-        )
-    return found
+        loaded = found[0].load()
+    except ImportError as e:
+        raise LaunchError(f"the launcher {name!r} ({found[0].value}) cannot be loaded: {e}") from e
+    if not (isinstance(loaded, type) and issubclass(loaded, Launcher)):
+        raise LaunchError(f"the entry point {name!r} ({found[0].value}) is not a Launcher")
+    return loaded
 
 
-def _job(found: JobFile) -> Job:
-    kind = Job._kinds.get(found.kind)
-    if found.version != VERSION:
-        raise _OtherJobError(f"this job has version {found.version} of the format, and this is version {VERSION}")
-    if kind is None:
-        known = ", ".join(sorted(Job._kinds))
-        raise _OtherJobError(f"this job is a {found.kind}, which is not known here (known: {known}): import it first")
+def launcher_names() -> list[str]:
+    """The names of all launchers that are registered, or imported."""
+    return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} | Launcher._known.keys())
+
+
+def tail(path: str, lines: int) -> str:
+    """The last lines of a file; "" if there is none."""
     try:
-        job = kind._of(found.fields)
-    except (msgspec.ValidationError, TypeError, ValueError) as e:
-        raise ValueError(f"this {found.kind} cannot be read: {e}") from e
-    job.apply_id = found.apply_id
-    return job
-
-
-def _load_cached(path: Path | None) -> Job | None:
-    if path is None:
-        return None
-    try:
-        return job_load(path)
-    except (FileNotFoundError, _OtherJobError):  # a new job replaces it
-        return None
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - 400 * max(1, lines)))
+            return b"\n".join(file.read().splitlines()[-lines:]).decode(errors="replace")
+    except OSError:
+        return ""

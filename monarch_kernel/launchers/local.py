@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.actor import HostMesh, this_host
-from monarch_kernel.launchers.base import Job
+from monarch_kernel.launchers.job import Job
 
 
 class LocalJob(Job):

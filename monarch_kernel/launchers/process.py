@@ -1,23 +1,175 @@
-"""A job whose hosts are processes of this machine, which outlive the script that requested them."""
+"""Hosts that are processes of this machine, which outlive the program that requested them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from monarch_kernel.actor import HostMesh, attach_to_workers
-from monarch_kernel.launchers.base import Job
-from monarch_kernel.private_files import listens
-from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon
+from monarch_kernel.launchers.base import (
+    MARKER,
+    HostPhase,
+    HostStatus,
+    JobStatus,
+    KeyWay,
+    Launcher,
+    LaunchRequest,
+    StartFailedError,
+    Ticket,
+    WorkerAnnouncement,
+    find_announcement,
+    tail,
+)
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.private_files import PrivateFolder, listens
+from monarch_kernel.workers import make_job_folder, remove_job_folder
 
 #: Default time without a controller after which the hosts of a job end (seconds).
 IDLE = 12 * 3600.0
+#: How long a worker may take to end in good order (seconds).
+_GRACE = 6.0
+#: How long a process may show no environment while it executes a program (seconds).
+_EXEC_TIME = 0.2
 
 
-class ProcessJob(Job):
+class ProcessLauncher(Launcher):
+    """Starts workers on this machine, each with a Unix socket in the folder of the job, and so without a key."""
+
+    name = "process"
+    needs_key = False
+
+    def __init__(self) -> None:
+        #: How the commands ended that this process has started, by the marks of their hosts; None: not yet.
+        self._codes: dict[str, int | None] = {}
+
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        with make_job_folder() as folder:
+            ticket = Ticket(
+                launcher=self.name, job=request.command.job, hosts=request.hosts, data={"folder": folder.path}
+            )
+            try:
+                self._start(folder, folder.lock_fd, request, range(request.hosts))
+            except BaseException:
+                folder.close()  # otherwise its lock would stay held
+                self.end(ticket)
+                raise
+        return ticket
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        new = range(ticket.hosts, ticket.hosts + count)
+        more = Ticket(launcher=self.name, job=ticket.job, hosts=new.stop, data=ticket.data)
+        with PrivateFolder.open(ticket.data["folder"]) as folder:
+            # Those that live hold the lock; each new one shares it, so that the last one's end is seen.
+            lock = folder.open_file("lock", os.O_RDWR)
+            try:
+                self._start(folder, lock, request, new)
+            except BaseException:
+                self.end(more, new)
+                raise
+            finally:
+                os.close(lock)
+        return more
+
+    def _start(self, folder: PrivateFolder, lock: int, request: LaunchRequest, hosts: Sequence[int]) -> None:
+        command = request.command
+        started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        for at, host in enumerate(hosts):
+            path = os.path.join(folder.path, f"host{host}")
+            argv = command.argv(
+                f"ipc://{path}.sock",
+                key=KeyWay.NONE,
+                announce=(f"{path}.json",),
+                name=request.names[at] if request.names else f"host{host}",
+                background=True,
+                walltime=request.resources.walltime,
+            )
+            output = folder.open_file(f"host{host}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                process = subprocess.Popen(
+                    [*argv, "--lock", str(lock)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                    env={**os.environ, **command.env, MARKER: command.marker(host)},
+                )
+            except OSError as e:
+                reason = f"{argv[0]} cannot be run: {e.strerror}"
+                raise StartFailedError(f"host{host} (this machine)", reason) from e
+            finally:
+                os.close(output)
+            started.append((command.marker(host), process))
+            self._codes[command.marker(host)] = None
+        # Each ends once it has forked the worker, or has failed.
+        threading.Thread(target=self._reap, args=(started,), name="process-start", daemon=True).start()
+
+    def _reap(self, started: list[tuple[str, subprocess.Popen[bytes]]]) -> None:
+        for mark, process in started:
+            self._codes[mark] = process.wait()
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """See ``Launcher``."""
+        living: set[int] | None = None
+        hosts: list[HostStatus] = []
+        for host in range(ticket.hosts):
+            path = os.path.join(ticket.data["folder"], f"host{host}")
+            said = _announced(path + ".json")
+            if said is not None and (said.error or listens(path + ".sock")):
+                hosts.append(HostStatus.announced(host, said))
+                continue
+            # Again if it is not among them: a process that forks and ends while they are listed hides its child.
+            for _ in range(3):
+                if living is None or host not in living:
+                    living = {number for _pid, number in _processes(ticket)}
+            if said is None and host in (living or ()):
+                hosts.append(HostStatus(host=host, state=HostPhase.STARTING, reason="its worker is starting"))
+            elif said is None and (said := _announced(path + ".json")) is not None:
+                hosts.append(HostStatus.announced(host, said))  # it has come meanwhile
+            elif said is None:
+                last = (self.log(ticket, host, 1) or "it ended before it listened, and wrote no output").strip()
+                code = self._codes.get(f"{ticket.job}.{host}")
+                gone = HostStatus(host=host, state=HostPhase.GONE, reason=last, exit_code=code, failed=True)
+                hosts.append(gone)
+            else:
+                why = "its worker has ended"
+                hosts.append(HostStatus(host=host, state=HostPhase.GONE, name=said.host, reason=why))
+        return JobStatus(tuple(hosts))
+
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """See ``Launcher``."""
+        return tail(os.path.join(ticket.data["folder"], f"host{host}.log"), lines)
+
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """See ``Launcher``."""
+        ending = set(range(ticket.hosts) if hosts is None else hosts)
+        told: set[int] = set()
+        limit = time.monotonic() + _GRACE
+        while left := [(pid, host) for pid, host in _processes(ticket) if host in ending]:
+            late = time.monotonic() > limit
+            for pid, host in left:
+                said = _announced(os.path.join(ticket.data["folder"], f"host{host}.json"))
+                number = signal.SIGKILL if late else signal.SIGTERM
+                # In good order, only the worker is told: it ends its ranks.
+                if late or (pid not in told and (said is None or said.pid == pid)):
+                    told.add(pid)
+                    _kill(pid, number)
+            time.sleep(0.01)
+        if hosts is None:
+            remove_job_folder(ticket.data["folder"])
+
+    def options(self) -> dict[str, Any]:
+        """See ``Launcher``."""
+        return {}
+
+
+class ProcessJob(EngineJob):
     """Workers on this machine, each of which acts as a host.
 
     They keep running when the script ends, and ``state()`` in the next script finds them again; the processes that a
@@ -30,83 +182,58 @@ class ProcessJob(Job):
         idle: seconds without a controller after which the hosts end; 0: no limit.
     """
 
-    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None, *, idle: float = IDLE) -> None:
-        super().__init__()
-        if not meshes:
-            raise ValueError("ProcessJob needs at least one mesh, as in ProcessJob({'hosts': 2})")
-        for name, count in meshes.items():
-            if not isinstance(name, str) or not name.isidentifier():
-                raise ValueError(f"ProcessJob: {name!r} cannot name a mesh: use an identifier, such as 'hosts'")
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"ProcessJob: {name}={count!r} must be a whole number of at least 1")
-        self._meshes = dict(meshes)
-        self._env = dict(env or {})
-        self._idle = idle
-        self._folder = ""
+    def __init__(
+        self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None, *, idle: float = IDLE, **options: Any
+    ) -> None:
+        super().__init__(ProcessLauncher(), meshes, env=env, idle=idle, **options)
 
     def _start(self) -> None:
-        self._remove()  # the rest of the job, if some hosts have died
-        with make_job_folder() as folder:
-            self._folder = folder.path
-            try:
-                for name, at, path in self._places():
-                    start_daemon(
-                        folder,
-                        os.path.basename(path),
-                        f"{name}{at}.log",
-                        name=f"{name}{at}",
-                        idle=self._idle,
-                        env=self._env,
-                    )
-            except BaseException:
-                folder.close()  # otherwise its lock would stay held
-                self._remove()
-                raise
-
-    def _places(self) -> list[tuple[str, int, str]]:
-        """The mesh, the number and the socket of each host."""
-        return [
-            (name, at, os.path.join(self._folder, f"{name}{at}.sock"))
-            for name, count in self._meshes.items()
-            for at in range(count)
-        ]
-
-    def _hosts(self) -> dict[str, HostMesh]:
-        urls: dict[str, list[str]] = {}
-        for name, _at, path in self._places():
-            urls.setdefault(name, []).append(f"ipc://{path}")
-        return {name: attach_to_workers(workers=found, name=name) for name, found in urls.items()}
-
-    def _end(self) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        living = [f"ipc://{path}" for _name, _at, path in self._places() if listens(path)] if self._folder else []
-        if living:
-            attach_to_workers(workers=living, name="job").shutdown().get()
-        if self._folder:
-            folder, self._folder = self._folder, ""
-            remove_job_folder(folder)
-
-    def _is_alive(self) -> bool:
-        return bool(self._folder) and all(listens(path) for _name, _at, path in self._places())
-
-    def _spec(self) -> Any:
-        return (self._meshes, self._env, self._idle)
-
-    def _fields(self) -> dict[str, Any]:
-        return msgspec.to_builtins(_Fields(self._meshes, self._env, self._idle, self._folder))
-
-    @classmethod
-    def _of(cls, fields: dict[str, Any]) -> ProcessJob:
-        found = msgspec.convert(fields, _Fields)
-        job = cls(found.meshes, found.env, idle=found.idle)
-        job._folder = found.folder
-        return job
+        super()._start()
+        try:
+            self.wait()  # there is no queue here: the hosts are there when `apply` returns
+        except BaseException:
+            self._end()
+            raise
 
 
-class _Fields(msgspec.Struct):
-    meshes: dict[str, int]
-    env: dict[str, str]
-    idle: float
-    folder: str
+def _announced(path: str) -> WorkerAnnouncement | None:
+    try:
+        with open(path, "rb") as file:
+            return find_announcement(file.read())
+    except OSError:
+        return None
+
+
+def _processes(ticket: Ticket) -> list[tuple[int, int]]:
+    """The living processes of a job on this machine, each with the number of its host."""
+    found: list[tuple[int, int]] = []
+    mark = f"{MARKER}={ticket.job}.".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        for item in _environment(entry):
+            if item.startswith(mark) and (host := item.removeprefix(mark)).isdigit():
+                found.append((int(entry), int(host)))
+    return found
+
+
+def _environment(pid: str) -> list[bytes]:
+    """The environment of a process; nothing if it is another user's."""
+    end = time.monotonic() + _EXEC_TIME
+    try:
+        while True:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found = file.read()
+            if found or time.monotonic() > end:
+                return found.split(b"\0")
+            os.readlink(f"/proc/{pid}/exe")  # fails for zombies and the kernel's threads
+            time.sleep(0.001)  # it is executing a program
+    except OSError:
+        return []
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

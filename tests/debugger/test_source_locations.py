@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
         ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/runtime/actor/execution/instance.py", RUNTIME),
         ("/opt/venv/lib/python3.12/site-packages/monarch_kernel/not_there_yet/thing.py", RUNTIME),
         ("/opt/venv/lib/python3.12/site-packages/workspace_sync/planner.py", RUNTIME),
-        ("/data/ada/src/monarch_kernel/monarch_kernel/launchers/base.py", RUNTIME),
+        ("/data/ada/src/monarch_kernel/monarch_kernel/launchers/job.py", RUNTIME),
         ("/data/ada/monarch_kernel/train.py", USER),
         ("/data/ada/monarch_kernel/bench/train.py", USER),
         ("/data/ada/monarch_kernel_examples/train.py", USER),

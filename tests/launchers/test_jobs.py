@@ -16,6 +16,7 @@ import pytest
 
 from monarch_kernel.actor import shutdown_context
 from monarch_kernel.job import JobTrait, LocalJob, ProcessJob, job_load, job_loads
+from monarch_kernel.launchers import registry
 from tests.conftest import alive, wait_until
 from tests.kept.actors import Counter
 from tests.otheruser import OtherUser, other_user, shared
@@ -187,7 +188,7 @@ def test_a_job_of_another_version_or_kind_is_applied_anew(tmp_path: Path) -> Non
         new.state(path)
         assert new.apply_id != job.apply_id
         assert job_load(path).apply_id == new.apply_id
-    path.write_text(json.dumps({**json.loads(ProcessJob({"a": 1}).dumps()), "fields": {"meshes": {"a": "x"}}}))
+    path.write_text(json.dumps({**json.loads(ProcessJob({"a": 1}).dumps()), "fields": {"job": 5}}))
     with pytest.raises(ValueError, match="this ProcessJob cannot be read: .*int"):
         job_load(path)
 
@@ -202,17 +203,22 @@ def test_the_file_of_another_user_is_not_read(other_user: OtherUser, shared: Pat
 def test_a_job_removes_no_folder_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir(0o700)
     (tmp_path / "thesis" / "chapter.tex").write_text("mine")
-    said = json.loads(ProcessJob({"a": 1}).dumps())
-    said["apply_id"], said["fields"]["folder"] = "x", str(tmp_path / "thesis")
-    job = job_loads(json.dumps(said).encode())
-    assert not job.active
+    job = ProcessJob({"a": 1})
+    job.apply()
+    with registry.changing(job.job_id) as record:
+        assert record.ticket is not None
+        ours, record.ticket.data["folder"] = record.ticket.data["folder"], str(tmp_path / "thesis")
     with pytest.raises(OSError, match="thesis is no job of monarch_kernel"):
         job.kill()
     assert (tmp_path / "thesis" / "chapter.tex").exists()
+    with registry.changing(job.job_id) as record:
+        assert record.ticket is not None
+        record.ticket.data["folder"] = ours
+    job.kill()
 
 
 def test_forgotten_hosts_end(marked: str) -> None:
-    script("from monarch_kernel.job import ProcessJob\nProcessJob({'hosts': 1}, idle=0.3).state()")
+    script("from monarch_kernel.job import ProcessJob\nProcessJob({'hosts': 1}, idle=1.0).state()")
     wait_until(lambda: not processes(marked), "it has ended")
     job = job_load(".monarch/job_state.json")
     assert not job.active

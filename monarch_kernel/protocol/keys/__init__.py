@@ -10,7 +10,7 @@ file that a team copies to all its hosts, or one key per person and per worker w
 """
 
 from monarch_kernel.protocol.keys.guarded_files import KeyFileError
-from monarch_kernel.protocol.keys.identity import make_key_file
-from monarch_kernel.protocol.keys.trust import Keys, load_keys
+from monarch_kernel.protocol.keys.identity import key_text, make_key_file, new_key_text
+from monarch_kernel.protocol.keys.trust import Keys, keys_in, load_keys
 
-__all__ = ["KeyFileError", "Keys", "load_keys", "make_key_file"]
+__all__ = ["KeyFileError", "Keys", "key_text", "keys_in", "load_keys", "make_key_file", "new_key_text"]

@@ -6,6 +6,7 @@ also belongs to this user or root; without a list no key is accepted.
 
 from __future__ import annotations
 
+import grp
 import os
 import stat
 
@@ -65,7 +66,8 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise KeyFileError(f"the {what} {path} is not a regular file")
-    if found.st_mode & (0o077 if secret else 0o022):
+    open_to_others = found.st_mode & (0o077 if secret else 0o022)
+    if open_to_others and not _is_mounted_secret(found):
         allowed = "use" if secret else "write to"
         mode = "600" if secret else "go-w"
         raise KeyFileError(f"others than its owner may {allowed} the {what} {path}: run 'chmod {mode} {path}'")
@@ -74,6 +76,20 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
             f"the {what} {path} belongs to {user_name(found.st_uid)}, who can change whom this process trusts: "
             "use a copy that is yours"
         )
+
+
+def _is_mounted_secret(found: os.stat_result) -> bool:
+    """Whether this is root's file that, beside root, only a nameless group of this process may read.
+
+    So is a Secret that Kubernetes mounts into a Pod with ``fsGroup``: the group exists for this Pod alone.
+    """
+    if found.st_uid != 0 or found.st_mode & 0o037 or found.st_gid not in {os.getegid(), *os.getgroups()}:
+        return False
+    try:
+        grp.getgrgid(found.st_gid)
+    except KeyError:
+        return True
+    return False
 
 
 def read_guarded(path: str, what: str, secret: bool) -> bytes:

@@ -184,7 +184,44 @@ def read_key_file(path: str) -> Identity:
         FileNotFoundError: the file does not exist.
         KeyFileError: the file cannot be read, others may use it, or it holds no key.
     """
-    data = read_guarded(path, "key file", secret=True)
+    return parse_key(read_guarded(path, "key file", secret=True), path)
+
+
+def new_key_text(name: str | None = None) -> str:
+    """A new key as one line, which is in no file yet.
+
+    Raises:
+        KeyFileError: the name is invalid.
+    """
+    return key_line(new_identity(name))
+
+
+def key_text(path: str | os.PathLike[str]) -> str:
+    """The key in a file as one line.
+
+    Raises:
+        KeyFileError: the file is missing or cannot be read, others may use it, or it holds no key.
+    """
+    try:
+        return key_line(read_key_file(expanded(path)))
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key file {path}: make it with 'monarch-kernel keys {path}'") from None
+
+
+def key_line(identity: Identity) -> str:
+    """A key with its private part as one line, for a pipe; what a key file has, without line breaks."""
+    return json.dumps(json.loads(_encode(identity)), separators=(",", ":"))
+
+
+def parse_key(data: bytes | str, path: str) -> Identity:
+    """Read the contents of a key file, or the result of ``key_line``.
+
+    Args:
+        path: where it comes from, for messages.
+
+    Raises:
+        KeyFileError: it is no key.
+    """
     try:
         fields: Any = json.loads(data)
     except ValueError:

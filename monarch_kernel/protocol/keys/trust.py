@@ -12,7 +12,7 @@ import time
 from monarch_kernel import environment
 from monarch_kernel.protocol.keys.allow_list import AllowList
 from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError, expanded
-from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, read_key_file
+from monarch_kernel.protocol.keys.identity import Identity, load_pair, make_key_file, parse_key, read_key_file
 from monarch_kernel.protocol.private_files import user_name
 
 log = logging.getLogger(__name__)
@@ -179,6 +179,22 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
     listed = allow if allow is not None else environment.ALLOW.get()
     allowed = AllowList(expanded(listed), True) if listed else AllowList(key_file + ALLOW_SUFFIX, False)
     return Keys(key_file, identity, allowed)
+
+
+def keys_in(text: bytes | str, where: str, allow: str | os.PathLike[str] | None = None) -> Keys:
+    """A key that came by a pipe or a variable instead of a file, and the list of those that it trusts.
+
+    Args:
+        text: the contents of a key file, as one line or several.
+        where: where it came from, for messages.
+        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, if any.
+
+    Raises:
+        KeyFileError: the text is no key, or the list cannot be used.
+    """
+    listed = allow if allow is not None else environment.ALLOW.get()
+    allowed = AllowList(expanded(listed), True) if listed else AllowList(os.devnull + ALLOW_SUFFIX, False)
+    return Keys(where, parse_key(text, where), allowed)
 
 
 def key_file_named() -> str:

@@ -59,7 +59,8 @@ from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import Agent, _reply
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.worker_agent import ORPHAN_GRACE, WorkerAgent, WorkerConfig
+from monarch_kernel.runtime.host.worker_agent import ORPHAN_GRACE, WorkerAgent
+from monarch_kernel.runtime.host.worker_start import WorkerConfig
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.link import Link
 
@@ -74,14 +75,14 @@ _DESCRIBE_DELAY = 0.05
 class KeeperAgent(WorkerAgent):
     """The host agent of a kept mesh.
 
-    Args: as ``WorkerAgent``; ``config.keep`` is its folder.
+    Args: as ``WorkerAgent``; ``config.start.keep`` is its folder.
     """
 
     def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
         super().__init__(config, server, server_pid)
-        folder = self._folder = PrivateFolder.open(config.keep)
-        folder.hold(config.folder_lock, FOLDER)
-        os.close(config.folder_lock)  # the folder has its own descriptor of it
+        folder = self._folder = PrivateFolder.open(config.start.keep)
+        folder.hold(config.start.folder_lock, FOLDER)
+        os.close(config.start.folder_lock)  # the folder has its own descriptor of it
         self._record: dict[str, bytes] = {}
         self._holder: ProcRef | None = None
         self._holders: set[str] = set()  # all holders so far
@@ -162,7 +163,7 @@ class KeeperAgent(WorkerAgent):
         self._free_since = 0.0
         self._note_use()
         self._write_description()
-        held = Held("", self._record, deaths, pids, self._config.idle)
+        held = Held("", self._record, deaths, pids, self._start_options.idle)
         _reply(link, message.call, msgspec.msgpack.encode(held))
 
     def _on_let_go(self, link: PeerLink, message: LetGo, _body: Body) -> None:
@@ -362,7 +363,7 @@ class KeeperAgent(WorkerAgent):
             since=self._since,
             held_by=self._node.pids.get(holder.id, 0) if holder is not None else 0,
             free_since=self._free_since,
-            idle=self._config.idle,
+            idle=self._start_options.idle,
             meshes=[KeptMesh(name, self._sizes.get(name, {}), *count) for name, count in counts.items()],
         )
         return msgspec.json.encode(info)

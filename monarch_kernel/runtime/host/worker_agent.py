@@ -7,23 +7,28 @@ without waiting for ranks to clean up), when a controller shuts it down, and whe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
+import platform
 import socket
 import stat
 import sys
+import time
 from collections.abc import Hashable
 
 import msgspec
 
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.announcement import WorkerAnnouncement
 from monarch_kernel.protocol.messages import Death, ProcRef, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.private_files import remove_socket, user_name
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.worker_addresses import worker_address
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent import ORPHAN_GRACE, Agent
+from monarch_kernel.runtime.host.devices import devices_here
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, announce
 from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.interfaces import PeerLink
@@ -33,23 +38,8 @@ from monarch_kernel.runtime.node.node import Node
 log = logging.getLogger(__name__)
 
 
-class WorkerConfig(msgspec.Struct, array_like=True):
-    """What a worker reads from the descriptor that its command line names, as MessagePack."""
-
-    id: str
-    run_dir: str
-    lock_fd: int  # the run folder's lock, inherited
-    address: str
-    name: str
-    key_file: str | None
-    lifeline: int  # the worker ends when this descriptor closes; -1: none
-    python_path: str | None  # the user's PYTHONPATH
-    keep: str = ""  # the folder of a kept mesh
-    idle: float = 0.0  # how long it may be unused before it ends (seconds); 0: forever
-    ready: int = -1  # gets the URL when the worker listens, or the reason why it cannot, and is then closed
-    folder_lock: int = -1  # the lock of the folder of its socket, held until it ends
-    allow: str | None = None
-    audit: str = ""  # a file; "": only the log records connections
+#: How long before the end of its walltime a worker ends its ranks in good order (seconds).
+WALLTIME_MARGIN = 5.0
 
 
 class WorkerAgent(Agent):
@@ -66,18 +56,23 @@ class WorkerAgent(Agent):
 
     def __init__(self, config: WorkerConfig, server: socket.socket, server_pid: int) -> None:
         self._config = config
-        self._address = worker_address(config.address)
+        self._start_options = start = config.start
+        self._address = worker_address(start.address)
         remote = self._address.listen.startswith("tcp://")
-        host = config.name or self._address.name or socket.gethostname()
+        host = start.name or self._address.name or socket.gethostname()
         # A peer that connects over TCP may be on another machine, so it cannot share anything of this site.
         node = Node(config.id, "agent", config.run_dir, host, background=False, site=config.id if remote else None)
         super().__init__(node, server, server_pid)
         if remote:
-            from monarch_kernel.protocol.keys import load_keys
+            from monarch_kernel.protocol.keys import keys_in, load_keys
 
             coredumps.give_up(for_good=True)  # the fork server, and so each rank, keeps the user's limit
-            node.keys = load_keys(config.key_file, config.allow)
-            node.audit = _audit(node, config.audit)
+            if config.key_fd >= 0:
+                with open(config.key_fd, "rb") as file:
+                    node.keys = keys_in(file.read(), start.key_from, start.allow)
+            else:
+                node.keys = load_keys(start.key_file, start.allow)
+            node.audit = _audit(node, start.audit)
             log.info("uses %s", node.keys.described)
         self._own_gateway = (node.ref.gateway, "")
         self._near: dict[str, ProcRef] = {}  # controllers of this site
@@ -100,16 +95,38 @@ class WorkerAgent(Agent):
             if self._address.listen in str(e):
                 raise
             raise OSError(f"cannot listen at {self._address.listen}: {e.strerror or e}") from e
-        if self._config.lifeline >= 0:
-            self._poller.register(self._config.lifeline, self._on_lifeline)
+        start = self._start_options
+        if start.lifeline >= 0:
+            self._poller.register(start.lifeline, self._on_lifeline)
         self._before_ready()
-        print(f"monarch-kernel worker {self._node.ref.host} listens at {url}", flush=True)
-        if self._config.ready >= 0:
-            with contextlib.suppress(OSError):  # the starting process is gone; controllers may still connect
-                os.write(self._config.ready, url.encode())
-            os.close(self._config.ready)
-            self._config.ready = -1
+        said = f"monarch-kernel worker {self._node.ref.host} listens at {url}"
+        if start.quiet:
+            log.info("%s", said)
+        else:
+            print(said, flush=True)
+        announce(start, self._announcement(url))
+        if start.ends_at:
+            left = max(0.0, start.ends_at - WALLTIME_MARGIN - time.time())
+            self._poller.call_later(left, self._on_walltime)
         self._note_use()
+
+    def _announcement(self, url: str) -> WorkerAnnouncement:
+        devices = devices_here()
+        return WorkerAnnouncement(
+            monarch_kernel=__version__,
+            url=url,
+            host=self._node.ref.host,
+            pid=os.getpid(),
+            id=self._node.id,
+            python=platform.python_version(),
+            devices=None if devices is None else devices.names,
+            ends_at=self._start_options.ends_at,
+        )
+
+    def _on_walltime(self) -> None:
+        if not self._leaving:
+            log.info("ending: its walltime is over in %g s", WALLTIME_MARGIN)
+            self._leave("the walltime of its host is over")
 
     def _before_ready(self) -> None:
         """Runs before the worker announces that it listens."""
@@ -126,7 +143,7 @@ class WorkerAgent(Agent):
         self._poller.wake()
 
     def _on_lifeline(self, _events: int) -> None:
-        self._poller.unregister(self._config.lifeline)
+        self._poller.unregister(self._start_options.lifeline)
         self._signals += 1
 
     def _leave(self, why: str) -> None:
@@ -144,11 +161,12 @@ class WorkerAgent(Agent):
 
         def forgotten() -> None:
             if use == self._use and not self._leaving:
-                log.info("ending: no controller for %g s", self._config.idle)
+                log.info("ending: no controller for %g s", self._start_options.idle)
                 self._leave("no controller has come for longer than its idle limit")
 
-        if self._config.idle and not self._is_used():
-            self._poller.call_later(self._config.idle, forgotten)
+        idle = self._start_options.idle
+        if idle and not self._is_used():
+            self._poller.call_later(idle, forgotten)
 
     def _on_shutdown(self, link: PeerLink, message: Shutdown, body: Body) -> None:
         self._withdraw(link.peer)

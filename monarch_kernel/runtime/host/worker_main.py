@@ -7,32 +7,25 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 from typing import NoReturn
 
 import msgspec
 
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.announcement import WorkerAnnouncement
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.fork_requests import package_root
 from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
 from monarch_kernel.runtime.host.launch import interpreter_command
-from monarch_kernel.runtime.host.worker_agent import WorkerAgent, WorkerConfig
+from monarch_kernel.runtime.host.worker_agent import WorkerAgent
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart, announce
 from monarch_kernel.runtime.node import descriptors
 
 
-def exec_worker(
-    address: str,
-    key_file: str | None,
-    name: str,
-    lifeline: int = -1,
-    keep: str = "",
-    idle: float = 0.0,
-    ready: int = -1,
-    folder_lock: int = -1,
-    allow: str | None = None,
-    audit: str = "",
-) -> NoReturn:
+def exec_worker(start: WorkerStart) -> NoReturn:
     """Become a worker: this process executes a fresh interpreter whose environment has the markers of a run.
 
     Raises:
@@ -41,12 +34,11 @@ def exec_worker(
     run_dir = cleanup.make_run_dir()
     worker = f"worker-{secrets.token_hex(4)}"
     python_path = os.environ.get("PYTHONPATH")
-    config = WorkerConfig(
-        *(worker, run_dir.path, run_dir.lock_fd, address, name, key_file, lifeline, python_path, keep, idle, ready),
-        *(folder_lock, allow, audit),
-    )
+    # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
+    key_fd = forkserver.memfd("key", start.key.encode()) if start.key else -1
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start=_without_key(start))
     fd = forkserver.memfd("config", msgspec.msgpack.encode(config))
-    for inherited in (fd, run_dir.lock_fd, lifeline, ready, folder_lock):
+    for inherited in (fd, key_fd, run_dir.lock_fd, start.lifeline, start.folder_lock, *start.announce_to):
         if inherited >= 0:
             os.set_inheritable(inherited, True)
     env = {
@@ -59,11 +51,13 @@ def exec_worker(
     os.execve(command[0], command, env)
 
 
-def report_failure(ready: int, error: Exception) -> None:
-    """Report why the worker cannot start: on stderr, and to the process that waits for it, as a log may be full."""
-    if ready >= 0:
-        with contextlib.suppress(OSError):
-            os.write(ready, str(error).encode()[:4000])
+def _without_key(start: WorkerStart) -> WorkerStart:
+    return msgspec.structs.replace(start, key="")
+
+
+def report_failure(start: WorkerStart, error: Exception) -> None:
+    """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
+    announce(start, WorkerAnnouncement(monarch_kernel=__version__, host=socket.gethostname(), error=str(error)))
     with contextlib.suppress(OSError):
         sys.stderr.write(f"monarch-kernel worker: {error}\n")
         sys.stderr.flush()
@@ -74,7 +68,9 @@ def main() -> None:
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
-    for inherited in (config.lock_fd, config.lifeline, config.ready, config.folder_lock):
+    start = config.start
+    own = [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
+    for inherited in (config.lock_fd, *own):
         if inherited >= 0:
             os.set_inheritable(inherited, False)
     forkserver.become_subreaper()
@@ -88,13 +84,13 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        for inherited in (config.lifeline, config.ready, config.folder_lock):
+        for inherited in own:
             if inherited >= 0:
                 os.close(inherited)
         serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
     theirs.close()
     forkserver.set_name("monarch-worker")
-    level = logging.INFO if config.lifeline < 0 else logging.WARNING
+    level = logging.INFO if start.lifeline < 0 else logging.WARNING
     logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
     try:
         worker = _worker_class(config)(config, ours, pid)
@@ -104,13 +100,13 @@ def main() -> None:
     except (OSError, ValueError) as e:
         cleanup.kill_below(pid)
         cleanup.remove_run_dir(config.run_dir, config.lock_fd)
-        report_failure(config.ready, e)
+        report_failure(start, e)
         sys.exit(1)
     sys.exit(code)
 
 
 def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:
-    return KeeperAgent if config.keep else WorkerAgent
+    return KeeperAgent if config.start.keep else WorkerAgent
 
 
 if __name__ == "__main__":

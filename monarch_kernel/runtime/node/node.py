@@ -253,14 +253,14 @@ class Node:
         self.refs[self.id] = self.ref
         return self.ref.gateway_address
 
-    def dial(self, url: str, done: Done, timeout: float) -> None:
+    def dial(self, url: str, done: Done, timeout: float, keys: Keys | None = None) -> None:
         """Connect to the host agent that listens at a URL.
 
         Args:
             done: called with its reference, or with an exception that says why there is no connection.
             timeout: how long to try (seconds).
         """
-        self.routes.dial(url, done, timeout)
+        self.routes.dial(url, done, timeout, keys)
 
     def accept_unix(self, sock: socket.socket) -> Acceptor:
         """Accept links of this machine at a listening socket until it is closed."""

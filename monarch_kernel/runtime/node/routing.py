@@ -51,6 +51,7 @@ from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_pe
 from monarch_kernel.runtime.node.remote_link import RemoteLink
 
 if TYPE_CHECKING:
+    from monarch_kernel.protocol.keys import Keys
     from monarch_kernel.runtime.node.node import Node
     from monarch_kernel.runtime.node.tcp import Listener
 
@@ -94,6 +95,8 @@ class Routes:
         self._node = node
         self._dials: dict[PeerLink, _Dial] = {}
         self._dialled: dict[str, str] = {}  # gateways by their dialled URL
+        self._ways: dict[str, tuple[str, Keys | None]] = {}  # by gateway: the URL and the keys that reached it
+        self._keys: list[Keys] = []  # all that were used
         self._lost_at: dict[str, float] = {}
         #: At a gateway: by other gateway, this site's procs that send there, and the procs each was introduced to.
         self._introduced: dict[str, dict[str, set[str]]] = {}
@@ -150,11 +153,12 @@ class Routes:
 
     def _connect(self, ref: ProcRef) -> PeerLink | None:
         node = self._node
-        why = "there is no connection to it" if not ref.gateway_address else self._why_not(ref.gateway_address)
+        url, keys = self._ways.get(ref.id, (ref.gateway_address, None))  # a tunnel may be the only way
+        why = "there is no connection to it" if not url else self._why_not(url)
         if why:
             node.declare_dead(ref.id, Death.of(DeathKind.AGENT_UNREACHABLE, why, ref.id, ref.host))
             return None
-        return _Dial(node, self, ref.gateway_address, None, LAZY_TIMEOUT, ref).link
+        return _Dial(node, self, url, None, LAZY_TIMEOUT, ref, keys).link
 
     def _why_not(self, url: str) -> str:
         """Why this process cannot use this URL; '' if it can. Reads the key on first use."""
@@ -195,8 +199,19 @@ class Routes:
 
     # -- connecting and listening ---------------------------------------------------------------
 
-    def dial(self, url: str, done: Done, timeout: float) -> None:
-        """Connect to a worker by its URL; ``done`` gets its reference, or the reason why there is no connection."""
+    def known_keys(self, keys: Keys) -> Keys:
+        """These keys, or the same ones that this process uses already, so that each list is watched once."""
+        known = next((each for each in self._keys if each.same_as(keys)), None)
+        if known is None:
+            self._keys.append(known := keys)
+        return known
+
+    def dial(self, url: str, done: Done, timeout: float, keys: Keys | None = None) -> None:
+        """Connect to a worker by its URL; ``done`` gets its reference, or the reason why there is no connection.
+
+        Args:
+            keys: for TCP; None: the process's own.
+        """
         node = self._node
         known = self._dialled.get(url, "")
         link = node.links.get(known)
@@ -207,7 +222,7 @@ class Routes:
             done(ValueError(why))
         else:
             try:
-                _Dial(node, self, url, done, timeout, None)
+                _Dial(node, self, url, done, timeout, None, keys)
             except ValueError as e:  # the URL, or a setting, is invalid
                 done(e)
 
@@ -264,6 +279,7 @@ class Routes:
         dial = self._dials.pop(link, None)
         if dial is not None:
             self._dialled[dial.url] = hello.node
+            self._ways[hello.node] = dial.url, dial.keys
             dial.answered(hello.ref)
 
     def refuse(self, link: PeerLink, reason: str) -> None:
@@ -465,14 +481,23 @@ class _Dial:
     Args:
         done: called with the outcome, or None.
         known: the gateway expected at the URL; None if only the URL is known.
+        keys: for TCP; None: the process's own.
     """
 
     def __init__(
-        self, node: Node, routes: Routes, url: str, done: Done | None, timeout: float, known: ProcRef | None
+        self,
+        node: Node,
+        routes: Routes,
+        url: str,
+        done: Done | None,
+        timeout: float,
+        known: ProcRef | None,
+        keys: Keys | None = None,
     ) -> None:
         self._node = node
         self._routes = routes
         self.url = url
+        self.keys = keys
         self._done = done
         self._deadline = time.monotonic() + timeout
         self._why = "it does not answer"
@@ -484,9 +509,10 @@ class _Dial:
         else:
             from monarch_kernel.runtime.node.tcp import dial
 
-            assert node.keys is not None
+            keys = keys or node.keys
+            assert keys is not None
             steady = node.kind == "agent"
-            self.link = dial(poller, url, node.keys, node._dispatch, node._on_closed, timeout, steady)
+            self.link = dial(poller, url, keys, node._dispatch, node._on_closed, timeout, steady)
             self.link.peer = known.id if known else ""
         if known is not None:
             node.links[known.id] = self.link

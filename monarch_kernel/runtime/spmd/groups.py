@@ -12,6 +12,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
@@ -121,7 +122,7 @@ class ProcessGroups:
         self._number = 0
         self._lock = threading.Lock()
 
-    def form(self, hosts: HostMesh | None = None, patience: float = PATIENCE) -> Future[Group]:
+    def form(self, hosts: HostMesh | HostSource | None = None, patience: float = PATIENCE) -> Future[Group]:
         """Release the ranks from the last group, heal the mesh, and reserve an address for the next group.
 
         Args:
@@ -138,7 +139,7 @@ class ProcessGroups:
         """Release the living ranks from the collectives in which they wait; returns the ranks that exceed the limit."""
         return _in_thread(self._procs, f"{self._procs.name}.release", lambda: self._release(patience))
 
-    def _form(self, hosts: HostMesh | None, patience: float) -> Group:
+    def _form(self, hosts: HostMesh | HostSource | None, patience: float) -> Group:
         with self._lock:
             ranks = self._procs.flatten("ranks")
             stuck: set[int] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, HealError
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
@@ -13,7 +14,7 @@ from monarch_kernel.runtime.node.future import nothing
 Mesh = TypeVar("Mesh", bound=ProcMesh | ActorMesh[Any])
 
 
-def heal_mesh(mesh: Mesh, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
+def heal_mesh(mesh: Mesh, hosts: HostMesh | HostSource | None = None, timeout: float = HEAL_TIMEOUT) -> Mesh:
     """Replace the dead procs of a proc mesh, or those under an actor mesh. See ``ProcMesh.heal``.
 
     A mesh of another kind (``monarch_kernel.distributed.Mesh``) heals itself, by its ``__heal_mesh__``.

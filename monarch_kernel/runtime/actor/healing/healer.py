@@ -46,6 +46,7 @@ from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
 from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
 from monarch_kernel.runtime.actor.healing.spawn_records import SpawnedActors, SpawnedProcs
@@ -104,9 +105,13 @@ class Healer:
         self.restarts.add(mesh._uid, policy)
         self.noted(mesh._uid)
 
-    def add_spares(self, mesh: ProcMesh, agents: Sequence[ProcRef]) -> None:
-        """Add spare hosts of a mesh."""
-        self.spawned_procs[mesh._uid].spares += agents
+    def add_spares(self, mesh: ProcMesh, spares: HostMesh | HostSource) -> None:
+        """Add spare hosts of a mesh, or a source of them."""
+        record = self.spawned_procs[mesh._uid]
+        if isinstance(spares, HostSource):
+            record.source = spares
+        else:
+            record.spares += [host.agent for host in spares._selected()]
 
     def born(self, mesh: ActorMesh[Any], owner: str, body: Any, buffers: tuple[int, ...], ports: Sequence[Any]) -> None:
         """Record the pickle from which the actors of a mesh are created, and the ports in it."""
@@ -136,7 +141,7 @@ class Healer:
 
     # -- healing ----------------------------------------------------------------------------------
 
-    def heal(self, mesh: ProcMesh, hosts: HostMesh | None, timeout: float) -> Future[Healed]:
+    def heal(self, mesh: ProcMesh, hosts: HostMesh | HostSource | None, timeout: float) -> Future[Healed]:
         """Replace the dead procs of a mesh (or slice) and the actors on them; the work runs on a separate thread."""
         procs_record = self.spawned_procs.get(mesh._uid)
         if procs_record is None:
@@ -251,7 +256,9 @@ class Healer:
         failed = self._system.tree.failed_on()
         return {ref.id for ref in mesh._target().procs if ref.id in deaths or ref.id in failed}
 
-    def _heal(self, mesh: ProcMesh, procs_record: SpawnedProcs, hosts: HostMesh | None, timeout: float) -> Healed:
+    def _heal(
+        self, mesh: ProcMesh, procs_record: SpawnedProcs, hosts: HostMesh | HostSource | None, timeout: float
+    ) -> Healed:
         began = time.monotonic()
         system = self._system
         node = system.node
@@ -302,12 +309,12 @@ class Healer:
         whole: ProcMesh,
         procs_record: SpawnedProcs,
         dead: dict[int, ProcRef],
-        hosts: HostMesh | None,
+        hosts: HostMesh | HostSource | None,
         timeout: float,
     ) -> dict[int, ProcRef]:
         """Start the successors of dead procs, and wait for their bootstrap."""
         node = self._system.node
-        agents = self._places(mesh, procs_record, dead, hosts)
+        agents = self._places(mesh, procs_record, dead, hosts, timeout)
         new: dict[int, ProcRef] = {}
         messages: list[tuple[ProcRef, SpawnProcs]] = []
         for rank, agent in agents.items():
@@ -357,17 +364,26 @@ class Healer:
             )
 
     def _places(
-        self, mesh: ProcMesh, procs_record: SpawnedProcs, dead: dict[int, ProcRef], hosts: HostMesh | None
+        self,
+        mesh: ProcMesh,
+        procs_record: SpawnedProcs,
+        dead: dict[int, ProcRef],
+        hosts: HostMesh | HostSource | None,
+        timeout: float,
     ) -> dict[int, ProcRef]:
         """The host agent for the successor of each dead proc: on the same host if it lives, else on a spare host."""
         system = self._system
         node = system.node
-        if hosts is not None:
+        source = procs_record.source
+        if isinstance(hosts, HostSource):
+            source = procs_record.source = hosts
+        elif hosts is not None:
             given = [host.agent for host in hosts._selected()]
             procs_record.spares = given + [agent for agent in procs_record.spares if agent not in given]
         moved: dict[str, ProcRef] = {}
         places: dict[int, ProcRef] = {}
         lost: dict[str, list[int]] = {}
+        wanted: dict[str, list[int]] = {}  # by the agents that the source replaces: their ranks
         for rank, ref in dead.items():
             if ref.agent not in node.deaths:
                 places[rank] = ref.agent_ref()
@@ -381,6 +397,9 @@ class Healer:
                 spare = procs_record.spares.pop(0)
                 if spare.id not in node.deaths:
                     agent = spare
+            if agent is None and source is not None:
+                wanted.setdefault(ref.agent, []).append(rank)
+                continue
             if agent is None and system.is_root and ref.site == node.ref.site:
                 agent = system.ensure_agent()  # the dead agent was a worker of this machine, which is still up
             if agent is None:
@@ -388,6 +407,17 @@ class Healer:
                 continue
             moved[ref.agent] = agent
             places[rank] = agent
+        if wanted:
+            assert source is not None
+            try:
+                new = source.replacements(list(wanted), timeout)
+            except RuntimeError as e:
+                names = ", ".join(dict.fromkeys(dead[ranks[0]].host for ranks in wanted.values()))
+                raise HealError(
+                    f"{mesh.name} cannot be healed: {names} is gone, and there is no replacement: {e}"
+                ) from e
+            for ranks, host in zip(wanted.values(), new._selected(), strict=True):
+                places.update(dict.fromkeys(ranks, host.agent))
         if lost:
             what = "; ".join(f"{host} is gone (ranks {', '.join(map(str, r))})" for host, r in lost.items())
             raise HealError(

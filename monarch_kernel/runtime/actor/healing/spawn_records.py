@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
@@ -31,3 +32,4 @@ class SpawnedProcs:
     bootstrap: tuple[Any, tuple[int, ...]]
     spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
+    source: HostSource | None = None  # where further hosts come from

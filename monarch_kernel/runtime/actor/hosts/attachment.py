@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.protocol.worker_addresses import dial_address
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
-from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, ensure_keys
+from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, keys_for
 from monarch_kernel.runtime.actor.process import System, get_system, started
 from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import Future, gathered
+
+if TYPE_CHECKING:
+    from monarch_kernel.protocol.keys import Keys
 
 
 def attach_to_workers(
@@ -32,8 +35,8 @@ def attach_to_workers(
         ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
         workers: the URLs of the workers, or futures of these, in the order of the mesh.
         name: a label for messages.
-        key_file: this process's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
-            user's own key.
+        key_file: the key for these workers; others may be attached with another. By default the file that
+            ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own key.
         allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
             ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
         timeout: limit for the attempts to connect (seconds).
@@ -58,9 +61,8 @@ def attach_to_workers(
     if len(set(urls)) < len(urls):
         twice = next(url for url in urls if urls.count(url) > 1)
         raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
-    if any(url.startswith("tcp://") for url in urls):
-        ensure_keys(system, key_file, allow)
-    refs = dial_all(system, urls, timeout)
+    keys = keys_for(system, key_file, allow) if any(url.startswith("tcp://") for url in urls) else None
+    refs = dial_all(system, urls, timeout, keys)
     system.workers.update({ref.id: ref for ref in refs})
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
     region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
@@ -103,15 +105,15 @@ def attach(addr: str, timeout: float = 30.0) -> None:
     _attached = (get_system(), url)
 
 
-def dial_all(system: System, urls: list[str], timeout: float) -> list[ProcRef]:
-    """Connect to all of these workers, or to none of them."""
+def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None = None) -> list[ProcRef]:
+    """Connect to all of these workers, or to none of them; over TCP with these keys, by default this process's."""
     node = system.node
     attached = set(system.workers)
     dials: list[Future[Any]] = []
     for url in urls:
         answered: Future[Any] = Future(node.poller, f"attach to {url}")
         dials.append(answered)
-        node.dial(url, answered._resolve, timeout)
+        node.dial(url, answered._resolve, timeout, keys)
     found = gathered(node.poller, dials, "attach_to_workers").get()
     failed = [outcome for outcome in found if isinstance(outcome, Exception)]
     if failed:

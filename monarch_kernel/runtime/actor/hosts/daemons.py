@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 import monarch_kernel
+from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 from monarch_kernel.protocol.private_files import NotOursError, PrivateFolder, temporary_folder
 from monarch_kernel.runtime.node import coredumps
 
@@ -20,7 +21,7 @@ END_TIMEOUT = 10.0
 _LONGEST_JOB_BASE = 40
 #: The kind of a job's folder, and its files: no other file is ever removed from it.
 _JOB = "job"
-_JOB_FILES = ("*.sock", "*.log")
+_JOB_FILES = ("*.sock", "*.log", "*.json", "*.json.*.new")
 
 
 def start_daemon(
@@ -32,7 +33,7 @@ def start_daemon(
     keep: bool = False,
     idle: float = 0.0,
     env: Mapping[str, str] | None = None,
-) -> str:
+) -> WorkerAnnouncement:
     """Start a worker that is not a child of this process, and wait until it listens.
 
     Args:
@@ -45,7 +46,7 @@ def start_daemon(
         env: further environment variables, also for its ranks.
 
     Returns:
-        Its URL.
+        What it says of itself, its URL first of all.
 
     Raises:
         OSError: its log cannot be written.
@@ -58,7 +59,7 @@ def start_daemon(
     output = folder.open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     read, write = os.pipe()
     command = [sys.executable, "-P", "-c", start, "worker", "--listen", address]
-    command += ["--idle", str(idle), "--ready", str(write), "--lock", str(folder.lock_fd)]
+    command += ["--idle", str(idle), "--announce", str(write), "--background", "--lock", str(folder.lock_fd)]
     for option, value in (("--name", name), ("--keep", folder.path if keep else "")):
         if value:
             command += [option, value]
@@ -83,11 +84,11 @@ def start_daemon(
             if not piece:
                 break
             said += piece
-        url = said.decode(errors="replace")
-        if url != address:
-            why = url or _last_words(folder, log, output)
+        found = find_announcement(said)
+        if found is None or found.url != address:
+            why = found.error if found is not None else _last_words(folder, log, output)
             raise RuntimeError(f"the worker at {address} could not start: {why}")
-        return url
+        return found
     finally:
         for fd in (read, write, output):
             if fd >= 0:

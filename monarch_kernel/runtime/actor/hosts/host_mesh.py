@@ -17,6 +17,7 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
@@ -109,7 +110,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         env: Mapping[str, str | None] | None = None,
         preload: Sequence[str] = (),
         restart: RestartPolicy | str = "never",
-        spares: HostMesh | None = None,
+        spares: HostMesh | HostSource | None = None,
     ) -> ProcMesh:
         """Start processes on every host.
 
@@ -127,7 +128,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 process has imported them).
             restart: "on_failure" replaces dead procs, as ``heal`` does; a ``RestartPolicy`` sets how often, after which
                 delay, and whether one rank or all together. "never": the owner is notified.
-            spares: hosts that stay empty until one of the other hosts is gone.
+            spares: hosts that stay empty until one of the other hosts is gone, or a job, which asks its engine for a
+                replacement then.
 
         Raises:
             ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
@@ -178,7 +180,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
         mesh = self._spawn(name, hosts, count, extent, extra, (body, buffers), per_proc, cpus, preload, policy)
         if spares is not None:
-            self._system.healer.add_spares(mesh, [host.agent for host in spares._selected()])
+            self._system.healer.add_spares(mesh, spares)
         return mesh
 
     def _spawn(

@@ -22,19 +22,17 @@ def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
     return load_keys(key_file, allow)
 
 
-def ensure_keys(system: System, key_file: StrPath | None, allow: StrPath | None) -> None:
-    """Load this process's key on first use. Another key can replace it only while no connection uses it."""
+def keys_for(system: System, key_file: StrPath | None, allow: StrPath | None) -> Keys:
+    """The keys for links to some workers, loaded on first use.
+
+    A process may use several: each worker is dialled with those that it was attached with. The first become the
+    process's own, for workers of which it hears from others.
+    """
     node = system.node
     if node.keys is not None and key_file is None and allow is None:
-        return
+        return node.keys
     coredumps.give_up(for_good=False)
     keys = load_key_files(key_file, allow)
-    if node.keys is not None and keys.same_as(node.keys):
-        return  # the node's links already use these keys
-    if node.keys is not None and any(ref.site != node.ref.site for ref in system.workers.values()):
-        raise RuntimeError(
-            f"{keys.path} (with the list {keys.allow}) is not the key of the workers that this process is attached to, "
-            f"{node.keys.path} (with the list {node.keys.allow}): a process has one key and one list; put what is "
-            "missing on that list with 'monarch-kernel keys add'"
-        )
-    node.keys = keys
+    if node.keys is None:
+        node.keys = keys
+    return node.routes.known_keys(keys)

@@ -495,7 +495,7 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
 def _start_keeper(system: ActorSystem, name: str, idle: float) -> ProcRef:
     with folders.make_folder(name) as folder:
         try:
-            url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle)
+            url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle).url
         except BaseException:
             folder.remove(FILES)
             raise

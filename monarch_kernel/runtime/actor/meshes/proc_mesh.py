@@ -23,6 +23,7 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
+from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
@@ -232,7 +233,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         """The mesh as spawned, of which this may be a slice."""
         return self._system.proc_meshes.get(self._uid, self)
 
-    def heal(self, hosts: HostMesh | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
+    def heal(self, hosts: HostMesh | HostSource | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
         """Replace dead ranks: start new procs in their place, and create their actors again.
 
         A successor runs on the same host or, if that host is gone, on a spare one. It runs the mesh's bootstrap and
@@ -241,7 +242,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         are not retried; new calls over ranks that are being replaced wait for the successors.
 
         Args:
-            hosts: spare hosts, to replace hosts that are gone.
+            hosts: spare hosts, to replace hosts that are gone, or a job, which asks its engine for replacements.
             timeout: limit for starting the procs and for every ``__init__`` and ``__restore__`` (seconds).
 
         Returns:

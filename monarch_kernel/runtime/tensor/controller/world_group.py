@@ -17,6 +17,7 @@ from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.rank import groups
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.healing.host_source import HostSource
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
@@ -72,7 +73,7 @@ class WorldGroup:
             if not self._formed:
                 self.form()
 
-    def form(self, hosts: HostMesh | None = None) -> Group | None:
+    def form(self, hosts: HostMesh | HostSource | None = None) -> Group | None:
         """Form the group of all ranks; ranks that wait in the one before are released, and dead ones replaced.
 
         Args:

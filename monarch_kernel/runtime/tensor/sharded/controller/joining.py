@@ -19,6 +19,7 @@ from monarch_kernel.runtime.tensor.sharded.rank import rebinding, sharing, state
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.healing.host_source import HostSource
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
@@ -78,7 +79,7 @@ class ShardedWorld:
             self._make(target)
             self._joined.append(weakref.ref(target))
 
-    def form(self, hosts: HostMesh | None = None) -> Group | None:
+    def form(self, hosts: HostMesh | HostSource | None = None) -> Group | None:
         """Form the process group again, after a loss.
 
         Ranks that wait in a collective are released, dead ones replaced, device meshes made anew, and values bound to

@@ -1,0 +1,470 @@
+"""``EngineJob``: a job whose hosts come from an engine, through any ``Launcher``."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.actor import HostMesh, attach_to_workers
+from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    JobStatus,
+    Launcher,
+    LaunchError,
+    LaunchRequest,
+    Resources,
+    Secret,
+    StartFailedError,
+    StartTimeoutError,
+    Ticket,
+    WorkerCommand,
+    launcher_class,
+)
+from monarch_kernel.launchers.job import Job
+from monarch_kernel.launchers.registry import JobRecord
+from monarch_kernel.workers import key_text, new_key_text
+
+log = logging.getLogger(__name__)
+
+#: Time without a controller after which the workers of a job end (seconds).
+IDLE = 600.0
+#: How long to wait for hosts (seconds).
+TIMEOUT = 600.0
+#: How many addresses are tried at once.
+_ROUTES_AT_ONCE = 16
+#: How often an engine is asked while hosts start: soon at first, then less often (seconds).
+_FIRST_POLL, _LAST_POLL = 0.05, 2.0
+_LOG_LINES = 20
+#: How long a host may take to end in good order (seconds).
+_RELEASE_TIME = 5.0
+
+
+class EngineJob(Job):
+    """A job whose hosts an engine provides.
+
+    The engine is asked by ``apply``, which returns when it has taken the request; ``state`` waits for the hosts, and
+    attaches to them. A later program finds the job by the file of ``state``, or by the list of all jobs. Its workers
+    end after ``idle`` seconds without a controller, whatever has happened.
+
+    Args:
+        launcher: asks the engine.
+        meshes: the number of hosts of each mesh, by its name.
+        resources: what each host must have.
+        env: environment variables for the workers and all processes on them. They are sent as secrets are.
+        python: the interpreter on the hosts; by default the path of this one.
+        idle: seconds without a controller after which workers end.
+        timeout: how long ``state`` waits for hosts (seconds).
+        name: what the engine may call the job.
+        key_file: the key of its workers; by default each job has a key of its own. Ranks of two jobs can send
+            messages to each other only if their workers trust each other's key.
+        keep_partial: whether hosts that are up stay when others could not be started in time.
+        on_progress: called with the status whenever it has changed while ``state`` waits.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        meshes: Mapping[str, int],
+        *,
+        resources: Resources | None = None,
+        env: Mapping[str, str] | None = None,
+        python: str = "",
+        idle: float = IDLE,
+        timeout: float = TIMEOUT,
+        name: str = "monarch",
+        key_file: str | os.PathLike[str] | None = None,
+        keep_partial: bool = False,
+        on_progress: Callable[[JobStatus], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._launcher = launcher
+        self._requested = _checked(type(self).__name__, meshes)
+        self._resources = resources or Resources()
+        self._env = dict(env or {})
+        self._python = python
+        self._idle = idle
+        self._name = name
+        self._key_file = None if key_file is None else os.path.abspath(os.path.expanduser(os.fspath(key_file)))
+        self.timeout = timeout
+        self.keep_partial = keep_partial
+        self.on_progress = on_progress
+        self._id = ""
+        self._workers: dict[str, int] = {}  # the numbers of hosts that were attached, by the ids of their workers
+        self._urls: dict[int, str] = {}  # where they were attached to
+
+    # -- as any job ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._id:
+            self._end()  # the rest of the job, if some hosts have gone
+        self._id = secrets.token_hex(8)
+        numbers = iter(range(sum(self._requested.values())))
+        record = JobRecord(
+            job=self._id,
+            kind=type(self).__name__,
+            launcher=self._launcher.name,
+            options=self._launcher.options(),
+            request=self._request_fields(),
+            meshes={name: [next(numbers) for _ in range(count)] for name, count in self._requested.items()},
+            created=time.time(),
+            creator=f"{socket.gethostname()} {os.getpid()}",
+            folder=os.getcwd(),
+        )
+        key = None
+        if self._launcher.needs_key:
+            key = new_key_text(f"job-{self._id}") if self._key_file is None else key_text(self._key_file)
+        registry.add(record, key, self._env)
+        try:
+            with registry.changing(self._id) as kept:
+                names = tuple(f"{name}{at}" for name, count in self._requested.items() for at in range(count))
+                kept.ticket = self._launcher.submit(self._request(sum(self._requested.values()), names))
+        except BaseException:
+            self._forget()
+            raise
+
+    def _hosts(self) -> dict[str, HostMesh]:
+        try:
+            record = self._record()
+            numbers = {number for each in record.meshes.values() for number in each}
+            status = self._wait_for(numbers, None, self._hold)
+        except BaseException:
+            if not self.keep_partial:
+                self.kill()
+            raise
+        record = self._record()
+        return {name: self._attach(name, numbers, status) for name, numbers in record.meshes.items()}
+
+    def _end(self) -> None:
+        record = registry.read(self._id) if self._id else None
+        if record is not None and record.ticket is not None:
+            self._release(range(record.ticket.hosts))
+            self._launcher.end(record.ticket)
+        self._launcher.close()
+        self._workers.clear()
+        self._forget()
+
+    def _release(self, numbers: Iterable[int]) -> None:
+        """End what this process runs on these hosts, and their workers, in good order, so that it is no failure."""
+        urls = [url for number in numbers if (url := self._urls.pop(number, "")) and number in self._workers.values()]
+        key_file = self._job_key()
+        for url in urls:  # one by one, as some may be gone
+            try:
+                attach_to_workers(workers=[url], key_file=key_file, timeout=_RELEASE_TIME).shutdown().get(_RELEASE_TIME)
+            except (ConnectionError, TimeoutError) as e:
+                log.debug("%s was not shut down in good order: %s", url, e)
+
+    def _forget(self) -> None:
+        job, self._id = self._id, ""
+        if job:
+            registry.remove(job)
+
+    def _is_alive(self) -> bool:
+        record = registry.read(self._id) if self._id else None
+        if record is None or record.ticket is None:
+            return False
+        members = {number for numbers in record.meshes.values() for number in numbers}
+        status = self._launcher.poll(record.ticket)
+        return all(host.state is not HostPhase.GONE for host in status.hosts if host.host in members)
+
+    def _adopt(self, known: Job) -> None:
+        assert isinstance(known, EngineJob)
+        self._id, self.apply_id = known._id, known.apply_id
+
+    def _spec(self) -> Any:
+        return (self._launcher.name, self._launcher.options(), self._request_fields(), self._env)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "job": self._id,
+            "launcher": self._launcher.name,
+            "options": self._launcher.options(),
+            "request": self._request_fields(),
+        }
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> EngineJob:
+        found = msgspec.convert(fields, _Fields)
+        try:
+            launcher = launcher_class(found.launcher).of(found.options)
+        except (LaunchError, TypeError) as e:
+            raise ValueError(str(e)) from e
+        return cls._rebuilt(launcher, found.request, found.job)
+
+    @classmethod
+    def _rebuilt(cls, launcher: Launcher, request: _RequestFields, job: str) -> EngineJob:
+        """A job that an earlier program has applied; subclasses are made without their own arguments."""
+        made = cls.__new__(cls)
+        EngineJob.__init__(
+            made,
+            launcher,
+            request.meshes,
+            resources=request.resources,
+            python=request.python,
+            idle=request.idle,
+            name=request.name,
+            key_file=request.key_file or None,
+        )
+        if job and registry.read(job) is not None:
+            made._id = job
+            made._env = registry.env_of(job)
+        return made
+
+    # -- what only these jobs have --------------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        """Identifies the job in the list of all jobs; "" if it is not applied."""
+        return self._id
+
+    @classmethod
+    def find(cls, job: str) -> EngineJob:
+        """A job in the list of all jobs, by its id, whatever program has applied it.
+
+        Raises:
+            LaunchError: it is not in the list, or its launcher is not installed here.
+        """
+        record = registry.read(job)
+        if record is None:
+            known = ", ".join(each.job for each in registry.records()) or "none"
+            raise LaunchError(f"there is no job {job} of yours (there are: {known})")
+        launcher = launcher_class(record.launcher).of(record.options)
+        kind = Job._kinds.get(record.kind)
+        made = kind if kind is not None and issubclass(kind, EngineJob) else EngineJob
+        found = made._rebuilt(launcher, msgspec.convert(record.request, _RequestFields), job)
+        found.apply_id = job
+        return found
+
+    def status(self) -> JobStatus:
+        """Where each host of the job is, from the engine. Hosts that were replaced or given back are left out."""
+        record = self._record()
+        assert record.ticket is not None
+        members = {number for numbers in record.meshes.values() for number in numbers}
+        found = self._launcher.poll(record.ticket)
+        return JobStatus(tuple(host for host in found.hosts if host.host in members))
+
+    def wait(self, timeout: float | None = None) -> JobStatus:
+        """Wait until all hosts are up.
+
+        Args:
+            timeout: a limit (seconds); by default that of the job.
+
+        Raises:
+            StartFailedError: a worker could not start.
+            StartTimeoutError: not all were up in time; hosts stay as they are.
+            LaunchError: the job was ended meanwhile.
+        """
+        record = self._record()
+        return self._wait_for({number for each in record.meshes.values() for number in each}, timeout)
+
+    def log(self, host: int | None = None, lines: int = 100) -> str:
+        """The end of what the workers have written; of one host by its number, or of all, each under its name."""
+        record = self._record()
+        assert record.ticket is not None
+        if host is not None:
+            return self._launcher.log(record.ticket, host, lines)
+        names = {each.host: each.name for each in self.status().hosts}
+        texts = {number: self._launcher.log(record.ticket, number, lines) for number in sorted(names)}
+        return "\n".join(f"== host {n} {names[n]}".rstrip() + f" ==\n{text.strip()}" for n, text in texts.items())
+
+    def resize(self, hosts: int, mesh: str | None = None) -> HostMesh:
+        """Ask the engine for more hosts of a mesh, or give back its last ones, and what runs there ends.
+
+        Proc meshes keep their size: spawn again on the mesh that this returns. What runs on hosts that stay goes on.
+
+        Args:
+            hosts: how many the mesh is to have.
+            mesh: its name; by default the only one.
+
+        Raises:
+            LaunchError: the engine refuses, or the new hosts are not up in time; they are then given back.
+            ValueError: there is no such mesh, or the number is not positive.
+        """
+        record = self._record()
+        name = self._mesh_named(mesh, record)
+        if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+            raise ValueError(
+                f"{name} cannot have {hosts!r} hosts: give a whole number of at least 1, or kill() the job"
+            )
+        numbers = record.meshes[name]
+        if hosts > len(numbers):
+            new = self._more(hosts - len(numbers), [f"{name}{at}" for at in range(len(numbers), hosts)], None)
+            with registry.changing(self._id) as kept:
+                kept.meshes[name] = [*kept.meshes[name], *new]
+        elif hosts < len(numbers):
+            with registry.changing(self._id) as kept:
+                ending, kept.meshes[name] = kept.meshes[name][hosts:], kept.meshes[name][:hosts]
+                ticket = kept.ticket
+            assert ticket is not None
+            self._release(ending)
+            self._launcher.end(ticket, ending)
+        return self._attach(name, self._record().meshes[name], self.wait())
+
+    def replacements(self, gone: Sequence[str], timeout: float) -> HostMesh:
+        """Get new hosts in the places of lost ones; ``heal`` and restart policies call this.
+
+        Args:
+            gone: the ids of the workers that are lost, as ``HostStatus.worker`` has them.
+            timeout: how long their start may take (seconds).
+
+        Returns:
+            As many new hosts, attached, in the same order.
+
+        Raises:
+            LaunchError: the engine gives none, or one of these was no host of this job.
+        """
+        record = self._record()
+        places = {number: name for name, numbers in record.meshes.items() for number in numbers}
+        old = [self._workers.get(worker, -1) for worker in gone]
+        if strange := [worker for worker, number in zip(gone, old) if number not in places]:
+            raise LaunchError(f"{', '.join(strange)} is no host of {self!r}, so it has no replacement for it")
+        new = self._more(len(old), [f"{places[number]}{number}" for number in old], timeout)
+        with registry.changing(self._id) as kept:
+            for before, after in zip(old, new):
+                members = kept.meshes[places[before]]
+                members[members.index(before)] = after
+        return self._attach("replacements", new, self._wait_for(set(new), timeout))
+
+    # -- asking the engine ----------------------------------------------------------------------------
+
+    def _record(self) -> JobRecord:
+        record = registry.read(self._id) if self._id else None
+        if record is None or record.ticket is None:
+            raise LaunchError(f"this {type(self).__name__} is not applied, or was ended: call apply() or state()")
+        return record
+
+    def _mesh_named(self, mesh: str | None, record: JobRecord) -> str:
+        names = list(record.meshes)
+        if mesh is None and len(names) == 1:
+            return names[0]
+        if mesh not in names:
+            raise ValueError(f"this job has no mesh {mesh!r}: name one of {', '.join(names)}")
+        return mesh
+
+    def _more(self, count: int, names: Sequence[str], timeout: float | None) -> list[int]:
+        """The numbers of so many further hosts, which are up. If they cannot be, they are given back."""
+        with registry.changing(self._id) as kept:
+            assert kept.ticket is not None
+            before = kept.ticket
+            kept.ticket = self._launcher.more(before, count, self._request(count, tuple(names)))
+            new = list(range(before.hosts, kept.ticket.hosts))
+        try:
+            self._wait_for(set(new), timeout, self._hold)
+        except BaseException:
+            self._launcher.end(kept.ticket, new)
+            raise
+        return new
+
+    def _wait_for(
+        self, numbers: set[int], timeout: float | None, on_up: Callable[[Ticket, list[HostStatus]], None] | None = None
+    ) -> JobStatus:
+        limit = self.timeout if timeout is None else timeout
+        end = time.monotonic() + limit
+        pause = _FIRST_POLL
+        shown = ""
+        while True:
+            ticket = self._record().ticket
+            assert ticket is not None
+            status = self._launcher.poll(ticket)
+            status = JobStatus(tuple(host for host in status.hosts if host.host in numbers))
+            if self.on_progress is not None and str(status) != shown:
+                shown = str(status)
+                self.on_progress(status)
+            if gone := status.of(HostPhase.GONE):
+                raise self._failure(ticket, gone[0])
+            up = status.of(HostPhase.UP)
+            if on_up is not None:
+                on_up(ticket, up)
+            if len(up) == len(numbers):
+                return status
+            if time.monotonic() > end:
+                waiting = [host for host in status.hosts if host.state is not HostPhase.UP]
+                logs = "\n".join(filter(None, (self._launcher.log(ticket, host.host, 5) for host in waiting[:3])))
+                raise StartTimeoutError(len(up), len(numbers), limit, status.reason, logs)
+            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            pause = min(pause * 1.3, _LAST_POLL)
+
+    def _failure(self, ticket: Ticket, host: HostStatus) -> LaunchError:
+        where = host.name or f"host {host.host}"
+        said = self._launcher.log(ticket, host.host, _LOG_LINES)
+        if host.failed:
+            return StartFailedError(where, host.reason or "it gave no reason", host.exit_code, said)
+        tail = f"\nThe end of its log:\n{said.strip()}" if said.strip() else ""
+        return LaunchError(f"{where} is gone before it could be used: {host.reason or 'the engine ended it'}{tail}")
+
+    def _request(self, hosts: int, names: tuple[str, ...]) -> LaunchRequest:
+        key = None
+        if self._launcher.needs_key:
+            key = Secret(key_text(registry.key_path(self._id)))
+        command = WorkerCommand(self._id, key, self._env, self._python, self._idle)
+        return LaunchRequest(hosts, command, self._resources, self._name, names)
+
+    def _request_fields(self) -> dict[str, Any]:
+        fields = _RequestFields(
+            self._requested, self._resources, self._python, self._idle, self._name, self._key_file or ""
+        )
+        return msgspec.to_builtins(fields)
+
+    # -- attaching --------------------------------------------------------------------------------------
+
+    def _hold(self, ticket: Ticket, hosts: list[HostStatus]) -> None:
+        """Attach to hosts as soon as they are up, so that none ends as idle while others are waited for."""
+        new = [host for host in hosts if self._workers.get(host.worker) != host.host]
+        if not new:
+            return
+
+        def route(host: HostStatus) -> str:
+            return self._launcher.route(ticket, host)
+
+        with concurrent.futures.ThreadPoolExecutor(min(_ROUTES_AT_ONCE, len(new)), "monarch-route") as pool:
+            urls = list(pool.map(route, new))
+        attach_to_workers(workers=urls, name=self._name, key_file=self._job_key())
+        self._workers.update({host.worker: host.host for host in new})
+        self._urls.update({host.host: url for host, url in zip(new, urls)})
+
+    def _attach(self, name: str, numbers: list[int], status: JobStatus) -> HostMesh:
+        """A mesh of these hosts, which are up."""
+        ticket = self._record().ticket
+        assert ticket is not None
+        self._hold(ticket, [host for host in status.hosts if host.host in numbers])
+        urls = [self._urls[number] for number in numbers]
+        return attach_to_workers(workers=urls, name=name, key_file=self._job_key())
+
+    def _job_key(self) -> str | None:
+        return registry.key_path(self._id) if self._launcher.needs_key else None
+
+
+class _RequestFields(msgspec.Struct):
+    meshes: dict[str, int]
+    resources: Resources
+    python: str
+    idle: float
+    name: str
+    key_file: str
+
+
+class _Fields(msgspec.Struct):
+    job: str
+    launcher: str
+    options: dict[str, Any]
+    request: _RequestFields
+
+
+def _checked(kind: str, meshes: Mapping[str, int]) -> dict[str, int]:
+    if not meshes:
+        raise ValueError(f"{kind} needs at least one mesh, as in {kind}({{'hosts': 2}})")
+    for name, count in meshes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{kind}: {name!r} cannot name a mesh: use an identifier, such as 'hosts'")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{kind}: {name}={count!r} must be a whole number of at least 1")
+    return dict(meshes)

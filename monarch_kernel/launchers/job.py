@@ -1,0 +1,294 @@
+"""The base of all jobs: a job is applied once, found again through a file, and ended on request."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from monarch_kernel.actor import HostMesh
+from monarch_kernel.launchers.mounts import GatheredMount, JobMounts, RemoteMount
+from monarch_kernel.private_files import read_own_file, write_own_file
+
+#: Where ``Job.state`` looks for a job that was applied earlier.
+CACHED_PATH = ".monarch/job_state.json"
+#: The format and version in a job's file. A job of another version is applied again.
+FORMAT = "monarch_kernel job"
+VERSION = 1
+
+Path = str | os.PathLike[str]
+
+
+class JobFile(msgspec.Struct):
+    """The contents of a job's file, as JSON.
+
+    Attributes:
+        kind: the name of its class.
+        fields: the data from which that class creates it again.
+    """
+
+    format: str
+    version: int
+    kind: str
+    apply_id: str | None
+    fields: dict[str, Any]
+
+
+class _OtherJobError(ValueError):
+    """The file belongs to a job, but this program does not know its version or kind."""
+
+
+class JobState:
+    """The hosts of an applied job: each of its meshes is an attribute."""
+
+    def __init__(self, meshes: dict[str, HostMesh]) -> None:
+        self._meshes = meshes
+
+    def __getattr__(self, name: str) -> HostMesh:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._meshes[name]
+        except KeyError:
+            known = ", ".join(self._meshes) or "none"
+            raise AttributeError(f"this job has no mesh {name!r} (its meshes: {known})") from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._meshes]
+
+    def __repr__(self) -> str:
+        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._meshes.items())}>"
+
+
+class Job(ABC):
+    """Hosts that a program requests by name.
+
+    Attributes:
+        apply_id: identifies the last ``apply``; None before it.
+    """
+
+    _kinds: ClassVar[dict[str, type[Job]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Job._kinds[cls.__name__] = cls
+
+    def __init__(self) -> None:
+        self.apply_id: str | None = None
+        self._mounts = JobMounts()
+
+    # -- the methods that a subclass implements -----------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Acquire the hosts. Called by ``apply`` of a job that is not active."""
+
+    @abstractmethod
+    def _hosts(self) -> dict[str, HostMesh]:
+        """The hosts by name, attached. Called by ``state`` of an active job."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Release the hosts. Called by ``kill`` of a job that was applied."""
+
+    @abstractmethod
+    def _is_alive(self) -> bool:
+        """Whether all hosts still exist. Called for a job that this program or an earlier one has applied."""
+
+    @abstractmethod
+    def _spec(self) -> Any:
+        """The request of this job. A job that was applied earlier is reused if its request is equal."""
+
+    @abstractmethod
+    def _fields(self) -> dict[str, Any]:
+        """The job as plain data that JSON can represent, for its file."""
+
+    def _adopt(self, known: Job) -> None:
+        """Become an equal job that an earlier program has applied."""
+        vars(self).update(vars(known), _mounts=self._mounts)
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, fields: dict[str, Any]) -> Job:
+        """Create a job from the result of ``_fields``.
+
+        Raises:
+            ValueError: the fields do not describe such a job.
+        """
+
+    # -- the methods that programs call --------------------------------------------------------------
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Acquire the hosts; does nothing if the job is active.
+
+        Args:
+            client_script: the script for batch mode, which these jobs do not support.
+
+        Raises:
+            ValueError: a script was given.
+            RuntimeError: a host could not be started.
+        """
+        if client_script is not None:
+            raise ValueError(
+                f"{type(self).__name__} has no batch mode: run {client_script} yourself, and call state() in it"
+            )
+        if self.active:
+            return
+        self._start()
+        self.apply_id = secrets.token_hex(8)
+
+    def state(self, cached_path: Path | None = CACHED_PATH) -> JobState:
+        """The hosts of an equal job that was applied earlier and is still active, or new hosts.
+
+        Args:
+            cached_path: the file through which the next run of a script finds the job; None: no file is used.
+
+        Mounts that were declared are made now; those that are there show their folders as they are now.
+
+        Raises:
+            PermissionError: another user wrote that file, or could have written it.
+            ValueError: that file does not belong to a job; it is not changed. Or a mount is for an unknown mesh.
+            MountError: a host cannot mount.
+        """
+        if not self.active:
+            self._mounts.close()
+            known = _load_cached(cached_path)
+            if known is not None and type(known) is type(self) and known._spec() == self._spec() and known.active:
+                self._adopt(known)
+            else:
+                self.apply()
+        if cached_path is not None:
+            self.dump(cached_path)
+        return JobState(self._mounts.make(self._hosts()))
+
+    def remote_mount(
+        self,
+        source: Path,
+        mntpoint: str | None = None,
+        meshes: Sequence[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+    ) -> None:
+        """Have a folder of this machine on hosts of this job, read-only and read on demand, from the next ``state`` on.
+
+        Args:
+            source: the folder.
+            mntpoint: the mount point on the hosts; by default the path that the folder has here.
+            meshes: the names of the meshes; by default all.
+            python_exe: a path in the folder: where it is there, ranks of these meshes run in that interpreter.
+
+        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.remotemount`` does the work.
+        """
+        path = os.path.abspath(os.path.expanduser(os.fspath(source)))
+        self._mounts.remote.append(RemoteMount(path, mntpoint, None if meshes is None else tuple(meshes), python_exe))
+
+    def gather_mount(
+        self, remote_mount_point: str, local_mount_point: str, meshes: Sequence[str] | None = None
+    ) -> None:
+        """Show a folder of each host of this job here, read-only, from the next ``state`` on.
+
+        Args:
+            remote_mount_point: the folder on every host.
+            local_mount_point: the mount point here; with several meshes, each has a folder of its name in it.
+            meshes: the names of the meshes; by default all.
+
+        Source: the names are those of ``monarch.job.JobTrait``; ``workspace_sync.gather_mount`` does the work.
+        """
+        names = None if meshes is None else tuple(meshes)
+        self._mounts.gathered.append(GatheredMount(remote_mount_point, local_mount_point, names))
+
+    def kill(self) -> None:
+        """Release the hosts, and end all processes on them; its mounts are gone then."""
+        self._mounts.close()
+        if self.apply_id is not None:
+            self._end()
+            self.apply_id = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the job was applied and all its hosts still exist."""
+        return self.apply_id is not None and self._is_alive()
+
+    def dumps(self) -> bytes:
+        """The job as bytes (JSON), for ``job_loads``."""
+        found = JobFile(FORMAT, VERSION, type(self).__name__, self.apply_id, self._fields())
+        return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+
+    def dump(self, filename: Path) -> None:
+        """Write the job to a file that only this user can read, for ``job_load``.
+
+        Raises:
+            ValueError: a file of that name exists and does not belong to a job; it is not changed.
+        """
+        path = os.path.abspath(filename)
+        if os.path.exists(path):
+            _read(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_own_file(path, self.dumps())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'active' if self.active else 'not active'}>"
+
+
+def job_loads(data: bytes) -> Job:
+    """Load a job from the result of ``Job.dumps``.
+
+    Raises:
+        ValueError: the data does not describe a job.
+    """
+    return _job(_decode(data, "this"))
+
+
+def job_load(filename: Path) -> Job:
+    """Load a job from the file that ``Job.dump`` wrote.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        PermissionError: another user wrote it, or could have written it.
+        ValueError: the file does not belong to a job.
+    """
+    return _job(_read(os.path.abspath(filename)))
+
+
+def _read(path: str) -> JobFile:
+    return _decode(read_own_file(path), path)
+
+
+def _decode(data: bytes, where: str) -> JobFile:
+    try:
+        found = msgspec.json.decode(data, type=JobFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        found, why = None, str(e)
+    else:
+        why = f"its format is {found.format!r}"
+    if found is None or found.format != FORMAT:
+        raise ValueError(
+            f"{where} is not the state of a job ({why}), so it is left as it is: name another file, or move it away"
+        )
+    return found
+
+
+def _job(found: JobFile) -> Job:
+    kind = Job._kinds.get(found.kind)
+    if found.version != VERSION:
+        raise _OtherJobError(f"this job has version {found.version} of the format, and this is version {VERSION}")
+    if kind is None:
+        known = ", ".join(sorted(Job._kinds))
+        raise _OtherJobError(f"this job is a {found.kind}, which is not known here (known: {known}): import it first")
+    try:
+        job = kind._of(found.fields)
+    except (msgspec.ValidationError, TypeError, ValueError) as e:
+        raise ValueError(f"this {found.kind} cannot be read: {e}") from e
+    job.apply_id = found.apply_id
+    return job
+
+
+def _load_cached(path: Path | None) -> Job | None:
+    if path is None:
+        return None
+    try:
+        return job_load(path)
+    except (FileNotFoundError, _OtherJobError):  # a new job replaces it
+        return None

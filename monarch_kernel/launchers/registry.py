@@ -1,0 +1,177 @@
+"""The list of all jobs of this user on this machine's account, with what a later program needs to find and end them.
+
+Each job has a folder of mode 0700 in ``~/.local/state/monarch_kernel/jobs`` (``XDG_STATE_HOME``): a record without
+secrets, the job's key, and its environment variables, each of mode 0600. A job enters the list before its engine is
+asked for anything, and leaves it when it has ended; so a job whose program was killed at any moment is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.launchers.base import LaunchError, Ticket
+from monarch_kernel.private_files import NotPrivateError, PrivateFolder
+
+VERSION = 1
+#: How long another process may take to change a record (seconds).
+_CHANGE_TIME = 30.0
+_WHAT = "engine job"
+_RECORD, _KEY, _ENV = "job.json", "key", "env.json"
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """A job, as its record has it. It has no secret.
+
+    Attributes:
+        job: its id, and the name of its folder.
+        kind: the name of its class.
+        launcher: the name of its launcher.
+        options: from which ``launcher_class(launcher).of`` makes that launcher again.
+        request: what it asked for, by the fields of ``EngineJob``.
+        ticket: None while the engine is being asked for the first time.
+        meshes: the numbers of its hosts, by the name of the mesh, in the order of the mesh.
+        created: when (Unix time).
+        creator: the host and process that made it.
+        folder: the working folder of that process.
+    """
+
+    job: str
+    kind: str
+    launcher: str
+    options: dict[str, Any]
+    request: dict[str, Any]
+    ticket: Ticket | None = None
+    meshes: dict[str, list[int]] = {}
+    created: float = 0.0
+    creator: str = ""
+    folder: str = ""
+    version: int = VERSION
+
+
+def jobs_folder() -> str:
+    """The folder with the folders of all jobs of this user."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification says to ignore such a setting
+        base = os.path.expanduser("~/.local/state")
+    return os.path.join(base, "monarch_kernel", "jobs")
+
+
+def key_path(job: str) -> str:
+    """The file with a job's key."""
+    return os.path.join(jobs_folder(), job, _KEY)
+
+
+def add(record: JobRecord, key: str | None, env: dict[str, str]) -> None:
+    """Enter a new job.
+
+    Args:
+        key: the contents of its key file; None: its workers need none.
+        env: its environment variables, which may be secret.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    os.makedirs(jobs_folder(), 0o700, exist_ok=True)
+    with PrivateFolder.make(os.path.join(jobs_folder(), record.job)) as folder:
+        folder.claim(_WHAT)
+        try:
+            if key is not None:
+                folder.replace(_KEY, key.encode())
+            folder.replace(_ENV, msgspec.json.encode(env))
+            folder.replace(_RECORD, _encoded(record))
+        except BaseException:
+            folder.remove(["*"])
+            raise
+
+
+def read(job: str) -> JobRecord | None:
+    """The record of a job; None if it is not in the list.
+
+    Raises:
+        NotPrivateError: another user could have written it.
+        LaunchError: it is of another version.
+    """
+    try:
+        with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
+            return _decoded(folder.read(_RECORD), folder.path)
+    except FileNotFoundError:
+        return None
+
+
+def env_of(job: str) -> dict[str, str]:
+    """The environment variables of a job."""
+    with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
+        return msgspec.json.decode(folder.read(_ENV), type=dict[str, str])
+
+
+def records() -> list[JobRecord]:
+    """All jobs in the list, oldest first. A folder that is no job's is left out."""
+    found: list[JobRecord] = []
+    try:
+        names = os.listdir(jobs_folder())
+    except FileNotFoundError:
+        return []
+    for name in names:
+        try:
+            record = read(name)
+        except (NotPrivateError, NotADirectoryError, LaunchError):
+            continue
+        if record is not None:
+            found.append(record)
+    return sorted(found, key=lambda record: record.created)
+
+
+@contextmanager
+def changing(job: str) -> Generator[JobRecord]:
+    """Change a record: no other process changes it meanwhile, and it is written at the end of the block, also if that
+    raises.
+
+    Raises:
+        LaunchError: the job is not in the list, or another process keeps its record for too long.
+    """
+    with _locked(job) as folder:
+        record = _decoded(folder.read(_RECORD), folder.path)
+        try:
+            yield record
+        finally:
+            folder.replace(_RECORD, _encoded(record))
+
+
+def remove(job: str) -> None:
+    """Take a job, which has ended, out of the list. Does nothing if it is not in it."""
+    try:
+        with _locked(job) as folder:
+            folder.remove([_RECORD, _KEY, _ENV])
+    except FileNotFoundError:
+        return
+
+
+@contextmanager
+def _locked(job: str) -> Generator[PrivateFolder]:
+    with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
+        end = time.monotonic() + _CHANGE_TIME
+        while not folder.take(_WHAT):
+            if time.monotonic() > end:
+                raise LaunchError(f"another process has been changing {folder.path} for {_CHANGE_TIME:g} s: end it")
+            time.sleep(0.01)
+        yield folder
+
+
+def _encoded(record: JobRecord) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def _decoded(data: bytes, where: str) -> JobRecord:
+    try:
+        record = msgspec.json.decode(data, type=JobRecord)
+    except msgspec.DecodeError as e:
+        raise LaunchError(f"{where} is not the record of a job: {e}") from e
+    if record.version != VERSION:
+        raise LaunchError(f"{where} is of version {record.version} of the list of jobs, and this is {VERSION}")
+    return record

@@ -1,0 +1,72 @@
+"""A real sshd on the loopback address, with keys and a configuration of its own for the client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+class Sshd:
+    """The daemon. ``command`` is an ssh for which the names ``node*`` are this machine, and ``jumped*`` are reached
+    through it as a jump host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for key in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        (folder / "authorized").write_text((folder / "user.pub").read_text())
+        (folder / "sshd_config").write_text(
+            f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+            f"PidFile none\nUsePAM no\nPasswordAuthentication no\nStrictModes no\nPermitRootLogin yes\n"
+            "MaxStartups 200\n"
+        )
+        public = " ".join((folder / "host.pub").read_text().split()[:2])
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
+        (folder / "config").write_text(
+            f"Host node* jumped*\n  HostName 127.0.0.1\n  Port {self.port}\nHost jumped*\n  ProxyJump node0\n"
+            f"Host closed\n  HostName 127.0.0.1\n  Port 1\n"
+            f"Host *\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n"
+            "  StrictHostKeyChecking yes\n  BatchMode yes\n"
+        )
+        self.command = ("ssh", "-F", str(folder / "config"))
+        os.makedirs("/run/sshd", exist_ok=True)
+        assert SSHD is not None
+        self._log = (folder / "log").open("ab")
+        self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=self._log)
+        wait_until(self._listens, "sshd listens")
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def close(self) -> None:
+        """End it."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+        self._log.close()
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """An sshd for the tests of a module."""
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("openssh-server and openssh-client are not installed (tests/prepare.sh)")
+    if os.getuid() != 0:
+        pytest.skip("only root can run an sshd of its own here")
+    daemon = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield daemon
+    daemon.close()
