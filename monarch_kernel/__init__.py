@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from monarch_kernel.distributed import distribute, module_to_mesh
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
     from monarch_kernel.tensor import (
+        OpaqueRef,
         Stream,
         Tensor,
         call_on_shard_and_fetch,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Extent",
     "NDSlice",
+    "OpaqueRef",
     "Selection",
     "Shape",
     "Stream",
@@ -68,6 +70,7 @@ _LOADED_AT_FIRST_USE = {
     **dict.fromkeys(("distribute", "module_to_mesh"), "monarch_kernel.distributed"),
     **dict.fromkeys(
         (
+            "OpaqueRef",
             "Stream",
             "Tensor",
             "call_on_shard_and_fetch",

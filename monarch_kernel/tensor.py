@@ -11,6 +11,8 @@ from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tens
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
 from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
+from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
+from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -24,6 +26,7 @@ from monarch_kernel.runtime.tensor.controller.errors import (
 )
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.stream import Stream
 from monarch_kernel.runtime.tensor.inspection.addresses import ValueAddress, address_of
 from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, clear_plans, explain
@@ -43,6 +46,9 @@ __all__ = [
     "MixedTensorsError",
     "NanWatching",
     "NonFiniteError",
+    "OpaqueModule",
+    "OpaqueObject",
+    "OpaqueRef",
     "RemoteException",
     "RemoteFunction",
     "Stream",
@@ -69,6 +75,7 @@ __all__ = [
     "manual_seed",
     "memory",
     "no_mesh",
+    "opaque_method",
     "rank_tensor",
     "rank_tensors",
     "refer_to_result",

@@ -11,17 +11,18 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
+from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.handle import handle_of
 from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
-from monarch_kernel.runtime.tensor.rank.calls import TakeResult, TensorLike, WaitForCall, described
+from monarch_kernel.runtime.tensor.rank.calls import TakeResult, WaitForCall, described
+from monarch_kernel.runtime.tensor.rank.results import ResultLike, part_of_key
 
 
 class LentArguments:
@@ -68,7 +69,8 @@ class ResultReference(LentArguments):
         if engine.recording is not None:
             engine.recording.stop(f"it calls {label}")
         mesh.check_alive()
-        self._key, self._expected = _expected(mesh, label, propagate, function, arguments)
+        self._inputs = handles_in(arguments)
+        self._key, self._like = _expected(mesh, label, propagate, function, arguments)
         super().__init__(label, target.procs)
         self._token = engine.new_number()
 
@@ -81,21 +83,16 @@ class ResultReference(LentArguments):
         self._waits = [wait for wait in self._waits if wait[0].stream is not self._mesh.stream]
         super().sent()
         mesh = self._mesh
-        if self._expected is None:
-            self._expected = mesh.engine.extras[_CACHED][self._key] = _asked(mesh, self._label, self._token)
-        leaves, tree = tree_flatten(self._expected, is_leaf=_is_like)
-        likes = tuple((k, x) for k, x in enumerate(leaves) if _is_like(x))
-        take = TakeResult(self._label, likes, len(leaves), getattr(mesh, "key", None))
-        key = ("take result", self._label, likes, len(leaves))
+        if self._like is None:
+            self._like = mesh.engine.extras[_CACHED][self._key] = _asked(mesh, self._label, self._token)
+        like = self._like
         made: Any = mesh.call(
-            take,
-            lambda _: tuple(torch.empty_strided(x.size, x.stride, dtype=x.dtype) for _, x in likes) or None,
+            TakeResult(self._label, like, getattr(mesh, "key", None)),
+            lambda _: like.fakes() or None,
             float(self._token),
-            key=key,
+            key=("take result", self._label, like.key),
         )
-        for (position, _), handle in zip(likes, made or ()):
-            leaves[position] = handle
-        return tree_unflatten(leaves, tree)
+        return without_gradient(f"what {self._label} gave", like.filled(mesh.objects(like, made)), self._inputs)
 
 
 #: Where an engine keeps what results of endpoints look like, by kind of call.
@@ -154,7 +151,9 @@ def _region(labels: tuple[str, ...], sizes: tuple[int, ...], ranks: tuple[int, .
     return region if list(region.ranks()) == list(ranks) else None
 
 
-def _expected(mesh: TensorMesh, label: str, propagate: Any, function: Any, arguments: Any) -> tuple[Any, Any]:
+def _expected(
+    mesh: TensorMesh, label: str, propagate: Any, function: Any, arguments: Any
+) -> tuple[Any, ResultLike | None]:
     """What the result of a call looks like, with its key; None if only the result itself can tell."""
     flat, tree = tree_flatten(arguments)
     key = label, propagate if callable(propagate) else function, tree, tuple(map(_part_of_key, flat))
@@ -172,31 +171,20 @@ def _expected(mesh: TensorMesh, label: str, propagate: Any, function: Any, argum
     return key, known[key]
 
 
-def _asked(mesh: TensorMesh, label: str, token: int) -> Any:
+def _asked(mesh: TensorMesh, label: str, token: int) -> ResultLike:
     """What the result of a call looks like that is under way: one round trip."""
     engine = mesh.engine
     engine.plan.synchronised(f"the shapes of {label}")
-    found = engine.ask(mesh, functools.partial(described, label, token))
+    found: list[Any] = engine.ask(mesh, functools.partial(described, label, token))
     for place, other in enumerate(found):
-        if other != found[0]:
+        if ResultLike(other).key != ResultLike(found[0]).key:
             raise ValueError(
                 f"{label}.rref: its result on rank {place} ({other}) is unlike that on rank 0 ({found[0]}) of mesh "
                 f"{mesh.name}, so that no tensor can stand for both: use call()"
             )
-    return found[0]
-
-
-def _is_like(x: Any) -> bool:
-    return type(x) is TensorLike
+    return ResultLike(found[0])
 
 
 def _part_of_key(x: Any) -> Any:
-    if type(x) is Tensor:
-        return x._spec
-    if isinstance(x, torch.Tensor):
-        return tuple(x.shape), x.dtype
-    try:
-        hash(x)
-    except TypeError:
-        return type(x), repr(x)
-    return type(x), x
+    handle = handle_of(x)
+    return part_of_key(x) if handle is None else (type(x), handle._spec)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, overload
 
 from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
+from monarch_kernel.runtime.tensor.rank.objects import NamedFunction
 
 #: How the shapes of results are found: a function of fake tensors, or one of the words below.
 Propagate = Callable[..., Any] | str | None
@@ -20,10 +20,7 @@ class RemoteFunction:
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
         if isinstance(function, str):
-            module, _, name = function.rpartition(".")
-            if not module:
-                raise ValueError(f"remote({function!r}): name it as module.function")
-            self._name, self.function = function, _Named(module, name)
+            self._name, self.function = function, NamedFunction(function)
         else:
             if not callable(function):
                 raise TypeError(f"remote(function): {function!r} cannot be called")
@@ -47,17 +44,6 @@ class RemoteFunction:
 
     def __repr__(self) -> str:
         return f"<remote {self._name}>"
-
-
-class _Named:
-    """A function by name, looked up where it is called: the controller need not have it."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
-        self.__name__ = f"{module}.{name}"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -37,7 +37,7 @@ from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, NonFiniteError, RemoteException
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
-from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
 from monarch_kernel.runtime.tensor.controller.plan import Plan
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
@@ -457,9 +457,12 @@ class TensorEngine:
         if self.recording is not None:
             self.recording.stop("it fetches a value")
         flat, tree = tree_flatten((list(args), kwargs))
-        values = [x._owner.id for x in flat if type(x) is Tensor]
+        handles = [handle_of(x) for x in flat]
+        values = [handle._owner.id for handle in handles if handle is not None]
         positions = iter(range(len(values)))
-        template = tree_unflatten([TensorSlot(next(positions)) if type(x) is Tensor else x for x in flat], tree)
+        template = tree_unflatten(
+            [x if handle is None else TensorSlot(next(positions)) for x, handle in zip(flat, handles)], tree
+        )
         with self.lock, _disable_current_modes():
             mesh.check_alive()
             self.turn_to(mesh)
@@ -559,8 +562,8 @@ def _first_failure(error: ActorError) -> FailedValue | None:
 
 
 def handles_in(obj: Any) -> list[Tensor]:
-    """All handles in nested lists, tuples and dicts."""
-    return [x for x in tree_flatten(obj)[0] if type(x) is Tensor]
+    """All handles in nested lists, tuples and dicts, those of objects on the ranks included."""
+    return [handle for x in tree_flatten(obj)[0] if (handle := handle_of(x)) is not None]
 
 
 def _closer(engine: TensorEngine) -> Any:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
+from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 
 if TYPE_CHECKING:
@@ -266,6 +267,11 @@ def make_handle(spec: Spec, held: ValueOwner) -> Tensor:
     made._owner = held
     made._constant = None
     return made
+
+
+def handle_of(x: Any) -> Tensor | None:
+    """The handle that an argument is, or that is behind it; None for any other object."""
+    return x if type(x) is Tensor else x.key if isinstance(x, OpaqueRef) else None
 
 
 def mesh_among(args: Any) -> TensorMesh | None:

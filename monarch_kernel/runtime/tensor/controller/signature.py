@@ -16,7 +16,8 @@ class Signature:
         outs: else for each result: a spec if it is new, the position of an input that it is, or None.
         tree: how `outs` are nested; None if there is one.
         shared: the position of the input of which the result is another handle (detach), or None.
-        answer: the result that needs no rank, or the function that issues other operations.
+        answer: the result that needs no rank, or the function that issues other operations; of a function of the ranks
+            whose result is nested, what that looks like.
         label: the operation's name.
         template: ``(args, kwargs)`` with slots.
         inputs, floats: how many there are.

@@ -28,10 +28,11 @@ from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_wri
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
+from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
-from monarch_kernel.runtime.tensor.rank.calls import description
+from monarch_kernel.runtime.tensor.rank.results import FlatResult, ResultLike, is_plain
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
@@ -437,6 +438,9 @@ class TensorMesh:
             onto: the mesh on which the results are, if it is another one: a part of this, say.
         """
         flat, tree = tree_flatten((args, kwargs))
+        opaque = frozenset(k for k, x in enumerate(flat) if isinstance(x, OpaqueRef))
+        for k in opaque:
+            flat[k] = flat[k].key
         ins = [x for x in flat if type(x) is Tensor]
         floats = [x for x in flat if type(x) is float]
         found = (
@@ -445,6 +449,7 @@ class TensorMesh:
             tree,
             tuple(map(_part_of_key, flat)),
             onto,
+            opaque,
         )
         signature = self.signatures.get(found)
         if signature is None:
@@ -453,15 +458,18 @@ class TensorMesh:
                 self._check_meshes(what, ins)
             with _disable_current_modes():
                 fakes: list[Any] = []
+                inputs: list[torch.Tensor] = []
                 template: list[Any] = []
                 tensors, numbers = itertools.count(), itertools.count()
                 with self.engine.fake, quiet():
-                    for x in flat:
+                    for k, x in enumerate(flat):
                         if isinstance(x, torch.Tensor) and type(x) is not Tensor:
                             raise MixedTensorsError(
                                 f"{what}: a local tensor {list(x.shape)} among tensors of mesh {self.name}"
                             )
-                        fakes.append(x._spec.fake() if type(x) is Tensor else x)
+                        if type(x) is Tensor:
+                            inputs.append(x._spec.fake())
+                        fakes.append(OpaqueRef() if k in opaque else inputs[-1] if type(x) is Tensor else x)
                         template.append(
                             TensorSlot(next(tensors))
                             if type(x) is Tensor
@@ -470,9 +478,11 @@ class TensorMesh:
                             else x
                         )
                     fake_args, fake_kwargs = tree_unflatten(fakes, tree)
-                    inputs = [f for f in fakes if isinstance(f, torch.Tensor)]
                     before = [f._version for f in inputs]
                     out = propagate(*fake_args, **fake_kwargs)
+                    like = None if is_plain(out) else ResultLike(out)
+                    if like is not None:
+                        out, function = like.fakes() or None, FlatResult(function, like)
                 mutates = tuple(i for i, (f, version) in enumerate(zip(inputs, before)) if f._version != version)
                 signature = self.make_signature(
                     what,
@@ -485,16 +495,25 @@ class TensorMesh:
                     fresh=True,
                     onto=onto,
                 )
+                signature.answer = like if signature.number >= 0 else signature.answer
             self._keep(found, signature)
         if signature.number < 0:
             return signature.answer
-        return self.emit(signature, ins, floats)
+        made = self.emit(signature, ins, floats)
+        like = signature.answer
+        if self.engine.recording is not None and (opaque or like is not None):
+            self.engine.recording.stop("it works with objects on the ranks, or with nested results")
+        return made if like is None else like.filled(self.objects(like, made))
 
-    def propagated(self, propagate: Callable[..., Any], arguments: Any) -> Any:
-        """What `propagate` says of ``(args, kwargs)``: its result, with descriptions in the places of tensors."""
+    def objects(self, like: ResultLike, made: Any) -> list[Any]:
+        """Handles of a result's values, with references in the places of those that are objects."""
+        return [OpaqueRef.of(x) if kind.opaque else x for (_, kind), x in zip(like.likes, made or ())]
+
+    def propagated(self, propagate: Callable[..., Any], arguments: Any) -> ResultLike:
+        """What `propagate` says that the result for ``(args, kwargs)`` looks like."""
         with _disable_current_modes(), self.engine.fake, torch.no_grad(), quiet():
             args, kwargs = tree_map(_fake_of, arguments)
-            return description(propagate(*args, **kwargs))
+            return ResultLike(propagate(*args, **kwargs))
 
     # -- between ranks ------------------------------------------------------------------------------
 
@@ -611,6 +630,8 @@ class TensorMesh:
 def _fake_of(x: Any) -> Any:
     if type(x) is Tensor:
         return x._spec.fake()
+    if isinstance(x, OpaqueRef):
+        return OpaqueRef()
     return torch.empty_like(x) if isinstance(x, torch.Tensor) else x
 
 

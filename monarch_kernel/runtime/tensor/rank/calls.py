@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
+from monarch_kernel.runtime.tensor.rank.results import ResultLike, description
 from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, end_call
 from monarch_kernel.runtime.tensor.rank.worker import here
 
 Tensors = Sequence[tuple[str, int]]
-
-
-class TensorLike(NamedTuple):
-    """Size, stride and dtype of a tensor on a rank."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def keep_result(tensors: Tensors, result: Any) -> None:
@@ -49,35 +42,23 @@ class WaitForCall:
 
 
 class TakeResult:
-    """The operation that gives what an endpoint did: the tensors among it.
+    """The operation that gives what an endpoint did: the values that stay here.
 
     Args:
         label: what the endpoint is called.
-        expected: what it should give, by position.
-        count: how many values it should give, others included.
-        key: of the sharded mesh that they are on; None for plain tensors.
+        like: what it should give.
+        key: of the sharded mesh that tensors are on; None for plain tensors.
     """
 
-    def __init__(self, label: str, expected: tuple[tuple[int, TensorLike], ...], count: int, key: Any) -> None:
+    def __init__(self, label: str, like: ResultLike, key: Any) -> None:
         self.__name__ = label
-        self._expected = expected
-        self._count = count
+        self._like = like
         self._key = key
 
     def __call__(self, token: float) -> list[Any]:
-        leaves = tree_flatten(_result(self.__name__, awaited_end(here().engine, int(token))))[0]
-        if not self._expected:
-            return []
-        if len(leaves) != self._count:
-            raise TypeError(f"{self.__name__} gave {len(leaves)} values, where its propagate says {self._count}")
-        taken: list[Any] = []
-        for position, (size, _, dtype) in self._expected:
-            value = leaves[position]
-            if not isinstance(value, torch.Tensor) or (tuple(value.shape), value.dtype) != (size, dtype):
-                what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
-                raise TypeError(f"{self.__name__} gave {what}, where its propagate says {dtype} {list(size)}")
-            taken.append(self._of_stream(value))
-        return taken
+        label = self.__name__
+        taken = self._like.taken(label, _result(label, awaited_end(here().engine, int(token))))
+        return [self._of_stream(x) if isinstance(x, torch.Tensor) else x for x in taken]
 
     def _of_stream(self, value: torch.Tensor) -> torch.Tensor:
         """What an actor gave, for operations of the stream: a DTensor of a sharded mesh, or a plain tensor."""
@@ -96,13 +77,6 @@ class TakeResult:
 def described(label: str, token: int) -> Any:
     """What an endpoint gave, with descriptions in the places of tensors; it can still be taken."""
     return description(_result(label, awaited_end(here().engine, token, keep=True)))
-
-
-def description(result: Any) -> Any:
-    """A result with descriptions in the places of tensors."""
-    return tree_map(
-        lambda x: TensorLike(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x, result
-    )
 
 
 def _result(label: str, ended: EndedCall) -> Any:
