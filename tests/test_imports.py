@@ -83,7 +83,16 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.tools": FACADES,
     # Monarch's modules of these names.
     **{f"monarch_kernel.{name}": {SYNC} for name in ("tools.config", "remotemount", "gather_mount")},
-    **{f"monarch_kernel.{name}": FACADES for name in ("mesh_controller", "gradient_generator")},
+    **{
+        f"monarch_kernel.{name}": FACADES
+        for name in (
+            "mesh_controller",
+            "gradient_generator",
+            "opaque_object",
+            "opaque_module",
+            "cached_remote_function",
+        )
+    },
     "monarch_kernel.builtins": {*FACADES, f"{RUNTIME}.tensor"},
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
