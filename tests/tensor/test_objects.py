@@ -96,6 +96,8 @@ def test_methods_of_objects(four: Any) -> None:
             adder.add(torch.ones(2) + torch.ones(3))
         with pytest.raises(RuntimeError, match="is on the ranks"):
             adder.value
+        with pytest.raises(RuntimeError, match="add of"):
+            adder.add(torch.ones(2, requires_grad=True)).sum().backward()
     assert "AdderHere on" in repr(adder)
 
 

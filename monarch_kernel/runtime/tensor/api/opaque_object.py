@@ -35,8 +35,8 @@ class OpaqueObject(OpaqueRef):
     ```
 
     When the last reference here goes, each rank lets go of its object. What an object's method raises is a
-    ``RemoteException`` at the next fetch that depends on its result. Gradients do not pass: a backward that comes to such
-    a result raises.
+    ``RemoteException`` at the next fetch that depends on its result. Gradients do not pass: a backward pass that
+    comes to such a result raises.
 
     Args:
         constructor: the name of a class or function that ranks can import, one of this program, or the `OpaqueRef` of
