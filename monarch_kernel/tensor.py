@@ -13,6 +13,7 @@ from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_gene
 from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
 from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
+from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
 from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -49,6 +50,7 @@ __all__ = [
     "OpaqueModule",
     "OpaqueObject",
     "OpaqueRef",
+    "Pipe",
     "RemoteException",
     "RemoteFunction",
     "Stream",
@@ -63,6 +65,7 @@ __all__ = [
     "clear_plans",
     "coalescing",
     "compile",
+    "create_pipe",
     "explain",
     "fetch_shard",
     "get_active_mesh",
@@ -80,6 +83,7 @@ __all__ = [
     "rank_tensors",
     "refer_to_result",
     "remote",
+    "remote_generator",
     "show",
     "slice_mesh",
     "to_mesh",

@@ -16,15 +16,22 @@ Propagate = Callable[..., Any] | str | None
 
 
 class RemoteFunction:
-    """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its own values."""
+    """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its own values.
+
+    Attributes:
+        function: what ranks call.
+        path: its name, if it was given by name.
+        name: what errors call it.
+    """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
         if isinstance(function, str):
-            self._name, self.function = function, NamedFunction(function)
+            self.name, self.function, self.path = function, NamedFunction(function), function
         else:
             if not callable(function):
                 raise TypeError(f"remote(function): {function!r} cannot be called")
-            self._name, self.function = getattr(function, "__qualname__", repr(function)), function
+            self.name, self.function = getattr(function, "__qualname__", repr(function)), function
+            self.path: str | None = None
             functools.update_wrapper(self, function)
         if propagate == "inspect":
             raise ValueError('propagate="inspect" is not supported: give a function of the shapes')
@@ -34,16 +41,19 @@ class RemoteFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         mesh = mesh_of_all((args, kwargs))
-        propagate = self._propagate
+        propagate = self.shapes
         if propagate is None:
             return mesh.call(self.function, _nothing, *args, **kwargs)
-        if isinstance(propagate, str):
-            propagate = self.function
         results = mesh.call(self.function, propagate, *args, **kwargs)
         return without_gradient(f"what {self!r} gave", results, handles_in((args, kwargs)))
 
+    @property
+    def shapes(self) -> Callable[..., Any] | None:
+        """The function of fake tensors that tells the shapes of the results."""
+        return self.function if isinstance(self._propagate, str) else self._propagate
+
     def __repr__(self) -> str:
-        return f"<remote {self._name}>"
+        return f"<remote {self.name}>"
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -354,13 +354,13 @@ class TensorEngine:
                 self.places.pop(number, None)
             self._forgotten = record
 
-    def send_idle(self) -> None:
-        """Send records and deletions that wait for company."""
+    def send_idle(self, dead: int = DEAD) -> None:
+        """Send records that wait for company, and deletions if there are more than so many."""
         with self.lock:
             if self._closed:
                 return
             for mesh in [self.target, *self.meshes.values()]:
-                if mesh is not None and ((mesh is self.target and self.pending) or len(mesh.dead) > DEAD):
+                if mesh is not None and ((mesh is self.target and self.pending) or len(mesh.dead) > dead):
                     self.turn_to(mesh)
                     self.flush()
 
@@ -581,8 +581,12 @@ def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> 
     """The thread that sends records without company; it sleeps while there are none, and ends with the engine."""
     while True:
         if not wake.wait(10.0):
-            if weak() is None:
+            engine = weak()
+            if engine is None or engine._closed:
                 return
+            with suppress(Exception):  # the program's next operation or fetch raises it
+                engine.send_idle(0)
+            del engine
             continue
         engine = weak()
         sent = engine.sent if engine is not None else 0
