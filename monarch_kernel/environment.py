@@ -458,6 +458,15 @@ AUDIT_TEXT = EnvironmentVariable(
     "kernel",
 )
 
+ENGINE = EnvironmentVariable(
+    "ENGINE",
+    _one_of("monarch_kernel", "torchmonarch"),
+    "monarch_kernel",
+    "`monarch_kernel` or `torchmonarch`",
+    "the runtime under the kernel, the magics and the debugger",
+    "kernel",
+)
+
 # -- variables that our processes set for the processes they start; not for users ------------------
 
 #: The run folder of a host agent, which identifies its processes.

@@ -24,6 +24,7 @@ from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.viewers import DriverError
     from monarch_kernel.debugger.model.stops import NotSteppable
+    from monarch_kernel.engines.interface import InterruptedEndpoint, NotOffered
     from monarch_kernel.kernel.install import InstallError
     from monarch_kernel.kernel.output.cell_errors import CellSyntaxError, MeshCellError, MeshCellInterrupt
     from monarch_kernel.launchers.base import (
@@ -78,6 +79,7 @@ __all__ = [
     "IncompatibleError",
     "InfeasibleError",
     "InstallError",
+    "InterruptedEndpoint",
     "InvalidSettingError",
     "KeptError",
     "KeyFileError",
@@ -89,6 +91,7 @@ __all__ = [
     "MixedTensorsError",
     "MountError",
     "NonFiniteError",
+    "NotOffered",
     "NotOursError",
     "NotPrivateError",
     "NotSteppable",
@@ -126,6 +129,7 @@ _LOADED_AT_FIRST_USE = {
     "IncompatibleError": "workspace_sync.model.errors",
     "InfeasibleError": "monarch_kernel.launchers.base",
     "InstallError": "monarch_kernel.kernel.install",
+    "InterruptedEndpoint": "monarch_kernel.engines.interface",
     "KeptError": "monarch_kernel.runtime.actor.kept.kept_host",
     "KeyFileError": "monarch_kernel.protocol.keys.guarded_files",
     "KeyFileExistsError": "monarch_kernel.protocol.keys.guarded_files",
@@ -135,6 +139,7 @@ _LOADED_AT_FIRST_USE = {
     "MixedTensorsError": "monarch_kernel.runtime.tensor.controller.errors",
     "MountError": "workspace_sync.model.errors",
     "NonFiniteError": "monarch_kernel.runtime.tensor.controller.errors",
+    "NotOffered": "monarch_kernel.engines.interface",
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",
     "NotSteppable": "monarch_kernel.debugger.model.stops",

@@ -44,6 +44,7 @@ LAUNCH = f"{RUNTIME}.host.launch"
 COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display", "environment", "subscriptions")}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
+ENGINES = "monarch_kernel.engines"  # what the tools ask of the runtime under them
 SYNC = "workspace_sync"  # a package of its own
 WATCH, WIDGETS = "monarch_kernel.watch", "monarch_kernel.widgets"
 
@@ -97,16 +98,26 @@ ALLOWED: dict[str, set[str]] = {
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.
-    DEBUGGER: FACADES,
+    DEBUGGER: {*FACADES, ENGINES},
     POOL: FACADES,
     LAUNCHERS: FACADES,
-    KERNEL: {*FACADES, DEBUG, DEBUGGER, POOL, SYNC, WATCH, WIDGETS},
+    KERNEL: {*FACADES, ENGINES, DEBUG, DEBUGGER, POOL, SYNC, WATCH, WIDGETS},
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*FACADES, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*FACADES, DEBUG, DEBUGGER, WATCH},
     "monarch_kernel.server": {*FACADES, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
-    "monarch_kernel.engines": {PROTOCOL, *FACADES},
+    ENGINES: {PROTOCOL, *FACADES},
+    # Tools in another runtime's processes: calls, futures and output are handled as in ranks of our own.
+    f"{ENGINES}.hosted": {
+        PROTOCOL,
+        MESH,
+        *FACADES,
+        ENGINES,
+        f"{RUNTIME}.node.poller",
+        f"{RUNTIME}.rank.output_capture",
+        *(f"{RUNTIME}.actor.{part}" for part in ("calls", "extensions", "meshes.actor_mesh")),
+    },
     # A command parses options, and calls one function of what it runs.
     "monarch_kernel.cli": {
         PROTOCOL,
@@ -140,7 +151,7 @@ EXCEPTIONS = {
     # The mounts of a job, by the names that users have for them.
     f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
-    "monarch_kernel.errors": {DEBUGGER, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
+    "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
 # What the runtime must never know of, and what may be imported only where it is used.
 JUPYTER = {

@@ -22,9 +22,9 @@ class Frontend:
 
     def mesh(self) -> str | None:
         """The name of the mesh in use, for commands that name none; None if there are none or several."""
-        from monarch_kernel.meshes import list_proc_meshes
+        from monarch_kernel.engines import engine
 
-        names = {mesh.name for mesh in list_proc_meshes()}
+        names = {mesh.name for mesh in engine().list_proc_meshes()}
         return names.pop() if len(names) == 1 else None
 
     def cell(self, number: int) -> tuple[str, str]:
@@ -45,10 +45,10 @@ class Frontend:
         Raises:
             CommandError: there is no such mesh.
         """
-        from monarch_kernel.meshes import get_mesh
+        from monarch_kernel.engines import engine
 
         try:
-            return get_mesh(mesh).extent
+            return engine().get_mesh(mesh).extent
         except LookupError as error:
             raise CommandError(str(error)) from None
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from monarch_kernel.actor import Future, ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
-from monarch_kernel.introspection import Awaited, awaited_here
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import Awaited
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
@@ -23,7 +24,6 @@ from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.progress import PERIOD, CodeLocation, Progress
 from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.meshes import list_proc_meshes, on_change
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
@@ -94,19 +94,19 @@ class CallProgress:
         self._thread: threading.Thread | None = None
         self._asleep = False
         self._closed = False
-        self._unsubscribe = on_change(self._start)
+        self._unsubscribe = engine().on_change(self._start)
 
     def begin(self, key: str) -> None:
         """Record that this thread begins a cell."""
         self.end()
-        before = {call.number: call.waiters for call in awaited_here()}
+        before = {call.number: call.waiters for call in engine().awaited_here()}
         with self._changed:
             if self._closed:
                 return
             self._cells[threading.get_ident()] = _Waiting(key, time.monotonic(), before)
             if self._asleep:
                 self._changed.notify()
-        if self._thread is None and list_proc_meshes():
+        if self._thread is None and engine().list_proc_meshes():
             self._start()
 
     def _start(self) -> None:
@@ -156,13 +156,13 @@ class CallProgress:
             pause = max(TICK, SHARE * (time.monotonic() - now))
 
     def _look(self, cell: _Waiting, now: float) -> None:
-        pending = {call.number: call for call in awaited_here() if not call.tool}
+        pending = {call.number: call for call in engine().awaited_here() if not call.tool}
         waited_for = [call for call in pending.values() if call.waiters > cell.before.get(call.number, 0)]
         cell.first = {call.number: cell.first.get(call.number, now) for call in waited_for}
         shown = [call for call in waited_for if now - cell.first[call.number] >= LONG]
         line = ""
         if shown:
-            meshes = list_proc_meshes()
+            meshes = engine().list_proc_meshes()
             line = self._line(cell, shown, meshes, now)
             said = self._why_still(cell, shown, meshes, now)
             if line and said:

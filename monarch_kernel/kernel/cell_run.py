@@ -9,6 +9,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
 from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.engines import engine
 from monarch_kernel.errors import capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
@@ -25,7 +26,7 @@ from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import CodeLocation, Progress
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
-from monarch_kernel.meshes import kept_host_of
+from monarch_kernel.kernel.remedies import replacing
 
 #: How often the wait updates the progress line (seconds).
 TICK = 0.1
@@ -269,7 +270,7 @@ class CellRun:
         if not self.managed.is_alive:  # stopped on purpose while the cell ran
             return ""
         if any(failed.fault is None for failed in self.failures.values()):
-            return f"%mesh heal {self.managed.name} replaces them."
+            return f"{replacing(self.managed.name)}."
         return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
 
     def _drain(self) -> None:
@@ -335,7 +336,7 @@ class CellRun:
     @property
     def outlives_kernel(self) -> bool:
         """Whether the cell continues after this kernel has ended."""
-        return kept_host_of(self.managed.procs) is not None
+        return engine().kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
         """See `InterruptTarget`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.workers import placement_of
 
@@ -56,6 +57,8 @@ class EnvironmentChanges:
 
     def _concerned(self) -> list[str]:
         """The meshes with hosts that have a synced tree."""
+        if "sync" not in engine().OFFERS:
+            return []
         return [name for name, mesh in self._session.proc_meshes().items() if any(placement_of(mesh))]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.places import use_label
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.ipython_hooks import inspecting, matcher
@@ -19,7 +20,6 @@ from monarch_kernel.kernel.output import call_errors, formatters
 from monarch_kernel.kernel.session import session
 from monarch_kernel.kernel.views.comm_target import CommTarget
 from monarch_kernel.kernel.views.services import NotebookServices
-from monarch_kernel.output import subscribe
 from monarch_kernel.pool import on_progress
 from monarch_kernel.watch import current_trace, provide
 from monarch_kernel.widgets.connection import use_services
@@ -48,7 +48,7 @@ class _Extension:
         _append(undo, ip.Completer.custom_matchers, matcher(notebook, ranks))
         undo.callback(inspecting(ip, ranks))
 
-        undo.callback(subscribe(notebook.router.on_event))
+        undo.callback(engine().subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))
         call_errors.install(ip)

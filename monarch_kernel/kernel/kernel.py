@@ -206,15 +206,15 @@ class MonarchKernel(IPythonKernel):
 
 async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE) -> None:
     """Stop the meshes and host agents of this process, if there are any, within ``deadline`` seconds."""
-    actor = sys.modules.get("monarch_kernel.actor")
-    if actor is None:
+    engines = sys.modules.get("monarch_kernel.engines")
+    if engines is None:
         return
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
     def stop() -> None:
         try:
-            actor.shutdown_context().get(timeout=deadline)
+            engines.engine().shut_down(deadline)
         except Exception:
             log.exception("The meshes of this kernel could not be stopped")
         finally:

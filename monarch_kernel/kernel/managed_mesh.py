@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
 from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
-from monarch_kernel.meshes import kept_host_of, list_proc_meshes
 
 #: How long ranks may take to start, rendezvous or stop (seconds). Importing torch on a busy machine is slow.
 UP_TIMEOUT = 300.0
@@ -94,7 +94,7 @@ class ManagedMesh:
     @property
     def is_alive(self) -> bool:
         """Whether the mesh is still up, rather than stopped."""
-        return any(mesh is self.procs for mesh in list_proc_meshes())
+        return any(mesh is self.procs for mesh in engine().list_proc_meshes())
 
     # -- some ranks, sorted, as few slices -----------------------------------------------------
 
@@ -116,14 +116,14 @@ class ManagedMesh:
 
 def remember(managed: ManagedMesh) -> None:
     """Store on a kept mesh what the next kernel needs to run cells there."""
-    host = kept_host_of(managed.procs)
+    host = engine().kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
     """The mesh that an earlier kernel stored with `remember`, or None."""
-    host = kept_host_of(procs)
+    host = engine().kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:
         return None

@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError, this_host
+from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
 from monarch_kernel.display.quantities import duration
+from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
+from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.meshes import KeptError, format_ranks, keep, kept_host_of, name_ranks
+from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
 
 #: How long ranks may take to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
@@ -50,8 +52,8 @@ def up(session: MeshSession, options: UpOptions, sync: Sync) -> str:
     if options.dist and "torch" not in preload:
         preload = (*preload, "torch")  # imported once, before the ranks are forked
     try:
-        host = keep(options.name, options.idle) if options.keep else None
-        hosts = host.hosts if host is not None else this_host()
+        host = engine().keep(options.name, options.idle) if options.keep else None
+        hosts = host.hosts if host is not None else engine().this_host()
     except (ValueError, KeptError) as error:
         raise UsageError(f"%mesh up: {error}") from None
     try:
@@ -110,7 +112,7 @@ def reuse(session: MeshSession, options: UpOptions) -> str | None:
         )
     session.choose(name)
     dead = sorted(deaths_of(managed.procs))
-    rest = f"; dead: {format_ranks(dead, limit=6)}, %mesh heal {name} replaces them" if dead else ""
+    rest = f"; dead: {format_ranks(dead, limit=6)}, {replacing(name)}" if dead else ""
     return f"mesh {name}: {managed.describe()}, reused with its variables{rest}"
 
 
@@ -137,7 +139,7 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
     count = len(procs)
-    host = kept_host_of(procs)
+    host = engine().kept_host_of(procs)
     if host is not None and len(host.proc_meshes) == 1:
         host.down()
     else:
@@ -167,7 +169,7 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         A few lines for the user.
     """
     managed = session.managed(mesh.name)
-    host = kept_host_of(mesh)
+    host = engine().kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
     try:
@@ -230,7 +232,7 @@ def kill(mesh: ProcMesh, ranks: Sequence[int]) -> str:
     told = f"mesh {mesh.name}: killed {_ranks(living)}" if living else f"mesh {mesh.name}: nothing was killed"
     gone = [rank for rank in ranks if rank in dead]
     rest = f"; {_ranks(gone)} had died before" if gone else ""
-    return f"{told}{rest}; %mesh heal {mesh.name} replaces {'it' if len(ranks) == 1 else 'them'}"
+    return f"{told}{rest}; {replacing(mesh.name, 'it' if len(ranks) == 1 else 'them')}"
 
 
 def deaths_of(procs: ProcMesh) -> dict[int, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.engines import engine
 from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
@@ -33,7 +34,7 @@ from monarch_kernel.kernel.stale_classes import StaleClasses
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.kernel.watched_facts import WatchedFacts
-from monarch_kernel.meshes import format_points, list_proc_meshes
+from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 
 #: How long the end of a cell waits for output in transit (seconds).
@@ -246,7 +247,7 @@ class Notebook:
         return key, self.router.get(key) or CellOutput(publisher)
 
     def _tooltip(self, sources: frozenset[Source]) -> str:
-        meshes = {mesh.name: mesh for mesh in list_proc_meshes()}
+        meshes = {mesh.name: mesh for mesh in engine().list_proc_meshes()}
         lines: list[str] = []
         for name in sorted({source.mesh for source in sources}):
             ranks = sorted(source.rank for source in sources if source.mesh == name)
@@ -293,7 +294,7 @@ def _let_output_arrive() -> None:
     """
     deadline = time.monotonic() + ARRIVAL
     # A query about one rank of each mesh reaches its agent, and costs the agent little.
-    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in list_proc_meshes()]
+    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in engine().list_proc_meshes()]
     for answer in asked:
         with suppress(Exception):  # a dead or stuck agent must not prevent the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from monarch_kernel.actor import HostMesh, ProcMesh, this_host
+from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
@@ -171,7 +172,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
     """
     meshes = session.proc_meshes()
     if name is None and not meshes:
-        return this_host()
+        return engine().this_host()
     if name is None or name in meshes:
         return session.find(name, command)
     value = variables.get(name)
@@ -184,7 +185,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
 
 def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
     """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
-    if not any(placement_of(mesh)):
+    if "sync" not in engine().OFFERS or not any(placement_of(mesh)):
         return []
     from workspace_sync import SyncError, status
     from workspace_sync.sources import ENVIRONMENT, TREE

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from monarch_kernel.introspection import whole_of
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.meshes import on_change
 from monarch_kernel.watch.facts import CellName, CurrentMesh
 from monarch_kernel.watch.sources import Give
 
@@ -29,7 +28,7 @@ class WatchedFacts:
         """Begin; see ``monarch_kernel.watch.sources.Source``."""
         self._give = give
         self._current = ""
-        changes = (on_change(self._update), self._session.changed.subscribe(self._update))
+        changes = (engine().on_change(self._update), self._session.changed.subscribe(self._update))
         give(*(CellName(key, _name(number)) for key, number in dict(self._cells).items()))
         self._update()
 
@@ -52,7 +51,7 @@ class WatchedFacts:
             return
         name = self._session.current
         mesh = self._session.proc_meshes().get(name) if name is not None else None
-        current = whole_of(mesh).uid if mesh is not None else ""
+        current = engine().whole_of(mesh).uid if mesh is not None else ""
         if current != self._current:
             self._current = current
             give(CurrentMesh(current))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.actor import Actor, endpoint, get_or_spawn_controller
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.engines import engine
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
@@ -91,4 +92,4 @@ def _debugger() -> MeshDebugger:
 
 def hub_actor() -> Any:
     """The hub actor of the job's controller, from any process of the job."""
-    return get_or_spawn_controller(ACTOR, DebugHub).get(TIMEOUT)
+    return engine().controller_actor(ACTOR, DebugHub, TIMEOUT)

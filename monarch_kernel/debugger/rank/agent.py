@@ -7,8 +7,9 @@ from typing import Any
 
 import cloudpickle
 
-from monarch_kernel.actor import Actor, context, endpoint
+from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.debugger.rank.process import attach
+from monarch_kernel.engines import engine
 
 
 class DebugAgent(Actor):
@@ -24,7 +25,7 @@ class DebugAgent(Actor):
     __background__ = True
 
     def __init__(self, hub: Any, uid: str, mesh: str) -> None:
-        self._point = context().actor_instance.rank
+        self._point = engine().actor_here().rank
         attach(hub, uid, mesh, self._point)
 
     @endpoint(explicit_response_port=True)

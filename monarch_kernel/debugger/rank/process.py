@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
-from monarch_kernel.introspection import failures, home, on_failure, running_here
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import failures, on_failure
 from monarch_kernel.subscriptions import Subscription
 from monarch_kernel.workers import client_path
 
@@ -69,7 +70,7 @@ class RankDebugger:
             if self._engine is None:
                 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
-                self._engine = StopEngine(self._on_event, self._vote, running_here, client_path)
+                self._engine = StopEngine(self._on_event, self._vote, engine().running_here, client_path)
             return self._engine
 
     @property
@@ -188,7 +189,7 @@ def stop_here(frame: FrameType, text: str = "") -> None:
         RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
     """
     if _rank.hub is None:
-        procs = home()
+        procs = engine().home()
         if procs is None:
             raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
         from monarch_kernel.debugger.controller.hub_actor import hub_actor

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.frontend import Frontend
-from monarch_kernel.meshes import get_mesh
+from monarch_kernel.engines import engine
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
@@ -43,5 +43,5 @@ class NotebookFrontend(Frontend):
             return self._notebook.session.find(mesh, "debug").extent
         except UsageError:
             with suppress(LookupError):
-                return get_mesh(mesh).extent
+                return engine().get_mesh(mesh).extent
         return super().extent(mesh)

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.introspection import call_in_wait
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.debug.prompt_session import PromptSession
 from monarch_kernel.kernel.debug.prompt_shell import PromptShell
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
-from monarch_kernel.meshes import list_proc_meshes
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
@@ -153,7 +152,7 @@ class StopPrompt:
         ranks: dict[str, set[int]] = {}
         for at in stops:
             ranks.setdefault(at.mesh, set()).add(at.rank)
-        sizes = {mesh.name: len(mesh) for mesh in list_proc_meshes()}
+        sizes = {mesh.name: len(mesh) for mesh in engine().list_proc_meshes()}
         return all(len(found) == sizes.get(mesh) for mesh, found in ranks.items())
 
     # -- in the cell that waits -------------------------------------------------------------------
@@ -171,7 +170,7 @@ class StopPrompt:
         if loop is not None:
             loop.call_soon_threadsafe(self._in_loop, debugger, running, context=running.context)
         else:
-            call_in_wait(lambda: self._in_wait(debugger, running))
+            engine().call_in_wait(lambda: self._in_wait(debugger, running))
         self._opened.wait(OPENING)
 
     def _in_loop(self, debugger: MeshDebugger, running: _RunningCell) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from monarch_kernel.errors import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.hang_magics import HangMagics
@@ -87,4 +88,7 @@ class MeshCommands:
         if found is None:
             return None
         with self._audit.during("command", line=line.strip(), by=self._name):
-            return FUNCTIONS[word](self._group_of[word], found)
+            try:
+                return FUNCTIONS[word](self._group_of[word], found)
+            except NotOffered as error:
+                raise UsageError(f"%mesh {word}: {error}") from None

@@ -16,6 +16,7 @@ from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
+from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
 from workspace_sync.receipt import receipt_line
@@ -138,7 +139,7 @@ class LifecycleMagics(Subcommands):
             dead = deaths_of(mesh)
             for cause in dict.fromkeys(dead.values()):
                 ranks = listed([rank for rank, why in dead.items() if why == cause])
-                self.say(f"  died meanwhile: {ranks}, {cause}; %mesh heal {mesh.name} replaces them")
+                self.say(f"  died meanwhile: {ranks}, {cause}; {replacing(mesh.name)}")
             places = rank_places(self._notebook, mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = listed([rank for rank, where in places.items() if where == place])

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.introspection import hosts_of
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
@@ -93,7 +93,7 @@ class MeshMagics(Magics):
         managed = self._session.get(found.on, found.magic)
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
         audit = self._notebook.audit
-        hosts = hosts_of(managed.procs) if audit.is_on else []
+        hosts = engine().hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)

@@ -7,9 +7,8 @@ from typing import Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel import output
 from monarch_kernel.actor import ProcMesh, SupervisionError
-from monarch_kernel.introspection import awaited_here
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -25,7 +24,7 @@ from monarch_kernel.kernel.output.mesh_tables import (
 )
 from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.meshes import KeptError, held, kept_host_of
+from monarch_kernel.meshes import KeptError
 
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -47,7 +46,7 @@ class StatusMagics(Subcommands):
             self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
-        hosts = {mesh.name: host for host in held() for mesh in host.proc_meshes}
+        hosts = {mesh.name: host for host in engine().held() for mesh in host.proc_meshes}
         listed: list[MeshSummary] = []
         for name, mesh in meshes.items():
             states = _ask(mesh.status())
@@ -94,7 +93,7 @@ class StatusMagics(Subcommands):
                     older.get(rank, ()),
                 )
             )
-        return MeshStatus(mesh.name, listed, kept_here(kept_host_of(mesh)), trees)
+        return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees)
 
     @magic_arguments("mesh logs")
     @mesh_argument()
@@ -106,7 +105,7 @@ class StatusMagics(Subcommands):
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
         mesh, ranks = self.addressed(found)
         try:
-            texts = output.logs(mesh, ranks=ranks, tail=found.lines)
+            texts = engine().logs(mesh, ranks=ranks, tail=found.lines)
         except SupervisionError as error:
             raise usage_error(
                 found.magic, f"the logs of mesh {mesh.name} were lost with its host agent: {error.cause}"
@@ -137,7 +136,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
     """The ranks of a mesh that this process waits for, and the call of each."""
-    waiting = {proc: f"called: {call.what}" for call in awaited_here() for proc in call.procs}
+    waiting = {proc: f"called: {call.what}" for call in engine().awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 

@@ -15,6 +15,7 @@ from monarch_kernel.introspection import TensorArgument
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name, mesh_option, ranks_option, select
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
+from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.usage_errors import usage_error
 
 
@@ -121,6 +122,4 @@ def _cannot_answer(
     """The error for a command that addresses dead ranks."""
     dead = [ranks[rank] for rank in error.ranks]
     who = f"rank {listed(dead)} of mesh {mesh}"
-    return usage_error(
-        command, f"{who} cannot answer: {error.cause}{more}; choose others with -r, or use %mesh heal {mesh}"
-    )
+    return usage_error(command, f"{who} cannot answer: {error.cause}{more}; choose others with -r; {replacing(mesh)}")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display.tables import TableView, table_html, table_text
+from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.kernel.output.error_views import error_html
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.mesh_tables import MeshStatus
 from monarch_kernel.kernel.output.value_views import value_mesh_html
-from monarch_kernel.meshes import format_points, format_ranks, list_proc_meshes
+from monarch_kernel.meshes import format_points, format_ranks
 from workspace_sync.receipt import receipt_table
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _display_of(value: Any) -> MeshDisplay | None:
 
     mesh = value
     if isinstance(value, MeshStatus):
-        mesh = next((each for each in list_proc_meshes() if each.name == value.mesh), None)
+        mesh = next((each for each in engine().list_proc_meshes() if each.name == value.mesh), None)
     try:
         display = None if mesh is None else show(mesh)
     except (RuntimeError, LookupError):

@@ -9,9 +9,10 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.actor import Actor, context, endpoint
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.engines import engine
 from monarch_kernel.errors import Fault
-from monarch_kernel.introspection import begin_record, keep_failure, trace_records
+from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel import spawn_pickling
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
@@ -64,7 +65,7 @@ class CellExecutor(Actor):
     __tool__ = True
 
     def __init__(self) -> None:
-        self._me = context().actor_instance
+        self._me = engine().actor_here()
         point = self._me.rank
         self._rank = point.rank
         main = _main_module()
@@ -131,7 +132,7 @@ class CellExecutor(Actor):
         fault = None
         if outcome.error is not None:
             fault = fault_of(outcome.error)
-            keep_failure(outcome.error, cell.id)  # the debugger may stop here
+            engine().keep_failure(outcome.error, cell.id)  # the debugger may stop here
         try:
             self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code

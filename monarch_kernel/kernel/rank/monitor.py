@@ -6,8 +6,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from monarch_kernel.actor import Actor, context, endpoint
-from monarch_kernel.introspection import endpoints_here, interrupt_main_thread
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
@@ -55,7 +55,7 @@ class Monitor(Actor):
     __tool__ = True
 
     def __init__(self) -> None:
-        self._rank = context().actor_instance.rank.rank
+        self._rank = engine().actor_here().rank.rank
         self._main = threading.main_thread().ident or 0
         self._ticks = -1
 
@@ -70,7 +70,7 @@ class Monitor(Actor):
         return Whereabouts(self._rank, *place, self._waits(), CellActivity.cell, CellActivity.file, CellActivity.since)
 
     def _in_endpoint(self) -> Whereabouts | None:
-        for each in endpoints_here():
+        for each in engine().endpoints_here():
             place = None if each.tool else where_is(each.thread, is_foreign)
             if place is not None:
                 return Whereabouts(self._rank, *place, False, endpoint=f"{each.actor}.{each.endpoint}")
@@ -81,7 +81,7 @@ class Monitor(Actor):
         """Raise KeyboardInterrupt in that cell, now or as soon as it begins, and in no other."""
         dropped = self._drop(cell)
         if dropped.begun and cell not in CellActivity.ended:
-            interrupt_main_thread()
+            engine().interrupt_main_thread()
             self._release(cell, ())  # no signal ends a wait in a collective
         return dropped
 

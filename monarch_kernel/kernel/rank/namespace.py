@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.introspection import actors_here
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.rank import name_lookup
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.value_size import shortened
@@ -23,7 +23,7 @@ def variables_here() -> list[tuple[str, str, str]]:
     if shell is not None:
         names = shell.names
         found += [(name, *_described(names[name])) for name in name_lookup.variables(shell) if name in names]
-    for uid, actor in actors_here().items():
+    for uid, actor in engine().actors_here().items():
         if actor is None or getattr(type(actor), "__tool__", False):
             continue
         of = uid.rsplit("-", 1)[0]

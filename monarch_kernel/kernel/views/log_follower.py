@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from monarch_kernel.output import RankOutput, subscribe
+from monarch_kernel.engines import engine
+from monarch_kernel.output import RankOutput
 
 #: Lines are pushed at most this often (seconds).
 PERIOD = 0.2
@@ -40,7 +41,7 @@ class LogFollower:
         self._dropped = 0
         self._begun: dict[tuple[str, str], str] = {}  # the line that has no end yet, by process and stream
         self._closed = False
-        self._subscription = subscribe(self._on_output)
+        self._subscription = engine().subscribe(self._on_output)
         threading.Thread(target=self._run, name="monarch-log", daemon=True).start()
 
     def close(self) -> None:

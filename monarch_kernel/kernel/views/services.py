@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel import output
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.frames import user_frames
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.rank.namespace import MOST, variables_here
@@ -136,7 +136,7 @@ class NotebookServices:
     def _log(self, click: Click) -> dict[str, Any]:
         lines = lines_wanted(click)
         mesh = self._notebook.session.proc_meshes()[click.mesh]
-        texts = output.logs(mesh, ranks=click.all_ranks, tail=lines)
+        texts = engine().logs(mesh, ranks=click.all_ranks, tail=lines)
         found: list[list[Any]] = []
         for rank in click.all_ranks:
             # What the agent keeps is one text: which stream a line came from is only known as it is written.

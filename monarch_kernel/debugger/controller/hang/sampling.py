@@ -19,7 +19,8 @@ from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, U
 from monarch_kernel.debugger.rank.hang.collect import collect
 from monarch_kernel.debugger.rank.hang.flight import C10D
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
-from monarch_kernel.introspection import StackRead, deaths_of, stacks_from_outside, whole_of
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import StackRead
 
 #: The time between the two samples (seconds).
 APART = 0.4
@@ -32,7 +33,7 @@ DEPTH, ALL = 128, 2000
 def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None, timeout: float) -> Verdict:
     """See `hang`."""
     deadline = time.monotonic() + timeout
-    whole = whole_of(mesh)
+    whole = engine().whole_of(mesh)
     chosen = None if ranks is None else sorted(set(ranks))
     first = _sample(mesh, chosen, DEPTH, deadline)
     answered = [rank for rank, each in first.items() if each.answered]
@@ -75,8 +76,8 @@ def _sample(
 
 def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
     """The signal that ended a rank; 0 if none is known to have."""
-    whole = whole_of(mesh)
-    death = deaths_of(whole.procs).get(whole.ranks[rank])
+    whole = engine().whole_of(mesh)
+    death = engine().deaths_of(whole.procs).get(whole.ranks[rank])
     return 0 if death is None else death.signal
 
 
@@ -84,8 +85,8 @@ def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict
     """Ranks that did not answer, as their host agents see them."""
     if not ranks:
         return {}
-    whole = whole_of(mesh)
-    reads = stacks_from_outside(whole.procs, [whole.ranks[rank] for rank in ranks], timeout=2.0)
+    whole = engine().whole_of(mesh)
+    reads = engine().stacks_from_outside(whole.procs, [whole.ranks[rank] for rank in ranks], timeout=2.0)
     return {rank: _evidence_of(rank, reads[whole.ranks[rank]]) for rank in ranks}
 
 

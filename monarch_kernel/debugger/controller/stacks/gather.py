@@ -18,7 +18,8 @@ from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.introspection import StackRead, Whole, hosts_of, stacks_from_outside, whole_of
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import StackRead, Whole
 
 #: How long host agents may take to read the stacks of ranks that do not answer (seconds).
 OUTSIDE_TIMEOUT = 3.0
@@ -59,7 +60,7 @@ def stacks(
         RuntimeError: the mesh was stopped.
     """
     started = time.monotonic()
-    whole = whole_of(mesh)
+    whole = engine().whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     if not over >= 0:
         raise ValueError(f"over is a number of seconds of at least 0, not {over}")
@@ -87,7 +88,7 @@ def stacks(
             unread[rank] = sentence
         else:
             found[rank], late[rank] = taken, sentence
-    hosts = hosts_of(whole.procs)
+    hosts = engine().hosts_of(whole.procs)
     return Stacks(
         whole.procs.name,
         mesh.extent,
@@ -120,7 +121,7 @@ class _OutsideReader:
 
     def _run(self, whole: Whole, native: bool) -> None:
         timeout = NATIVE_TIMEOUT if native else OUTSIDE_TIMEOUT
-        found = stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
+        found = engine().stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
         self._found = {self._back[rank]: read for rank, read in found.items()}
 
     def reads(self) -> dict[int, StackRead]:

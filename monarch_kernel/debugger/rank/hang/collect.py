@@ -30,17 +30,8 @@ from monarch_kernel.debugger.model.evidence import (
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
 from monarch_kernel.debugger.rank.process import existing_engine, rank_of
 from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
-from monarch_kernel.introspection import (
-    WAITING,
-    awaited_by,
-    called_method,
-    endpoints_here,
-    failed_by_peer,
-    failures,
-    operation_on,
-    proc_here,
-    said_first,
-)
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import WAITING, called_method, failed_by_peer, failures, operation_on, said_first
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
@@ -104,7 +95,7 @@ def collect(depth: int = 128) -> Evidence:
         ident=hash(tuple(looks)),
         ticks=ticks,
         counts=numbers,
-        proc=proc_here(),
+        proc=engine().proc_here(),
         doing=running.label if running is not None else "",
         issued=(running.engine, running.record) if running is not None else None,
     )
@@ -160,7 +151,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _threads() -> Iterator[_Thread]:
     frames = sys._current_frames()
-    running = {each.thread: each for each in endpoints_here()}
+    running = {each.thread: each for each in engine().endpoints_here()}
     own = {each.ident for each in threading.enumerate() if each.name.startswith("monarch-debug")}
     for thread, frame in frames.items():
         if thread in own or thread == threading.get_ident():
@@ -175,7 +166,7 @@ def _threads() -> Iterator[_Thread]:
 
 def _call(thread: _Thread) -> Wait | None:
     """The call whose answer a thread waits for."""
-    awaited = awaited_by(thread.frames)
+    awaited = engine().awaited_by(thread.frames)
     if awaited is None:
         return None
     place = thread.place

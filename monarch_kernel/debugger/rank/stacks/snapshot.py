@@ -34,7 +34,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     trimmed,
 )
 from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
-from monarch_kernel.introspection import Running, RunningOperation, endpoints_here, operation_on
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import Running, RunningOperation, operation_on
 
 #: Frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
@@ -92,7 +93,7 @@ class _Reader:
 
     def read(self) -> StackSnapshot:
         self._stops = _stops()
-        for each in endpoints_here():
+        for each in engine().endpoints_here():
             if each.task is None:
                 self._by_thread[each.thread] = each
             else:

@@ -65,7 +65,7 @@ def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
         inside = [at for at, frame in enumerate(shown) if frame.place.kind == RUNTIME]
         return tuple(shown[min(first, inside[-1] + 1 if inside else 0) :])
     if kind == ENDPOINT:
-        begin = _after_callers(shown[:first])
+        begin = _after_callers(shown[:first]) or first  # the frames of another engine are below user code
     elif kind == TASK:
         begin = next((at for at, frame in enumerate(shown) if frame.place.kind not in (RUNTIME, NATIVE)), 0)
     else:

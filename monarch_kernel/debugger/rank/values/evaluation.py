@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor
-from monarch_kernel.introspection import actors_here, tensor_value
+from monarch_kernel.engines import engine
+from monarch_kernel.introspection import tensor_value
 
 #: What tracebacks call the expression.
 FILE = "<diff>"
@@ -42,7 +43,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
         return tensor_value(*question.tensor), ""
     code = compile(question.expression, FILE, "eval")
     if question.actor:
-        found = actors_here(question.actor)
+        found = engine().actors_here(question.actor)
         if question.actor not in found:
             raise LookupError("the actor is gone from this process")
         if found[question.actor] is None:
@@ -79,7 +80,7 @@ def user_actors() -> list[tuple[str, Any]]:
     """The actors of this process that are no tools, with the names that they were spawned under."""
     return [
         (uid.rsplit("-", 1)[0], actor)
-        for uid, actor in actors_here().items()
+        for uid, actor in engine().actors_here().items()
         if actor is not None and not getattr(type(actor), "__tool__", False)
     ]
 

@@ -10,10 +10,21 @@ from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.subscriptions import Subscription
 
 
-def keep_failure(error: BaseException, cell: str) -> None:
-    """Keep an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed."""
-    name, endpoint, _ = running_here()
-    postmortem.failed(error, name, endpoint, cell, get_system().node.poller.call_later)
+def keep_failure(
+    error: BaseException,
+    cell: str,
+    running: tuple[str, str] | None = None,
+    later: Callable[[float, Callable[[], None]], object] | None = None,
+) -> None:
+    """Keep an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed.
+
+    Args:
+        cell: the cell that it ran for.
+        running: the actor and the endpoint, where another engine runs them.
+        later: calls a function after a delay in seconds, where there is no system of ours.
+    """
+    name, endpoint = running or running_here()[:2]
+    postmortem.failed(error, name, endpoint, cell, later or get_system().node.poller.call_later)
 
 
 def on_failure(callback: Callable[[BaseException], None] | None) -> Subscription | None:

@@ -1,0 +1,56 @@
+"""The runtime under the tools (kernel, magics, debugger): this package's own, or another one (docs/engines.md).
+
+``engine()`` is the engine of this process; the tools ask it for all that a runtime does (``interface.ToolEngine``). A
+controller has the one that ``MONARCH_KERNEL_ENGINE`` names, or that ``use`` has chosen before the tools were first
+used; a process that another engine's tools enter has that one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from monarch_kernel import environment
+from monarch_kernel.engines import own
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.interface import ToolEngine
+
+__all__ = ["engine", "use"]
+
+_engine: ToolEngine | None = None
+
+
+def engine() -> ToolEngine:
+    """The engine of this process."""
+    return _engine or use(environment.ENGINE.get())
+
+
+def use(chosen: str | ToolEngine) -> ToolEngine:
+    """Choose the engine of this process.
+
+    Args:
+        chosen: ``"monarch_kernel"``, ``"torchmonarch"``, or an engine.
+
+    Raises:
+        ValueError: there is no engine of that name.
+        RuntimeError: another engine is in use already.
+        ImportError: what the engine needs is not installed; the message says what.
+    """
+    global _engine
+    found: ToolEngine
+    if not isinstance(chosen, str):
+        found = chosen
+    elif chosen == own.NAME:
+        found = own
+    elif chosen == "torchmonarch":
+        found = import_module("monarch_kernel.engines.torchmonarch").make_engine()
+    else:
+        raise ValueError(f"there is no engine {chosen!r}; there are {own.NAME!r} and 'torchmonarch'")
+    if _engine is not None and _engine.NAME != found.NAME:
+        raise RuntimeError(
+            f"the tools of this process use the engine {_engine.NAME!r} already: choose {found.NAME!r} first thing, or "
+            f"start the kernel with {environment.ENGINE.name}={found.NAME}"
+        )
+    _engine = _engine or found
+    return _engine
