@@ -1,0 +1,463 @@
+"""The tools' part of a controller: the meshes that it has entered, their output, and their deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from monarch_kernel.actor import ActorMesh, Extent, Future, HostMesh, Point, ProcMesh, ValueMesh
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedHostMesh, HostedProcMesh, done
+from monarch_kernel.engines.hosted.tool_actor import ToolActor
+from monarch_kernel.engines.hosted.tool_process import ToolProcess
+from monarch_kernel.errors import Death, DeathKind
+from monarch_kernel.introspection import StackRead, Whole
+from monarch_kernel.introspection import whole_of as whole_of_handle
+from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo
+from monarch_kernel.output import RankOutput
+from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer, plain_text
+from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.subscriptions import Subscribers, Subscription
+
+#: A rank releases what this controller has stopped after so long without a message from it (seconds).
+SILENCE = 2.0
+#: How often the controller tells ranks that it is alive, while they wait for that (seconds).
+BEAT = 0.5
+#: How much output of each rank is kept for ``%mesh logs`` (bytes).
+KEPT_OUTPUT = 1 << 20
+#: How long the ranks of a mesh may take to let the tools in (seconds).
+ENTER = 60.0
+#: How long the end of a mesh may take, and of one that has lost ranks, which Monarch may wait for (seconds).
+STOP, STOP_REST = 15.0, 2.0
+
+
+class Carrier(Protocol):
+    """How an engine reaches the ranks of one of its meshes."""
+
+    def send(self, ranks: Sequence[int], data: bytes) -> None:
+        """Carry bytes to the guests of these ranks, in order; without waiting."""
+        ...
+
+    def stop(self, reason: str, patience: float) -> None:
+        """End the mesh, and wait for that, for so many seconds at most; never raises."""
+        ...
+
+
+class HostedMesh:
+    """A mesh that this controller's tools have entered.
+
+    Args:
+        procs: its handle.
+        carrier: reaches its ranks.
+        owned: whether its processes are this controller's own, rather than of another job.
+    """
+
+    def __init__(self, procs: HostedProcMesh, carrier: Carrier, owned: bool) -> None:
+        self.procs = procs
+        self.carrier = carrier
+        self.owned = owned
+        self.entered = threading.Event()
+        self.pidfds: dict[int, int] = {}
+        self.decoders: dict[tuple[int, int], OutputDecoder] = {}
+        self.kept: dict[int, list[tuple[int, bytes]]] = {}
+        self.waiting: set[tuple[str, int]] = set()  # calls of its ranks that this controller has not answered
+
+
+class ToolController(ToolProcess):
+    """The tools' part of a controller, and its engine (``interface.ToolEngine``).
+
+    Args:
+        name: what users call the other runtime.
+    """
+
+    def __init__(self, name: str) -> None:
+        proc = f"controller-{os.urandom(6).hex()}"
+        super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
+        system: Any = self.system
+        system.controller = self
+        self.engine_name = name
+        self._meshes: dict[str, HostedMesh] = {}
+        self._changes: Subscribers[[]] = Subscribers("a callback of on_change")
+        self._output: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
+        self._beating: threading.Thread | None = None
+        self._beat = threading.Event()
+        self._closed = False
+
+    # -- meshes --------------------------------------------------------------------------------------
+
+    def enter(
+        self, name: str, extent: Extent, make: Callable[[bytes], Carrier], *, owned: bool, timeout: float = ENTER
+    ) -> HostedProcMesh:
+        """Bring the tools into the ranks of a mesh of the other runtime.
+
+        Args:
+            name: the mesh's name for users.
+            make: starts a guest in each rank with this first message, and returns what reaches them.
+            owned: whether the mesh is this controller's own.
+
+        Raises:
+            TimeoutError: not all ranks have answered in time; the message names them.
+        """
+        uid = f"{name}-{os.urandom(4).hex()}"
+        host_region = region = Region.from_extent(extent)
+        refs = tuple(ProcRef(f"{uid}.{rank}", "", "", uid, "") for rank in range(extent.nelements))
+        system: Any = self.system
+        procs = HostedProcMesh(system, uid, name, refs, region, host_region, "", done(self.system, True))
+        first = wire.EnterRank(self.node.id, uid, name, extent.names, extent.shape, SILENCE, owned)
+        mesh = HostedMesh(procs, _NoCarrier(), owned)
+        self._meshes[uid] = mesh
+        self.system.proc_meshes[uid] = procs
+        try:
+            mesh.carrier = make(wire.encode(first))
+            if not mesh.entered.wait(timeout):
+                missing = [rank for rank, ref in enumerate(refs) if ref.id not in self.node.pids]
+                raise TimeoutError(
+                    f"mesh {name}: ranks {missing} did not let the tools in within {timeout:g} s; are they busy in "
+                    "native code, or do they lack monarch_kernel?"
+                )
+        except BaseException:
+            self._forget(mesh)
+            raise
+        self._changes.notify()
+        return mesh.procs
+
+    def _forget(self, mesh: HostedMesh) -> None:
+        uid = mesh.procs._uid
+        mesh.procs._stopped = True
+        self._meshes.pop(uid, None)
+        self.system.proc_meshes.pop(uid, None)
+        for pidfd in mesh.pidfds.values():
+            self.node.poller.unregister(pidfd)
+            os.close(pidfd)
+        mesh.pidfds.clear()
+        stopped = Death.of(DeathKind.STOPPED, "the mesh was stopped")
+        for ref in mesh.procs._procs:
+            self.node.on_death(ref.id, stopped)
+        self._changes.notify()
+
+    def start_procs(
+        self, name: str, per_host: dict[str, int], env: dict[str, str | None], preload: tuple[str, ...]
+    ) -> ProcMesh:
+        """Start a mesh on this host; an engine implements it."""
+        raise NotImplementedError
+
+    def stop_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
+        """End a mesh; of another job's mesh, only the tools end."""
+        mesh = self._meshes.get(procs._uid)
+        if mesh is not None:
+            self._end(mesh, reason, STOP)
+        return done(self.system, None, f"{procs.name}.stop")
+
+    def _end(self, mesh: HostedMesh, reason: str, patience: float) -> None:
+        """Leave a mesh; if it is this controller's own, end it, and kill what has not ended in time."""
+        living = [self.node.pids.get(mesh.procs._procs[rank].id, 0) for rank in self._living(mesh)]
+        whole = len(living) == len(mesh.procs._procs)
+        near = [pid for pid, ref in zip(living, mesh.procs._procs, strict=False) if pid and ref.host == HOST]
+        self._leave(mesh)
+        self._forget(mesh)
+        if mesh.owned:
+            mesh.carrier.stop(reason, patience if whole else min(patience, STOP_REST))
+            for pid in near:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _leave(self, mesh: HostedMesh) -> None:
+        living = self._living(mesh)
+        if living:
+            mesh.carrier.send(living, wire.encode(wire.LeaveRank(self.node.id)))
+
+    def kill_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
+        """Kill procs of this host."""
+        pids = [(ref, self.node.pids.get(ref.id, 0)) for ref in procs._target().procs]
+        far = [ref.host for ref, pid in pids if ref.host != HOST and pid]
+        if far:
+            raise self.not_offered(f"kill processes on other hosts ({far[0]})")
+        for ref, pid in pids:
+            if pid and ref.id not in self.node.deaths:
+                os.kill(pid, signal.SIGKILL)
+                self.on_death(ref.id, reason or "it was killed")
+        return done(self.system, None, f"{procs.name}.kill")
+
+    def _living(self, mesh: HostedMesh) -> list[int]:
+        return [rank for rank, ref in enumerate(mesh.procs._procs) if ref.id not in self.node.deaths]
+
+    def on_death(self, proc: str, cause: str) -> None:
+        """Note that a rank is dead."""
+        ref = self.ref_of(proc)
+        death = Death.of(DeathKind.EXITED, cause, proc, ref.host, self.node.pids.get(proc, 0))
+        if self.node.on_death(proc, death):
+            self._changes.notify()
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def send(self, procs: tuple[ProcRef, ...], message: Any) -> None:
+        """See ``ToolProcess.send``."""
+        data = wire.encode(message)
+        ranks: dict[str, list[int]] = {}
+        for ref in procs:
+            if ref.id == self.node.id:
+                self.handle(message)
+            else:
+                uid, _, rank = ref.id.rpartition(".")
+                ranks.setdefault(uid, []).append(int(rank))
+        for uid, chosen in ranks.items():
+            mesh = self._meshes.get(uid)
+            if mesh is not None:
+                mesh.carrier.send(sorted(chosen), data)
+                if isinstance(message, wire.CallAnswer):
+                    mesh.waiting.discard((f"{uid}.{chosen[0]}", message.call))
+
+    def handle(self, message: Any) -> None:
+        """See ``ToolProcess.handle``."""
+        match message:
+            case wire.ToolOutput():
+                self._on_output(message)
+            case wire.RankEntered():
+                self._on_entered(message)
+            case wire.CallActor() if message.call and message.sender != self.node.id:
+                mesh = self._meshes.get(message.sender.rpartition(".")[0])
+                if mesh is not None:
+                    mesh.waiting.add((message.sender, message.call))
+                    self._start_beating()
+                super().handle(message)
+            case _:
+                super().handle(message)
+
+    def make_actor(self, message: wire.SpawnActor) -> ToolActor:
+        """See ``ToolProcess.make_actor``."""
+        return ToolActor(message.actor, message.name, Point(0, Extent((), ())))
+
+    def ref_of(self, proc: str) -> ProcRef:
+        """See ``ToolProcess.ref_of``."""
+        uid, _, rank = proc.rpartition(".")
+        mesh = self._meshes.get(uid)
+        return mesh.procs._procs[int(rank)] if mesh is not None else super().ref_of(proc)
+
+    def _on_entered(self, message: wire.RankEntered) -> None:
+        mesh = self._meshes.get(message.uid)
+        if mesh is None:
+            return
+        proc = f"{message.uid}.{message.rank}"
+        self.node.pids[proc] = message.pid
+        refs = list(mesh.procs._procs)
+        agent = f"{message.uid}@{message.host}"
+        refs[message.rank] = ProcRef(proc, "", message.host, agent, "")
+        mesh.procs._procs = tuple(refs)
+        mesh.procs._cached = None
+        if message.host == HOST:
+            self._watch(mesh, message.rank, message.pid)
+        if all(ref.id in self.node.pids for ref in refs):
+            mesh.entered.set()
+
+    def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
+        """Learn at once when a process of this host ends; the other runtime takes seconds."""
+        proc = f"{mesh.procs._uid}.{rank}"
+        try:
+            pidfd = mesh.pidfds[rank] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.on_death(proc, "it has exited")
+            return
+
+        def ended(_events: int) -> None:
+            self.node.poller.unregister(pidfd)
+            if mesh.pidfds.pop(rank, None) is not None:
+                os.close(pidfd)
+            self.on_death(proc, f"process {pid} has ended")
+
+        self.node.poller.register(pidfd, ended)
+        self.node.poller.start_background()
+
+    # -- heartbeats ----------------------------------------------------------------------------------
+
+    def _start_beating(self) -> None:
+        self._beat.set()
+        if self._beating is None:
+            self._beating = threading.Thread(target=self._send_beats, name="monarch-tool-heartbeat", daemon=True)
+            self._beating.start()
+
+    def _send_beats(self) -> None:
+        data = wire.encode(wire.ControllerBeat(self.node.id))
+        while not self._closed:
+            self._beat.wait()
+            self._beat.clear()
+            for mesh in list(self._meshes.values()):
+                living = self._living(mesh)
+                if mesh.waiting and living:
+                    self._beat.set()
+                    mesh.carrier.send(living, data)
+            if self._beat.is_set():
+                threading.Event().wait(BEAT)
+
+    # -- output --------------------------------------------------------------------------------------
+
+    def _on_output(self, message: wire.ToolOutput) -> None:
+        mesh = self._meshes.get(message.uid)
+        if mesh is None:
+            return
+        rank = message.rank
+        key = rank, message.stream
+        decoder = mesh.decoders.get(key)
+        if decoder is None:
+            decoder = mesh.decoders[key] = OutputDecoder("stdout" if message.stream == 1 else "stderr")
+        kept = mesh.kept.setdefault(rank, [])
+        kept.append((message.stream, message.data))
+        while sum(len(data) for _, data in kept) > KEPT_OUTPUT:
+            kept.pop(0)
+        ref = mesh.procs._procs[rank]
+        coords = dict(mesh.procs.extent.point(rank))
+        pid = self.node.pids.get(ref.id, 0)
+        for event in decoder.feed(message.data):
+            if event.kind == "flush" and decode_answer(event.data)[0]:
+                continue
+            self._output.notify(
+                RankOutput(
+                    mesh.procs.name,
+                    ref.id,
+                    rank,
+                    coords,
+                    ref.host,
+                    pid,
+                    event.stream,
+                    event.cell,
+                    event.kind,
+                    event.data,
+                )
+            )
+
+    def subscribe(self, callback: Callable[[RankOutput], None]) -> Subscription:
+        """See ``interface.OutputFunctions``."""
+        return self._output.subscribe(callback)
+
+    def logs(self, mesh: ProcMesh, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
+        """See ``interface.OutputFunctions``."""
+        found = self._meshes.get(mesh._uid)
+        chosen = list(range(len(mesh))) if ranks is None else list(ranks)
+        whole = list(mesh._region.ranks())
+        texts: list[str] = [""] * len(mesh)
+        for rank in chosen:
+            text = plain_text(found.kept.get(whole[rank], ())) if found is not None else ""
+            texts[rank] = text if tail is None else "".join(text.splitlines(keepends=True)[-tail:])
+        return ValueMesh(mesh.extent, texts)
+
+    # -- what tools ask about meshes -------------------------------------------------------------------
+
+    def this_host(self) -> HostMesh:
+        """See ``interface.MeshFunctions``."""
+        return HostedHostMesh(self)
+
+    def list_proc_meshes(self) -> list[ProcMesh]:
+        """See ``interface.MeshFunctions``."""
+        return [mesh.procs for mesh in list(self._meshes.values()) if mesh.entered.is_set()]
+
+    def get_mesh(self, name: str) -> ProcMesh:
+        """See ``interface.MeshFunctions``."""
+        meshes = self.list_proc_meshes()
+        for mesh in reversed(meshes):
+            if mesh.name == name:
+                return mesh
+        known = ", ".join(mesh.name for mesh in meshes) or "none"
+        raise LookupError(f"there is no proc mesh {name!r}; there are {known}")
+
+    def on_change(self, callback: Callable[[], None]) -> Subscription:
+        """See ``interface.MeshFunctions``."""
+        return self._changes.subscribe(callback)
+
+    def whole_of(self, mesh: Any) -> Whole:
+        """See ``interface.MeshFunctions``."""
+        return whole_of_handle(mesh)
+
+    def hosts_of(self, procs: Any) -> list[str]:
+        """See ``interface.MeshFunctions``."""
+        return [ref.host for ref in procs._target().procs]
+
+    def deaths_of(self, procs: Any) -> dict[int, Death]:
+        """See ``interface.MeshFunctions``."""
+        known = self.node.deaths
+        return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
+
+    def stacks_from_outside(
+        self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
+    ) -> dict[int, StackRead]:
+        """See ``interface.MeshFunctions``: the other runtime's hosts do not read stacks."""
+        why = f"the engine {self.NAME} reads no stacks from outside"
+        refs = mesh._target().procs
+        return {
+            rank: StackRead(refs[rank].id, self.node.pids.get(refs[rank].id, 0), refs[rank].host, "", "", why)
+            for rank in ranks
+        }
+
+    def controller_actor(self, name: str, cls: type[Any], timeout: float) -> ActorMesh[Any]:
+        """See ``interface.MeshFunctions``."""
+        system: Any = self.system
+        if name not in self.actors:
+            from monarch_kernel.protocol.serialize import dumps_flat
+
+            self.handle(wire.SpawnActor(self.node.id, "", name, name, 0, dumps_flat((cls, (), {}))))
+        return HostedActorMesh(system, name, name, "", cls, (self.node.ref,), Region.from_extent(Extent((), ())))
+
+    def home(self) -> ProcMesh | None:
+        """See ``interface.ProcessFunctions``: a controller is in no mesh."""
+        return None
+
+    # -- kept meshes -----------------------------------------------------------------------------------
+
+    def keep(self, name: str, idle: float = 0.0) -> KeptHost:
+        """See ``interface.KeptFunctions``."""
+        raise KeptError(f"the engine {self.NAME} keeps no meshes: they end with their controller")
+
+    def kept(self) -> list[KeptInfo]:
+        """See ``interface.KeptFunctions``."""
+        return []
+
+    def held(self) -> list[KeptHost]:
+        """See ``interface.KeptFunctions``."""
+        return []
+
+    def kept_host_of(self, mesh: ProcMesh) -> KeptHost | None:
+        """See ``interface.KeptFunctions``."""
+        return None
+
+    def taken_over(self) -> dict[str, str]:
+        """See ``interface.KeptFunctions``."""
+        return {}
+
+    def attach(self, name: str, force: bool = False) -> KeptHost:
+        """See ``interface.KeptFunctions``; an engine implements it, if other processes' meshes can be reached."""
+        raise KeptError(f"the engine {self.NAME} cannot reach meshes of other processes")
+
+    def end_kept(self, name: str, force: bool = False) -> KeptInfo:
+        """See ``interface.KeptFunctions``."""
+        raise KeptError(f"the engine {self.NAME} keeps no meshes: there is no {name!r}")
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def shut_down(self, timeout: float) -> None:
+        """See ``interface.MeshFunctions``."""
+        for mesh in list(self._meshes.values()):
+            self._end(mesh, "the controller ends", timeout / 2)
+        self.close()
+
+    def close(self) -> None:
+        """Leave all meshes, as this process ends."""
+        self._closed = True
+        for mesh in list(self._meshes.values()):
+            self._leave(mesh)
+            self._forget(mesh)
+        for actor in list(self.actors.values()):
+            actor.stop(lambda: None)
+        self._beat.set()
+
+
+class _NoCarrier:
+    """Before there is one."""
+
+    def send(self, ranks: Sequence[int], data: bytes) -> None:
+        """Nothing can be sent yet."""
+
+    def stop(self, reason: str, patience: float) -> None:
+        """There is nothing to stop."""

@@ -1,0 +1,255 @@
+"""The tools' part of a rank of another runtime. The first controller whose tools enter the rank makes it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
+
+from monarch_kernel import engines
+from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.main_thread import MainThread, main_thread
+from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
+from monarch_kernel.engines.hosted.output_pipes import capture_output
+from monarch_kernel.engines.hosted.tool_actor import ToolActor
+from monarch_kernel.engines.hosted.tool_process import ToolProcess
+from monarch_kernel.errors import Death, DeathKind
+from monarch_kernel.introspection import Running
+from monarch_kernel.protocol.messages import OK
+from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.runtime.actor.extensions import rank_debugger
+from monarch_kernel.runtime.mesh.shape import Region
+
+#: How often the rank checks whether controllers that hold it are alive (seconds).
+LOOK = 0.2
+
+
+class ProgramActors(Protocol):
+    """What an engine knows about the other runtime's own actors in a rank."""
+
+    def endpoints_here(self) -> list[Running]:
+        """Its endpoints that run in this process."""
+        ...
+
+    def actors_here(self) -> dict[str, Any]:
+        """Its actors in this process."""
+        ...
+
+    def interrupt(self, endpoint: Running) -> None:
+        """Raise an exception in one of its endpoints."""
+        ...
+
+
+class Visitor:
+    """A controller whose tools are in this rank.
+
+    Args:
+        entered: its first message.
+        rank: this rank in its mesh.
+        send: sends bytes to it.
+    """
+
+    def __init__(self, entered: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
+        self.id = entered.controller
+        self.ref = ProcRef(self.id, "", "", self.id, "")
+        self.uid = entered.uid
+        self.name = entered.name
+        self.extent = Extent(entered.labels, entered.sizes)
+        self.point = Point(rank, self.extent)
+        self.silence = entered.silence
+        self.send = send
+        self.heard = time.monotonic()
+
+
+class Guest(ToolProcess):
+    """The tools in this rank, of any number of controllers.
+
+    Args:
+        name: what users call the other runtime.
+        program: what runs here beside tools.
+    """
+
+    def __init__(self, name: str, program: ProgramActors) -> None:
+        proc = f"{os.getpid()}-{os.urandom(4).hex()}"
+        super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
+        self._program = program
+        self._visitors: dict[str, Visitor] = {}
+        self._main: MainThread | None = main_thread()
+        self._main_actor: str | None = None
+        self._watching = False
+        self._lock = threading.Lock()
+        sys.breakpointhook = _breakpoint
+        engines.use(cast("Any", self))
+
+    def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
+        """Let a controller's tools in.
+
+        Args:
+            rank: this rank in the controller's mesh.
+            send: carries bytes to the controller; it must drop them if the controller is gone.
+        """
+        visitor = self._visitors[message.controller] = Visitor(message, rank, send)
+        self.system.proc_meshes[visitor.uid] = self._procs(visitor)
+        capture_output(self._on_output, message.output)
+        send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
+
+    def _procs(self, visitor: Visitor) -> HostedProcMesh:
+        count = visitor.extent.nelements
+        refs = tuple(ProcRef(f"{visitor.uid}.{rank}", "", "", visitor.uid, "") for rank in range(count))
+        region = Region.from_extent(visitor.extent)
+        system: Any = self.system
+        return HostedProcMesh(system, visitor.uid, visitor.name, refs, region, region)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """See ``ToolProcess.receive``."""
+        message = wire.decode(data)
+        sender = getattr(message, "sender", None) or getattr(message, "controller", "")
+        visitor = self._visitors.get(sender)
+        if visitor is not None:
+            visitor.heard = time.monotonic()
+            self.node.deaths.pop(sender, None)  # it was only silent
+        self.handle(message)
+
+    def handle(self, message: Any) -> None:
+        """See ``ToolProcess.handle``."""
+        if isinstance(message, wire.InterruptRank):
+            stopped = self._interrupt(message.cells)
+            self.answer_to(message.sender, message.call)(OK, dumps_flat(stopped))
+        elif isinstance(message, wire.LeaveRank):
+            self._leave(message.controller)
+        else:
+            super().handle(message)
+
+    def send(self, procs: tuple[ProcRef, ...], message: Any) -> None:
+        """See ``ToolProcess.send``."""
+        data = wire.encode(message)
+        for ref in procs:
+            visitor = self._visitors.get(ref.id)
+            if visitor is not None:
+                if hasattr(message, "sender"):  # to its controller, this rank is a rank of its mesh
+                    message.sender = f"{visitor.uid}.{visitor.point.rank}"
+                    data = wire.encode(message)
+                if isinstance(message, wire.CallActor) and message.call:
+                    self._watch(visitor)
+                visitor.send(data)
+
+    def make_actor(self, message: wire.SpawnActor) -> ToolActor:
+        """See ``ToolProcess.make_actor``. The first actor that asks for it gets the main thread."""
+        visitor = self._visitors[message.sender]
+        cls = loads(message.body)[0]
+        drive = None
+        if self._main is not None and self._main_actor is None and not cls.__background__:
+            self._main_actor = message.actor
+            drive = self._main.drive
+        return ToolActor(message.actor, message.name, visitor.point, drive)
+
+    def answer_to(self, sender: str, call: int) -> Any:
+        """See ``ToolProcess.answer_to``. To its sender, this rank is a rank of the mesh that the sender has entered."""
+        visitor = self._visitors[sender]
+        proc = f"{visitor.uid}.{visitor.point.rank}"
+
+        def answer(status: int, body: bytes) -> None:
+            visitor.send(wire.encode(wire.CallAnswer(proc, call, status, bytes(body))))
+
+        return answer
+
+    def _on_output(self, stream: int, data: bytes) -> None:
+        for visitor in list(self._visitors.values())[-1:]:
+            visitor.send(wire.encode(wire.ToolOutput(visitor.uid, visitor.point.rank, stream, data)))
+
+    # -- controllers that die ------------------------------------------------------------------------
+
+    def _watch(self, visitor: Visitor) -> None:
+        """Expect heartbeats of a controller while a call to it is pending."""
+        with self._lock:
+            if not self._watching:
+                self._watching = True
+                visitor.heard = time.monotonic()
+                threading.Thread(target=self._watch_controllers, name="monarch-tool-leash", daemon=True).start()
+
+    def _watch_controllers(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            with self._lock:
+                if not self.node.calls:
+                    self._watching = False
+                    return
+            now = time.monotonic()
+            for visitor in list(self._visitors.values()):
+                if now - visitor.heard > visitor.silence:
+                    cause = f"the controller was silent for {visitor.silence:g} s"
+                    self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
+
+    def _leave(self, controller: str) -> None:
+        self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
+
+    # -- interrupts ----------------------------------------------------------------------------------
+
+    def _interrupt(self, cells: str) -> list[str]:
+        """Interrupt endpoints that run; returns their names."""
+        stopped: list[str] = []
+        if self._main is not None and not cells:
+            actor = self.actors.get(self._main_actor or "")
+            if actor is not None and actor.running is not None:
+                stopped.append(f"{actor.name}.{actor.running}")
+                self._main.interrupt()
+        for running in self._program.endpoints_here():
+            stopped.append(f"{running.actor}.{running.endpoint}")
+            self._program.interrupt(running)
+        return stopped
+
+    def interrupt_main_thread(self) -> None:
+        """See ``interface.ProcessFunctions``."""
+        if self._main is not None:
+            self._main.interrupt()
+
+    # -- what tools ask ------------------------------------------------------------------------------
+
+    def endpoints_here(self) -> list[Running]:
+        """See ``interface.ProcessFunctions``."""
+        return [*super().endpoints_here(), *self._program.endpoints_here()]
+
+    def actors_here(self, actor: str = "") -> dict[str, Any]:
+        """See ``interface.ProcessFunctions``."""
+        found = {**super().actors_here(), **self._program.actors_here()}
+        return {uid: each for uid, each in found.items() if actor in ("", uid)}
+
+    def home(self) -> ProcMesh | None:
+        """See ``interface.ProcessFunctions``."""
+        return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
+
+    def controller_actor(self, name: str, cls: type[Any], timeout: float) -> ActorMesh[Any]:
+        """See ``interface.MeshFunctions``: of the controller that has entered last, and is alive."""
+        for visitor in self._latest():
+            system: Any = self.system
+            region = Region.from_extent(Extent((), ()))
+            return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), region)
+        raise RuntimeError("no controller's tools are in this rank")
+
+    def _latest(self) -> Iterable[Visitor]:
+        return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
+
+    def __getattr__(self, name: str) -> Any:
+        """The functions of meshes, output and kept meshes: only controllers have them."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def refuse(*_args: Any, **_kwargs: Any) -> Any:
+            raise self.not_offered(f"do this in a rank ({name}); its controller can")
+
+        return refuse
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()`: stop here for the controller's debugger; PYTHONBREAKPOINT works as usual."""
+    if "PYTHONBREAKPOINT" in os.environ:
+        return sys.__breakpointhook__(*args, **kwargs)
+    rank_debugger().stop_here(sys._getframe(1))
+    return None

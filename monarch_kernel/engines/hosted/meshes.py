@@ -1,0 +1,295 @@
+"""Handles of meshes whose messages another runtime carries. They are those of this package, but for how they send."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import psutil
+
+from monarch_kernel.actor import ActorMesh, Endpoint, Extent, Future, HostMesh, ProcMesh, ValueMesh
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.message_node import MessageSystem, message_system
+from monarch_kernel.engines.interface import NotOffered
+from monarch_kernel.output import calling_origin
+from monarch_kernel.protocol.messages import DEAD, ProcStatus
+from monarch_kernel.protocol.refs import Death, ProcRef
+from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall
+from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
+from monarch_kernel.runtime.mesh.shape import Region
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.hosted.controller import ToolController
+
+T = TypeVar("T")
+
+HOST = socket.gethostname()
+_numbers = itertools.count(1)
+
+
+def done(system: MessageSystem, value: Any, what: str = "") -> Future[Any]:
+    """A future that has this value already."""
+    future: Future[Any] = Future(system.node.poller, what)
+    future._resolve(value)
+    return future
+
+
+class HostedEndpoint(Endpoint[Any]):
+    """An endpoint of a tool's actors; its messages go through the other runtime."""
+
+    __slots__ = ()
+
+    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._spec is not None:
+            self._spec.check(args, kwargs)
+        try:
+            return dumps_flat((args, kwargs)), (), ()
+        except Exception as error:
+            explain(error, f"an argument of {self._label}")
+            raise
+
+    def _cast(
+        self, body: Any, buffers: Any, ports: Any, number: int, sink: Any, reply_to: Any = None
+    ) -> dict[int, Death]:
+        target = self._mesh._target()
+        system = cast("MessageSystem", self._mesh._system)
+        if sink is not None:
+            sink.asked = ("", "", "")  # so that `awaited_here` lists it
+        lost = {
+            rank: system.node.deaths[ref.id] for rank, ref in enumerate(target.procs) if ref.id in system.node.deaths
+        }
+        living = tuple(ref for rank, ref in enumerate(target.procs) if rank not in lost)
+        if living:
+            system.send(
+                living,
+                wire.CallActor(system.node.id, self._mesh._actor, self._name, number, calling_origin(), bytes(body)),
+            )
+        if sink is not None:
+            for rank, death in lost.items():
+                sink.on_gone(rank, death)
+        return lost
+
+    def _single(self, rank: int, target: Target, body: Any, buffers: Any, ports: Any) -> Future[Any]:
+        system = cast("MessageSystem", self._mesh._system)
+        call = OneCall(cast("Any", system.node), self._label, target, rank)
+        ref = target.procs[rank]
+        death = system.node.deaths.get(ref.id)
+        if death is not None:
+            call.on_reply(rank, DEAD, death, ())
+            return call
+        system.send(
+            (ref,),
+            wire.CallActor(system.node.id, self._mesh._actor, self._name, call._number, calling_origin(), bytes(body)),
+        )
+        return call
+
+
+class HostedActorMesh(ActorMesh[T]):
+    """A mesh of a tool's actors."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if type(found) is Endpoint:
+            found = self.__dict__[name] = HostedEndpoint(self, name, cast("Any", found)._spec)
+        return found
+
+    def _new_with_region(self, region: Region) -> HostedActorMesh[T]:
+        return HostedActorMesh(
+            self._system,
+            self._actor,
+            self._name,
+            self._mesh_name,
+            self._cls_or_pickle,
+            self._procs,
+            region,
+            self._ready,
+        )
+
+    def _stop(self, reason: str) -> Future[Any]:
+        system = cast("MessageSystem", self._system)
+        target = self._target()
+        call = ManyCall(self._system.node, f"{self._name}.stop", target)
+        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
+        system.send(living, wire.StopToolActor(system.node.id, self._actor, call._number))
+        for rank, ref in enumerate(target.procs):
+            if ref.id in system.node.deaths:
+                call.on_gone(rank, system.node.deaths[ref.id])
+        return settled(call)
+
+    def __reduce__(self) -> Any:
+        cls = self._cls_or_pickle
+        body = cls if isinstance(cls, bytes) else dumps_flat(cls)
+        return _rebuild_actors, (self._actor, self._name, self._mesh_name, body, self._procs, self._shape)
+
+
+def _rebuild_actors(
+    actor: str, name: str, mesh_name: str, cls: bytes, procs: tuple[ProcRef, ...], region: Region
+) -> HostedActorMesh[Any]:
+    return HostedActorMesh(cast("Any", message_system()), actor, name, mesh_name, loads(cls), procs, region)
+
+
+class HostedProcMesh(ProcMesh):
+    """A mesh of procs of another runtime, on which tools can spawn actors."""
+
+    def _new_with_region(self, region: Region) -> HostedProcMesh:
+        mesh = HostedProcMesh(
+            self._system, self._uid, self.name, self._procs, region, self._host_region, self._owner, self._ready
+        )
+        mesh._shared = self._shared
+        return mesh
+
+    @property
+    def _tools(self) -> ToolController:
+        controller = getattr(self._system, "controller", None)
+        if controller is None:
+            raise NotOffered(f"mesh {self.name}: only its controller can start and end its processes")
+        return controller
+
+    def _not_offered(self, what: str) -> NoReturn:
+        raise NotOffered(f"mesh {self.name} runs on {self._tools.engine_name}, which cannot {what}")
+
+    def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+        """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes."""
+        system = cast("MessageSystem", self._system)
+        if self._stopped:
+            raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
+        target = self._target()
+        actor = f"{name}-{os.urandom(4).hex()}"
+        mesh: HostedActorMesh[T] = HostedActorMesh(
+            self._system, actor, name, self.name, cls, target.procs, Region.from_extent(target.extent)
+        )
+        if mesh._spec.is_async or not mesh._spec.tool:
+            self._not_offered(f"run {cls.__name__}: the tools' way into its ranks takes sync actors of tools only")
+        try:
+            body = dumps_flat((cls, args, kwargs))
+        except Exception as error:
+            explain(error, f"{cls.__name__} or an argument of its constructor")
+            raise
+        call = ManyCall(self._system.node, f"{name}.__init__", target)
+        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
+        system.send(living, wire.SpawnActor(system.node.id, self._uid, actor, name, call._number, body))
+        for rank, ref in enumerate(target.procs):
+            if ref.id in system.node.deaths:
+                call.on_gone(rank, system.node.deaths[ref.id])
+        mesh._ready = call.then(lambda _values: None)
+        return mesh
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> Future[Any]:
+        return self._tools.stop_procs(self, reason)
+
+    def kill(self, reason: str = "") -> Future[None]:
+        """Kill these procs with SIGKILL."""
+        return self._tools.kill_procs(self, reason)
+
+    def heal(self, hosts: HostMesh | None = None, timeout: float = 0.0) -> NoReturn:
+        """Raises `NotOffered`: the other runtime replaces no procs."""
+        self._not_offered("replace dead ranks")
+
+    def _ask_agents(self, message: Any, what: str) -> NoReturn:
+        self._not_offered(what)
+
+    def _ask_procs(self, message: Any, what: str) -> NoReturn:
+        self._not_offered(what)
+
+    def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
+        """See ``ProcMesh.interrupt``."""
+        system = cast("MessageSystem", self._system)
+        target = self._target()
+        call = ManyCall(self._system.node, f"{self.name}.interrupt", target)
+        living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
+        system.send(living, wire.InterruptRank(system.node.id, call._number, cells))
+        for rank, ref in enumerate(target.procs):
+            if ref.id in system.node.deaths:
+                call.on_gone(rank, system.node.deaths[ref.id])
+        return call
+
+    def status(self) -> Future[ValueMesh[ProcStatus]]:
+        """State, pid, memory and CPU use of every proc; of procs on other hosts, the state and the pid."""
+        target = self._target()
+        return done(cast("Any", self._system), ValueMesh(target.extent, [self._status(ref) for ref in target.procs]))
+
+    def _status(self, ref: ProcRef) -> ProcStatus:
+        node = self._system.node
+        pid = node.pids.get(ref.id, 0)
+        death = node.deaths.get(ref.id)
+        if death is not None:
+            return ProcStatus(ref.id, "dead", pid, ref.host, death.cause)
+        if not pid or ref.host != HOST:
+            return ProcStatus(ref.id, "alive" if pid else "starting", pid, ref.host)
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                age = max(0.001, time.time() - process.create_time())
+                times = process.cpu_times()
+                busy = 100 * (times.user + times.system) / age
+                return ProcStatus(ref.id, "alive", pid, ref.host, "", process.memory_info().rss, busy, age)
+        except psutil.Error:
+            return ProcStatus(ref.id, "alive", pid, ref.host)
+
+    @property
+    def host_mesh(self) -> NoReturn:
+        """Raises `NotOffered`: its hosts are the other runtime's."""
+        self._not_offered("give its hosts to the tools")
+
+    def __reduce__(self) -> Any:
+        return _rebuild_procs, (self._uid, self.name, self._procs, self._shape, self._host_region)
+
+
+def _rebuild_procs(uid: str, name: str, procs: tuple[ProcRef, ...], region: Region, hosts: Region) -> ProcMesh:
+    system = message_system()
+    known = system.proc_meshes.get(uid)
+    if known is not None and known._region == region:
+        return known
+    return HostedProcMesh(cast("Any", system), uid, name, procs, region, hosts)
+
+
+class HostedHostMesh(HostMesh):
+    """Hosts of another runtime, as far as ``%mesh up`` needs them.
+
+    Args:
+        controller: the tools of this process.
+        engine_name: what users call the other runtime.
+    """
+
+    def __init__(self, controller: ToolController) -> None:
+        self._controller = controller
+
+    @property
+    def _region(self) -> Region:
+        return Region.from_extent(Extent((), ()))
+
+    def with_python_executable(self, python: Any) -> NoReturn:
+        """Raises `NotOffered`."""
+        raise NotOffered(f"{self._controller.engine_name} starts ranks with the interpreter of the kernel only")
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Any = None,
+        name: str | None = None,
+        proc_bind: Any = None,
+        bootstrap_command: Any = None,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        preload: Sequence[str] = (),
+        restart: Any = "never",
+        spares: Any = None,
+    ) -> ProcMesh:
+        """Start procs on every host; see ``HostMesh.spawn_procs``.
+
+        Raises:
+            NotOffered: for restart policies, spare hosts and other interpreters.
+        """
+        if restart != "never" or spares is not None:
+            raise NotOffered(f"{self._controller.engine_name} restarts no ranks: leave restart and spares out")
+        if bootstrap_command is not None or proc_bind is not None or bootstrap is not None:
+            raise NotOffered("give bootstrap, bootstrap_command and proc_bind to the engine's own spawn_procs")
+        return self._controller.start_procs(name or "procs", dict(per_host or {}), dict(env or {}), tuple(preload))

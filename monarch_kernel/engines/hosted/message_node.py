@@ -1,0 +1,114 @@
+"""The bookkeeping of calls in a process that has no links of its own: another runtime carries its messages."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.errors import Death
+from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.runtime.actor.calls.pending import OneCall
+from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
+from monarch_kernel.runtime.node.poller import Poller
+
+
+class MessageNode:
+    """What pending calls need of a node: a poller, the table of calls, and what is known of other procs.
+
+    Args:
+        ref: this process, as others address it.
+    """
+
+    def __init__(self, ref: ProcRef) -> None:
+        self.id = ref.id
+        self.ref = ref
+        self.poller = Poller()
+        self.calls: dict[int, Any] = {}
+        self.pids: dict[str, int] = {}
+        self.deaths: dict[str, Death] = {}
+        self.unresponsive: dict[str, Any] = {}
+        self.generation = 0
+        #: Held while an answer or a death is noted, which several threads may bring.
+        self.lock = threading.RLock()
+        self._numbers = itertools.count(1)
+
+    def new_call(self, sink: Any) -> int:
+        """Register a pending call; returns its number."""
+        number = next(self._numbers)
+        self.calls[number] = sink
+        return number
+
+    def current(self, ref: ProcRef) -> ProcRef:
+        """The proc in that place now; here it is never replaced."""
+        return ref
+
+    def learn(self, ref: ProcRef) -> None:
+        """Nothing needs to be known to send to a proc."""
+
+    def send(self, _proc: str, _message: Any) -> None:
+        """Messages of the runtime itself have no receiver here."""
+
+    def on_answer(self, proc: str, call: int, status: int, body: bytes) -> None:
+        """Pass the answer of a proc to its call."""
+        with self.lock:
+            sink = self.calls.get(call)
+            if isinstance(sink, OneCall):
+                sink.on_reply(0, status, body, ())
+            elif sink is not None:
+                for rank in sink._target.by_proc.get(proc, ()):
+                    sink.on_reply(rank, status, body, ())
+
+    def on_death(self, proc: str, death: Death) -> bool:
+        """Fail the calls over a proc. Returns whether its death is news."""
+        with self.lock:
+            if proc in self.deaths:
+                return False
+            self.deaths[proc] = death
+            for sink in list(self.calls.values()):
+                sink.on_peer_dead(proc, death)
+        return True
+
+
+class NothingHeld:
+    """No call waits for a heal, as there is none."""
+
+    active = False
+
+
+class MessageSystem:
+    """What handles of meshes need of the system of their process.
+
+    Args:
+        node: the calls of this process.
+        send: sends a message to procs.
+    """
+
+    held_calls = NothingHeld()
+
+    def __init__(self, node: MessageNode, send: Callable[[tuple[ProcRef, ...], Any], None]) -> None:
+        self.node = node
+        self.send = send
+        self.reported = ReportedDeaths()
+        self.proc_meshes: dict[str, Any] = {}
+
+
+_system: MessageSystem | None = None
+
+
+def set_message_system(system: MessageSystem | None) -> None:
+    """Make this the system of handles that are unpickled in this process."""
+    global _system
+    _system = system
+
+
+def message_system() -> MessageSystem:
+    """The system of handles that are unpickled in this process.
+
+    Raises:
+        RuntimeError: no tools of another engine run in this process.
+    """
+    if _system is None:
+        raise RuntimeError("this handle belongs to a mesh of another engine, whose tools do not run in this process")
+    return _system

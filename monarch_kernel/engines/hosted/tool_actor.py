@@ -1,0 +1,154 @@
+"""One actor of a tool in a process of another runtime: a mailbox, and a thread that takes its messages in turn."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from monarch_kernel.actor import Point
+from monarch_kernel.errors import capture
+from monarch_kernel.output import on_behalf_of
+from monarch_kernel.protocol.faults import encode_fault
+from monarch_kernel.protocol.messages import ERROR, OK
+from monarch_kernel.protocol.serialize import dumps_flat, loads
+
+#: The actor for which the calling code runs.
+here: ContextVar[ToolActor | None] = ContextVar("monarch_kernel_tool_actor", default=None)
+
+#: Answers a call: its status and body.
+Answer = Callable[[int, bytes], None]
+
+
+class AnswerPort:
+    """The port of an endpoint that answers through it, at any time, from any thread; only the first answer counts."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer: Answer | None = answer
+
+    def send(self, value: Any) -> None:
+        """Answer the call with a value."""
+        self._give(OK, dumps_flat(value))
+
+    def exception(self, error: BaseException) -> None:
+        """Fail the call."""
+        self._give(ERROR, encode_fault(capture(error)))
+
+    def _give(self, status: int, body: bytes) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(status, body)
+
+
+class ToolActor:
+    """An actor: its object, made by its first message, and its messages.
+
+    Args:
+        actor: its unique name.
+        name: the name that it was spawned under.
+        rank: its position in its mesh.
+        drive: runs a function on the thread that the actor's messages are for, if that is the main thread of a rank;
+            None: the actor has a thread of its own.
+    """
+
+    def __init__(self, actor: str, name: str, rank: Point, drive: Callable[[ToolActor], None] | None = None) -> None:
+        self.actor = actor
+        self.name = name
+        self.rank = rank
+        self.object: Any = None
+        #: The running endpoint, its thread, and the cell that it runs for.
+        self.running: str | None = None
+        self.running_for = ""
+        self.thread = 0
+        #: An event loop that runs while the actor waits for messages, if the thread that drives it can do so.
+        self.background: Any = None
+        self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._drive = drive
+        if drive is None:
+            threading.Thread(target=self._run, name=f"monarch-tool-{name}", daemon=True).start()
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def create(self, body: bytes, answer: Answer) -> None:
+        """Create the object from the pickle of its class and the arguments of its constructor."""
+
+        def make() -> Any:
+            cls, args, kwargs = loads(body)
+            self.object = cls(*args, **kwargs)
+
+        self._post("__init__", "", make, answer)
+
+    def call(self, endpoint: str, body: bytes, origin: str, answer: Answer | None) -> None:
+        """Call an endpoint. Without ``answer`` an exception is dropped."""
+        port: AnswerPort | None = None
+
+        def run() -> Any:
+            nonlocal port
+            args, kwargs = loads(body)
+            if self.object is None:
+                raise RuntimeError(f"{self.name} could not be created")
+            found = getattr(type(self.object), endpoint)
+            if found.explicit_response_port:
+                port = AnswerPort(answer or (lambda _status, _body: None))
+                return found.function(self.object, port, *args, **kwargs)
+            return found.function(self.object, *args, **kwargs)
+
+        def settle(status: int, value: bytes) -> None:
+            if answer is not None and (port is None or status != OK):  # else the endpoint answers through its port
+                answer(status, value)
+
+        self._post(endpoint, origin, run, settle)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Run ``__cleanup__`` after the messages that wait, and take no more."""
+
+        def end() -> Any:
+            cleanup = getattr(self.object, "__cleanup__", None)
+            if cleanup is not None:
+                cleanup(None)
+
+        self._post("__cleanup__", "", end, lambda _status, _body: done())
+        self._messages.put(None)
+
+    def _post(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
+        def message() -> None:
+            self._handle(endpoint, origin, work, answer)
+
+        self._messages.put(message)
+        if self._drive is not None:
+            self._drive(self)
+
+    # -- on its thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self.step(block=True):
+            pass
+
+    def step(self, block: bool = False) -> bool:
+        """Handle one message. Returns False after the last one, or if there is none and ``block`` is false."""
+        try:
+            message = self._messages.get(block)
+        except queue.Empty:
+            return False
+        if message is None:
+            return False
+        message()
+        return True
+
+    def _handle(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
+        token = here.set(self)
+        self.thread = threading.get_ident()
+        self.running, self.running_for = endpoint, origin
+        status = OK
+        try:
+            try:
+                with on_behalf_of(origin):
+                    body = dumps_flat(work())
+            finally:
+                self.running = None
+                here.reset(token)
+        except BaseException as error:
+            status, body = ERROR, encode_fault(capture(error))
+        answer(status, body)

@@ -1,0 +1,119 @@
+"""The actor that brings tools into a rank of Monarch, and what they ask there about Monarch's own actors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import monarch  # pyright: ignore[reportMissingImports]  # torchmonarch is not among our dependencies
+import monarch.actor as monarch_actor  # pyright: ignore[reportMissingImports]  # torchmonarch is not among our dependencies
+
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.guest import Guest
+from monarch_kernel.engines.interface import InterruptedEndpoint
+from monarch_kernel.introspection import Running
+
+NAME = "torchmonarch"
+_MONARCH = os.path.join(os.path.dirname(os.path.abspath(monarch.__file__ or "")), "")
+_PYTHON = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+
+_guest: Guest | None = None
+_lock = threading.Lock()
+
+
+class MonarchActors:
+    """Monarch's own actors in this process (``guest.ProgramActors``), as their threads show them."""
+
+    def endpoints_here(self) -> list[Running]:
+        """The outermost frame of a Monarch thread that is neither Monarch's nor Python's is an endpoint."""
+        found: list[Running] = []
+        drivers = {thread.ident for thread in threading.enumerate() if thread.name.startswith("monarch-actor")}
+        for thread, top in sys._current_frames().items():
+            if thread not in drivers:
+                continue
+            endpoint = _endpoint(top)
+            if endpoint is not None:
+                found.append(Running(_actor_name(endpoint), endpoint.f_code.co_name, thread))
+        return found
+
+    def actors_here(self) -> dict[str, Any]:
+        """Monarch does not name the objects of its actors, so they are told by their classes."""
+        found: dict[str, Any] = {}
+        for each in gc.get_objects():
+            if isinstance(each, monarch_actor.Actor) and not type(each).__module__.startswith(("monarch.", __name__)):
+                label = type(each).__name__
+                found[f"{label}-{len(found)}"] = each
+        return found
+
+    def interrupt(self, endpoint: Running) -> None:
+        """Raise `InterruptedEndpoint` in an endpoint, at its next line of Python."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(endpoint.thread), ctypes.py_object(InterruptedEndpoint)
+        )
+
+
+def _endpoint(top: FrameType | None) -> FrameType | None:
+    outermost = None
+    frame = top
+    while frame is not None:
+        file = frame.f_code.co_filename
+        of_python = file.startswith("<frozen") or (file.startswith(_PYTHON) and "-packages" not in file)
+        if not of_python and not file.startswith((_MONARCH, _OURS)):
+            outermost = frame
+        frame = frame.f_back
+    return outermost
+
+
+def _actor_name(frame: FrameType) -> str:
+    me = frame.f_locals.get("self")
+    return type(me).__name__ if isinstance(me, monarch_actor.Actor) else ""
+
+
+def guest() -> Guest:
+    """The tools in this process."""
+    global _guest
+    with _lock:
+        if _guest is None:
+            _guest = Guest(NAME, MonarchActors())
+        return _guest
+
+
+class ToolDoor(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseClass]  # as above
+    """Carries messages between the tools in this rank and those of one controller.
+
+    Args:
+        port: takes bytes to the controller.
+        first: the controller's first message.
+    """
+
+    def __init__(self, port: Any, first: bytes) -> None:
+        message = wire.decode(first)
+        assert isinstance(message, wire.EnterRank)
+        self._guest = guest()
+        self._guest.enter(message, monarch_actor.context().actor_instance.rank.rank, _sender(port))
+
+    @monarch_actor.endpoint
+    def deliver(self, data: bytes) -> None:
+        """Hand a message to the tools, which never raises: an exception would end this actor."""
+        with suppress(Exception):
+            self._guest.receive(data)
+
+    def _handle_undeliverable_message(self, _envelope: Any) -> bool:
+        """A controller that is gone takes no more messages; its leash ends what it had stopped."""
+        return True
+
+
+def _sender(port: Any) -> Callable[[bytes], None]:
+    def send(data: bytes) -> None:
+        with suppress(Exception):  # the controller is gone
+            port.send(data)
+
+    return send
