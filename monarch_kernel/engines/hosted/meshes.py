@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import random
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,13 @@ import psutil
 
 from monarch_kernel.actor import ActorMesh, Endpoint, Extent, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.message_node import MessageSystem, message_system
+from monarch_kernel.engines.hosted.message_node import MessageNode, MessageSystem, message_system
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.messages import DEAD, ProcStatus
-from monarch_kernel.protocol.refs import Death, ProcRef
+from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
-from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall
-from monarch_kernel.runtime.actor.calls.target import Target
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.mesh.shape import Region
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOST = socket.gethostname()
-_numbers = itertools.count(1)
 
 
 def done(system: MessageSystem, value: Any, what: str = "") -> Future[Any]:
@@ -41,52 +39,77 @@ def done(system: MessageSystem, value: Any, what: str = "") -> Future[Any]:
 
 
 class HostedEndpoint(Endpoint[Any]):
-    """An endpoint of a tool's actors; its messages go through the other runtime."""
+    """An endpoint of a tool's actors; its messages go through the other runtime. The verbs are those of `Endpoint`."""
 
     __slots__ = ()
 
-    def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """See `Endpoint`."""
+        body = self._packed(args, kwargs)
+        call = ManyCall(cast("Any", self._node), self._label, self._mesh._target())
+        self._to_all(body, call)
+        return call
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Endpoint`."""
+        count = len(self._mesh._target().procs)
+        if count != 1:
+            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {count}: slice it to one, or use call")
+        return self._to_one(0, args, kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `Endpoint`."""
+        return self._to_one(random.randrange(len(self._mesh._target().procs)), args, kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
+        """See `Endpoint`."""
+        body = self._packed(args, kwargs)
+        call = StreamCall(cast("Any", self._node), self._label, self._mesh._target())
+        self._to_all(body, call)
+        return call
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """See `Endpoint`. An exception in the endpoint is dropped."""
+        self._to_all(self._packed(args, kwargs), None)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    @property
+    def _node(self) -> MessageNode:
+        return cast("MessageSystem", self._mesh._system).node
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._spec is not None:
             self._spec.check(args, kwargs)
         try:
-            return dumps_flat((args, kwargs)), (), ()
+            return dumps_flat((args, kwargs))
         except Exception as error:
             explain(error, f"an argument of {self._label}")
             raise
 
-    def _cast(
-        self, body: Any, buffers: Any, ports: Any, number: int, sink: Any, reply_to: Any = None
-    ) -> dict[int, Death]:
-        target = self._mesh._target()
-        system = cast("MessageSystem", self._mesh._system)
-        if sink is not None:
-            sink.asked = ("", "", "")  # so that `awaited_here` lists it
-        lost = {
-            rank: system.node.deaths[ref.id] for rank, ref in enumerate(target.procs) if ref.id in system.node.deaths
-        }
-        living = tuple(ref for rank, ref in enumerate(target.procs) if rank not in lost)
-        if living:
-            system.send(
-                living,
-                wire.CallActor(system.node.id, self._mesh._actor, self._name, number, calling_origin(), bytes(body)),
-            )
-        if sink is not None:
-            for rank, death in lost.items():
-                sink.on_gone(rank, death)
-        return lost
+    def _message(self, number: int, body: bytes) -> wire.CallActor:
+        return wire.CallActor(self._node.id, self._mesh._actor, self._name, number, calling_origin(), body)
 
-    def _single(self, rank: int, target: Target, body: Any, buffers: Any, ports: Any) -> Future[Any]:
-        system = cast("MessageSystem", self._mesh._system)
-        call = OneCall(cast("Any", system.node), self._label, target, rank)
+    def _to_all(self, body: bytes, call: ManyCall | StreamCall | None) -> None:
+        target, deaths = self._mesh._target(), self._node.deaths
+        living = tuple(ref for ref in target.procs if ref.id not in deaths)
+        if living:
+            cast("MessageSystem", self._mesh._system).send(living, self._message(call._number if call else 0, body))
+        if call is not None and len(living) < len(target.procs):
+            with self._node.lock:
+                for rank, ref in enumerate(target.procs):
+                    if ref.id in deaths:
+                        call.on_gone(rank, deaths[ref.id])
+
+    def _to_one(self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        body, target = self._packed(args, kwargs), self._mesh._target()
+        call = OneCall(cast("Any", self._node), self._label, target, rank)
         ref = target.procs[rank]
-        death = system.node.deaths.get(ref.id)
+        death = self._node.deaths.get(ref.id)
         if death is not None:
             call.on_reply(rank, DEAD, death, ())
-            return call
-        system.send(
-            (ref,),
-            wire.CallActor(system.node.id, self._mesh._actor, self._name, call._number, calling_origin(), bytes(body)),
-        )
+        else:
+            cast("MessageSystem", self._mesh._system).send((ref,), self._message(call._number, body))
         return call
 
 
@@ -189,7 +212,7 @@ class HostedProcMesh(ProcMesh):
         """Kill these procs with SIGKILL."""
         return self._tools.kill_procs(self, reason)
 
-    def heal(self, hosts: HostMesh | None = None, timeout: float = 0.0) -> NoReturn:
+    def heal(self, hosts: Any = None, timeout: float = 0.0) -> NoReturn:
         """Raises `NotOffered`: the other runtime replaces no procs."""
         self._not_offered("replace dead ranks")
 
