@@ -16,6 +16,7 @@ from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
 from monarch_kernel.runtime.tensor.api.placement import show, slice_mesh, to_mesh
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
+from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import (
@@ -51,6 +52,7 @@ __all__ = [
     "OpaqueObject",
     "OpaqueRef",
     "Pipe",
+    "RemoteAutogradFunction",
     "RemoteException",
     "RemoteFunction",
     "Stream",
@@ -84,6 +86,7 @@ __all__ = [
     "refer_to_result",
     "remote",
     "remote_generator",
+    "remote_autograd_function",
     "show",
     "slice_mesh",
     "to_mesh",

@@ -14,7 +14,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
 
@@ -247,10 +247,17 @@ def padded(buffers: tuple[int, ...]) -> int:
     return sum(length + (-length % _ALIGN) for length in buffers)
 
 
+class Unpickling:
+    """How bodies are unpickled. The tensor engine replaces it: torch's functions that rebuild tensors issue operations,
+    which are not to go to a mesh that is active."""
+
+    function: ClassVar[Callable[..., Any]] = pickle.loads
+
+
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
     """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive."""
     if not buffers:
-        return pickle.loads(body.memory() if type(body) is Apart else body)
+        return Unpickling.function(body.memory() if type(body) is Apart else body)
     if type(body) is Apart:
         view = body.memory()
         rest: Any = body.pickled
@@ -262,4 +269,4 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
     for length in buffers:
         parts.append(view[at : at + length])
         at += length + (-length % _ALIGN)
-    return pickle.loads(view[at:] if rest is None else rest, buffers=parts)
+    return Unpickling.function(view[at:] if rest is None else rest, buffers=parts)

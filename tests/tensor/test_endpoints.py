@@ -164,6 +164,8 @@ def test_calls_are_in_order_with_operations(four: Any) -> None:
         y.mul_(0)  # not before the value has been given
         assert [float(v[-1]) for _, v in call.get()] == [0, 1, 2, 3]
         assert inspect(y, gpus=3)[-1] == 0
+        here = actors.slowly_given.call(y[:2]).get()[1] + 1  # a tensor of this process, though a mesh is active
+        assert type(actors.slowly_given.call(here).get()[3]) is torch.Tensor
         actors.slice(gpus=2).slowly_filled.call_one(y)
         assert [float(inspect(y, gpus=k)[0]) for k in range(4)] == [0, 0, 9, 0]
 

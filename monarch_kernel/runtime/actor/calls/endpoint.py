@@ -175,6 +175,16 @@ class Endpoint(Generic[R]):
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         return tensors.sent()
 
+    def at(self, coords: dict[str, int]) -> Endpoint[R]:
+        """This endpoint of the actor at these coordinates; dimensions that are not named are 0.
+
+        Raises:
+            TypeError: the mesh has no such dimension.
+            IndexError: a coordinate is out of range.
+        """
+        first = dict.fromkeys(self._mesh.extent.names, 0)
+        return Endpoint(self._mesh.slice(**first | coords), self._name, self._spec, self._propagate)
+
     # -- sending ----------------------------------------------------------------------------------
 
     def _single(
@@ -375,19 +385,14 @@ def send(
         raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
-        endpoint = _at(endpoint, random.randrange(len(endpoint._mesh._target().procs)))
+        mesh = endpoint._mesh
+        endpoint = endpoint.at(dict(mesh.extent.point(random.randrange(len(mesh._target().procs)))))
     body, buffers, ports, tensors = endpoint._body(args, kwargs)
     if port is not None:
         ports = (*ports, port)
     endpoint._cast(body, buffers, ports, number, None, reply_to, tensors)
     if tensors is not None:
         tensors.sent()
-
-
-def _at(endpoint: Endpoint[Any], position: int) -> Endpoint[Any]:
-    mesh = endpoint._mesh
-    point = mesh.extent.point(position)
-    return Endpoint(mesh.slice(**dict(point)), endpoint._name, endpoint._spec, endpoint._propagate)
 
 
 class Accumulator(Generic[A, R]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
+from monarch_kernel.protocol.serialize import Unpickling
 from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.handle import mesh_among
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
@@ -174,6 +176,17 @@ def _is_local(args: Any) -> bool:
     if isinstance(first, (list, tuple)):
         return bool(first) and isinstance(first[0], torch.Tensor)
     return isinstance(first, torch.Tensor)
+
+
+def _unpickled_here(*args: Any, **kwargs: Any) -> Any:
+    """``pickle.loads``, with local tensors while a mesh is active, too."""
+    if not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+        return pickle.loads(*args, **kwargs)
+    with _disable_current_modes():
+        return pickle.loads(*args, **kwargs)
+
+
+Unpickling.function = _unpickled_here
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from monarch_kernel.runtime.actor.calls.endpoint import Endpoint
 from monarch_kernel.runtime.tensor.api.activation import tensor_mesh
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
@@ -36,15 +37,18 @@ def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> 
 
 def call_on_shard_and_fetch(
     function: Callable[..., Any], *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
-) -> FetchedValues:
-    """Call ``function(*args, **kwargs)`` on the ranks, in order with their operations, and fetch one rank's result.
+) -> Any:
+    """Call ``function(*args, **kwargs)`` on the ranks, in order with their operations; a future of one's result.
 
     Unlike ``remote``, the result may be anything that can be pickled, and no shapes need be known.
 
     Args:
-        function: gets tensors in place of handles; or what ``remote`` made of one.
+        function: gets tensors in place of handles; or what ``remote`` made of one; or an endpoint of actors, of which
+            only the one at these coordinates is called.
         shard: coordinates of the rank whose result is fetched; dimensions that are not named are 0.
     """
+    if isinstance(function, Endpoint):
+        return function.at(dict(shard or {})).call_one(*args, **kwargs)
     function = getattr(function, "function", function)
     mesh = mesh_of_all((args, kwargs))
     rank = rank_at(mesh, dict(shard or {}))

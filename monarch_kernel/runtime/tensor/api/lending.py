@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_flatten
 
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
+from monarch_kernel.runtime.tensor.api.learning import argument_key
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.handle import handle_of
 from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.calls import TakeResult, WaitForCall, described
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, part_of_key
+from monarch_kernel.runtime.tensor.rank.results import ResultLike
 
 
 class LentArguments:
@@ -156,7 +156,7 @@ def _expected(
 ) -> tuple[Any, ResultLike | None]:
     """What the result of a call looks like, with its key; None if only the result itself can tell."""
     flat, tree = tree_flatten(arguments)
-    key = label, propagate if callable(propagate) else function, tree, tuple(map(_part_of_key, flat))
+    key = label, propagate if callable(propagate) else function, tree, tuple(map(argument_key, flat))
     known = mesh.engine.extras.setdefault(_CACHED, {})
     if key in known:
         return key, known[key]
@@ -183,8 +183,3 @@ def _asked(mesh: TensorMesh, label: str, token: int) -> ResultLike:
                 f"{mesh.name}, so that no tensor can stand for both: use call()"
             )
     return ResultLike(found[0])
-
-
-def _part_of_key(x: Any) -> Any:
-    handle = handle_of(x)
-    return part_of_key(x) if handle is None else (type(x), handle._spec)

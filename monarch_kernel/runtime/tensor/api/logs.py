@@ -16,8 +16,8 @@ def _log(level: int, message: str, args: tuple[Any, ...]) -> None:
     _logger.log(level, message, *[x.tolist() if isinstance(x, torch.Tensor) else x for x in args])
 
 
-_log_remote = remote(_log)
-_set_level_remote = remote(_logger.setLevel)
+_log_remote = remote(_log, propagate=lambda *_: None)
+_set_level_remote = remote(_logger.setLevel, propagate=lambda _: None)
 
 
 def log_remote(message: str, *args: Any, level: int = logging.WARNING) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject
@@ -119,6 +120,7 @@ class _Call(torch.autograd.Function):
         return tuple(made[position] for position, _ in like.likes)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]  # torch's stub has other names
         ran = OpaqueRef.of(ctx.saved_tensors[0])
         shapes = tuple(ctx.shapes)

@@ -9,14 +9,14 @@ from typing import Any
 from torch.utils._pytree import tree_flatten
 
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, mesh_of_all
+from monarch_kernel.runtime.tensor.api.learning import argument_key
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
-from monarch_kernel.runtime.tensor.controller.handle import handle_of
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.objects import CallMethod, Construct, NamedFunction
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, part_of_key
+from monarch_kernel.runtime.tensor.rank.results import ResultLike
 
 
 class OpaqueObject(OpaqueRef):
@@ -87,7 +87,7 @@ class OpaqueObject(OpaqueRef):
 
     def _looks_like(self, method: str, propagation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ResultLike:
         flat, tree = tree_flatten((args, kwargs))
-        key = method, propagation, tree, tuple(map(_part_of_key, flat))
+        key = method, propagation, tree, tuple(map(argument_key, flat))
         like = self._known.get(key)
         if like is None:
             like = self._known[key] = self._mesh.propagated(functools.partial(propagation, self), (args, kwargs))
@@ -102,8 +102,3 @@ def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
         return self.call_method(fn.__name__, fn, *args, **kwargs)
 
     return method
-
-
-def _part_of_key(x: Any) -> Any:
-    handle = handle_of(x)
-    return part_of_key(x) if handle is None else (type(x), handle._spec)

@@ -454,6 +454,13 @@ class TensorEngine:
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
     ) -> FetchedValues:
         """Call a function on the ranks in order with the stream; a future of what it returned on one of them."""
+        call = self.call_on_ranks(mesh, function, args, kwargs, rank)
+        return FetchedValues.of_call(mesh, call, rank, "call_on_shard_and_fetch")
+
+    def call_on_ranks(
+        self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+    ) -> Any:
+        """The same as a call for `answer`; with -1 for `rank` all ranks send what the function returned."""
         if self.recording is not None:
             self.recording.stop("it fetches a value")
         flat, tree = tree_flatten((list(args), kwargs))
@@ -470,10 +477,8 @@ class TensorEngine:
             body = self._take(mesh)
             self.places[self.record] = frames.take(1, 16)
             self.record += 1
-            call = mesh.workers.call_and_fetch.call(
-                *body, cloudpickle.dumps((function, template)), values, mesh.ranks[rank]
-            )
-        return FetchedValues(self, mesh, call, [None], tree_flatten(0)[1], [0], rank, "call_on_shard_and_fetch")
+            wanted = rank if rank < 0 else mesh.ranks[rank]
+            return mesh.workers.call_and_fetch.call(*body, cloudpickle.dumps((function, template)), values, wanted)
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
         """The result of a call of workers, with their failures as errors of the program."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -35,6 +37,11 @@ class FetchedValues:
         self._rank = rank
         self._why = why
 
+    @classmethod
+    def of_call(cls, mesh: TensorMesh, call: Any, rank: int, why: str) -> FetchedValues:
+        """What a function returned that was called on the ranks."""
+        return cls(mesh.engine, mesh, call, [None], tree_flatten(0)[1], [0], rank, why)
+
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the values.
 
@@ -50,7 +57,9 @@ class FetchedValues:
         if self._why:
             self._engine.plan.synchronised(self._why)
             self._why = ""
-        answers = list(self._engine.answer(self._mesh, self._call, timeout).values())
+        return self._found(list(self._engine.answer(self._mesh, self._call, timeout).values()))
+
+    def _found(self, answers: list[Any]) -> Any:
         flat = list(self._flat)
         for position, value in zip(self._positions, answers[self._rank]):
             flat[position] = value
@@ -73,3 +82,13 @@ class FetchedValues:
             return self.get()
 
         return wait().__await__()
+
+
+class FetchedMesh(FetchedValues):
+    """What a function returned on every rank, now or later: ``get()`` gives a ``ValueMesh``."""
+
+    def __init__(self, mesh: TensorMesh, call: Any, why: str) -> None:
+        super().__init__(mesh.engine, mesh, call, [], None, [], 0, why)
+
+    def _found(self, answers: list[Any]) -> Any:
+        return ValueMesh(self._mesh.procs.extent, [value for (value,) in answers])

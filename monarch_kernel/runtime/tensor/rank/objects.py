@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
+from monarch_kernel.runtime.tensor.rank.results import description
 
 
 class NamedFunction:
@@ -43,6 +44,18 @@ class Construct:
         return OpaqueRef(self._constructor(*args, **kwargs))
 
 
+class Ignored:
+    """Calls a function for what it does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__name__: str = getattr(function, "__name__", str(function))
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Call it."""
+        self._function(*args, **kwargs)
+
+
 class CallMethod:
     """Calls a method of an object; "" calls the object itself."""
 
@@ -55,6 +68,16 @@ class CallMethod:
         function = getattr(ref.value, self._method) if self._method else ref.value
         result = function(*args, **kwargs)
         return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+
+
+def describe_object(ref: OpaqueRef) -> Any:
+    """What an object looks like, if it is the result of a function."""
+    return description(ref.value)
+
+
+def object_of(ref: OpaqueRef) -> Any:
+    """The object itself."""
+    return ref.value
 
 
 class ParameterLike(NamedTuple):
@@ -107,6 +130,29 @@ def forward(ref: OpaqueRef, learning: tuple[int, ...], args: Any, kwargs: Any) -
     learned = [inputs[k] for k in learning] + [p for p in ref.value.parameters() if p.requires_grad]
     detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
     return detached, OpaqueRef(_ForwardPass(learned, found))
+
+
+class ApplyFunction:
+    """Applies a ``torch.autograd.Function`` so that its backward pass can follow."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        self.__name__ = function.__name__
+        self._function = function
+
+    def __call__(self, learning: tuple[int, ...], *args: Any) -> tuple[Any, OpaqueRef]:
+        """Its result, and the forward pass.
+
+        Args:
+            learning: positions of the arguments that require grad.
+        """
+        inputs: list[Any] = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        for k in learning:
+            inputs[k].requires_grad_()
+        with torch.set_grad_enabled(bool(learning)):
+            result: Any = self._function.apply(*inputs)
+        found = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
+        detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+        return detached, OpaqueRef(_ForwardPass([inputs[k] for k in learning], found))
 
 
 def backward(ref: OpaqueRef, *gradients: torch.Tensor | None) -> list[torch.Tensor]:

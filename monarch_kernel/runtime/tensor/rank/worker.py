@@ -242,7 +242,7 @@ class TensorWorker(Actor):
 
     @endpoint
     def call_and_fetch(self, ints: bytes, floats: bytes, record: int, call: bytes, values: list[int], rank: int) -> Any:
-        """Call a pickled function with values of this rank; its result, if this is the rank that is asked."""
+        """Call a pickled function with values of this rank; its result, if this rank (-1: every rank) is asked."""
         self._run(ints, floats, record)
         inputs: list[Any] = []
         self.at = self.record
@@ -258,9 +258,7 @@ class TensorWorker(Actor):
             raise self._failed_alone(e, inputs) from None
         finally:
             self.record += 1
-        if rank != self.rank:
-            return None
-        return [tree_map(_to_send, result)]
+        return [tree_map(_to_send, result)] if rank in (self.rank, -1) else None
 
     def _failed_alone(self, error: BaseException, inputs: list[Any]) -> OperationFailed:
         """What an answer that fails here raises; ranks that wait for this one in it are to be freed."""

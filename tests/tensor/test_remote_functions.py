@@ -1,0 +1,144 @@
+"""Functions of a program's own, which ranks run like operations: what they give, and gradients through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from monarch_kernel.actor import Actor, current_rank, endpoint
+from monarch_kernel.tensor import (
+    RemoteException,
+    call_on_shard_and_fetch,
+    explain,
+    fetch_shard,
+    inspect,
+    remote,
+    remote_autograd_function,
+)
+
+
+def test_results_are_learnt_from_the_first_call(four: Any) -> None:
+    runs = remote(_counted)
+    with four.activate():
+        x = torch.arange(6.0).view(2, 3) * four.rank_tensor("gpus")
+        with explain() as plan:
+            found = [runs(x, scale) for scale in (2.0, 2.0, 2.0, 3.0)]
+            assert runs(x.double(), 2.0)["rows"][0].dtype == torch.float64
+        assert plan.synchronisations == 3
+        assert found[1]["rows"][0].shape == (3,)
+        assert found[1]["name"] == "it"
+        got = [f["rows"][0].tolist() for f in fetch_shard(found, gpus=2).get()]
+        assert got == [[0, 4, 8]] * 3 + [[0, 6, 12]]
+        assert call_on_shard_and_fetch(_calls, shard={"gpus": 3}).get() == 5  # each call ran once
+        assert remote(lambda: 5)() == 5
+        assert remote(lambda: None)() is None
+
+
+def _counted(x: torch.Tensor, scale: float) -> Any:
+    import builtins
+
+    builtins.__dict__["_calls_in_test"] = _calls() + 1
+    return {"rows": (x[1] * 0 + x[0] * scale, x.sum()), "name": "it"}
+
+
+def _calls() -> int:
+    import builtins
+
+    return builtins.__dict__.get("_calls_in_test", 0)
+
+
+def test_failures_and_differences_of_first_calls(four: Any) -> None:
+    with four.activate():
+        x = torch.ones(2)
+        with pytest.raises(RemoteException, match="no such row") as caught:
+            remote(_failing)(x)
+        assert "remote(_failing)(x)" in caught.value.controller_frames
+        with pytest.raises(ValueError, match="unlike that on rank 0"):
+            remote(lambda rank: torch.ones(int(rank)))(four.rank_tensor("gpus"))
+        assert inspect(x).tolist() == [1, 1]
+
+
+def _failing(x: torch.Tensor) -> Any:
+    raise KeyError("no such row")
+
+
+def test_nested_results(four: Any) -> None:
+    nested = remote(lambda t: {"a": t + 1, "b": (t.sum(), 7)}, propagate=lambda t: {"a": t, "b": (t.sum(), 4)})
+    wrong = remote(lambda t: {"a": t[0]}, propagate=lambda t: {"a": t})
+    with four.activate():
+        got = nested(torch.ones(2))
+        assert got["b"][1] == 4
+        assert inspect((got["a"], got["b"][0]))[1] == 2
+        with pytest.raises(RemoteException, match=r"gave .*\[\], where its propagate says .*\[2\]"):
+            inspect(wrong(torch.ones(2)))
+
+
+def test_verbs_of_functions(four: Any) -> None:
+    scaled = remote(lambda t, k: (t * k, "it"))
+    with four.activate():
+        x = torch.ones(2) * four.rank_tensor("gpus")
+        values = scaled.call(x, 2).get()
+        assert values.item(gpus=3)[0].tolist() == [6, 6]
+        assert [f.get()[0][0].item() for f in scaled.stream(x, 1)] == [0, 1, 2, 3]
+        assert scaled.choose(x, 0).get()[1] == "it"
+        assert inspect(scaled.rref(x, 3)[0], gpus=1).tolist() == [3, 3]
+        remote(lambda t: t.fill_(8)).broadcast(x)
+        assert inspect(x).tolist() == [8, 8]
+        with pytest.raises(ValueError, match="exactly 1 actor, but mesh has 4"):
+            scaled.call_one(x, 1)
+    with four.slice(gpus=1).activate():
+        assert scaled.call_one(torch.ones(1), 5).get()[0].item() == 5
+
+
+class Asked(Actor):
+    """Its endpoint is fetched from."""
+
+    @endpoint
+    def there(self, t: Any) -> Any:
+        return current_rank().rank, t
+
+
+def test_an_endpoint_is_called_on_one_rank(four: Any) -> None:
+    asked = four.spawn("asked", Asked)
+    with four.activate():
+        x = torch.ones(2) * four.rank_tensor("gpus")
+        _rank, value = call_on_shard_and_fetch(asked.there, x, shard={"gpus": 2}).get()
+    assert value.tolist() == [2, 2]
+
+
+class Scaled(torch.autograd.Function):
+    """Something whose backward is not what autograd would give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, k: float, y: Any) -> Any:
+        ctx.save_for_backward(x)
+        ctx.k = k
+        return x * x * k, y.sum(), "both"
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, of_sum: Any, _: Any = None) -> Any:
+        (x,) = ctx.saved_tensors
+        return 100 * x * ctx.k * gradient, None, of_sum.expand(2)
+
+
+def test_a_function_with_a_backward_of_its_own(four: Any) -> None:
+    there = remote_autograd_function(Scaled)
+    assert there.__name__ == "Remote_Scaled"
+    with four.activate():
+        for _ in range(2):
+            x = torch.full((2,), 3.0, requires_grad=True)
+            y = torch.ones(2) * four.rank_tensor("gpus")
+            result, total, name = there.apply(x * 1, 2.0, y)
+            assert name == "both"
+            assert (result.requires_grad, total.requires_grad) == (True, True)
+            (result.sum() + total).backward()
+            assert [t.tolist() for t in inspect((result, total, x.grad), gpus=3)] == [[18, 18], 6, [600, 600]]
+        with torch.no_grad():
+            assert not there.apply(x, 2.0, y)[0].requires_grad
+        again = there.apply(x, 2.0, y)[0].pow(2).sum()
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            torch.autograd.grad(again, x, create_graph=True)[0].sum().backward()
+        with pytest.raises(TypeError, match="subclass of torch.autograd.Function"):
+            remote_autograd_function(dict)  # type: ignore[arg-type]
