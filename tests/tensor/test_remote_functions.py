@@ -118,7 +118,8 @@ class Scaled(torch.autograd.Function):
         return x * x * k, y.sum(), "both"
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any, of_sum: Any, _: Any = None) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        gradient, of_sum, _ = grad_outputs
         (x,) = ctx.saved_tensors
         return 100 * x * ctx.k * gradient, None, of_sum.expand(2)
 
@@ -127,9 +128,10 @@ def test_a_function_with_a_backward_of_its_own(four: Any) -> None:
     there = remote_autograd_function(Scaled)
     assert there.__name__ == "Remote_Scaled"
     with four.activate():
+        x = torch.full((2,), 3.0, requires_grad=True)
+        y = torch.ones(2) * four.rank_tensor("gpus")
         for _ in range(2):
-            x = torch.full((2,), 3.0, requires_grad=True)
-            y = torch.ones(2) * four.rank_tensor("gpus")
+            x.grad = None
             result, total, name = there.apply(x * 1, 2.0, y)
             assert name == "both"
             assert (result.requires_grad, total.requires_grad) == (True, True)
