@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
     from monarch_kernel.tensor import (
         OpaqueRef,
+        Simulator,
         Stream,
         Tensor,
         call_on_shard_and_fetch,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         inspect,
         no_mesh,
         remote,
+        set_meta,
         show,
         slice_mesh,
         to_mesh,
@@ -38,6 +40,7 @@ __all__ = [
     "OpaqueRef",
     "Selection",
     "Shape",
+    "Simulator",
     "Stream",
     "Tensor",
     "__version__",
@@ -57,6 +60,7 @@ __all__ = [
     "module_to_mesh",
     "no_mesh",
     "remote",
+    "set_meta",
     "show",
     "slice_mesh",
     "to_mesh",
@@ -71,6 +75,7 @@ _LOADED_AT_FIRST_USE = {
     **dict.fromkeys(
         (
             "OpaqueRef",
+            "Simulator",
             "Stream",
             "Tensor",
             "call_on_shard_and_fetch",
@@ -83,6 +88,7 @@ _LOADED_AT_FIRST_USE = {
             "inspect",
             "no_mesh",
             "remote",
+            "set_meta",
             "show",
             "slice_mesh",
             "to_mesh",

@@ -37,6 +37,11 @@ from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watc
 from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
 from monarch_kernel.runtime.tensor.rank.calls import call_ended, keep_result
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
+from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedMesh
+from monarch_kernel.runtime.tensor.simulation.meta import set_meta
+from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates
+from monarch_kernel.runtime.tensor.simulation.report import SimulatedRanks, SimulationReport
+from monarch_kernel.runtime.tensor.simulation.simulator import Simulator, SimulatorInterface
 
 __all__ = [
     "Borrow",
@@ -55,6 +60,12 @@ __all__ = [
     "RemoteAutogradFunction",
     "RemoteException",
     "RemoteFunction",
+    "SimulatedMesh",
+    "SimulatedRanks",
+    "SimulatedRates",
+    "SimulationReport",
+    "Simulator",
+    "SimulatorInterface",
     "Stream",
     "Tensor",
     "TensorMemory",
@@ -87,6 +98,7 @@ __all__ = [
     "remote",
     "remote_autograd_function",
     "remote_generator",
+    "set_meta",
     "show",
     "slice_mesh",
     "to_mesh",

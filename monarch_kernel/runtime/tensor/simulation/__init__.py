@@ -1,0 +1,1 @@
+"""Programs on meshes without processes: what they would compute, keep and send, by shapes alone."""
