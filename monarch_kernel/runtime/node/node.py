@@ -197,7 +197,7 @@ class Node:
         self._refused: set[int] = set()  # other users that have tried to connect
         self._listener: Acceptor | None = None
         #: Procs whose connection has ended, until their agent reports why; each with the timer for no report.
-        self._unexplained: dict[str, Timer] = {}
+        self.unexplained: dict[str, Timer] = {}
         #: Whether a proc's exit is about to be reported; an agent sets this for its ranks.
         self.is_ending: Callable[[str], bool] = lambda _proc: False
         #: Living procs that do not answer their agent.
@@ -519,7 +519,7 @@ class Node:
             return
         # The agent knows which procs it was told to stop and which the kernel is tearing down. A guess could turn a
         # requested stop into a failure.
-        self._unexplained[peer] = self.poller.call_later(
+        self.unexplained[peer] = self.poller.call_later(
             AGENT_GRACE, lambda: self._give_up(peer, "its connection was closed, and its host agent says nothing")
         )
         if ref.agent not in self.refs:
@@ -529,7 +529,7 @@ class Node:
 
     def _on_proc_ending(self, _link: PeerLink, message: ProcEnding, _body: Body) -> None:
         proc = message.proc
-        waiting = self._unexplained.pop(proc, None)
+        waiting = self.unexplained.pop(proc, None)
         if waiting is None or proc in self.deaths:
             return
         waiting.cancel()
@@ -546,7 +546,7 @@ class Node:
         self, proc: str, cause: str = "its connection was closed", kind: DeathKind = DeathKind.UNREACHABLE
     ) -> None:
         ref = self.refs.get(proc)
-        self._unexplained.pop(proc, None)
+        self.unexplained.pop(proc, None)
         self.declare_dead(proc, Death.of(kind, cause, proc, ref.host if ref else "", self.pids.get(proc, 0)))
 
     def _agent_dead(self, agent: str, ref: ProcRef, why: str = "") -> None:
@@ -631,7 +631,7 @@ class Node:
         self.links.pop(proc, None)
         self._expected.discard(proc)
         self.unresponsive.pop(proc, None)
-        unexplained = self._unexplained.pop(proc, None)
+        unexplained = self.unexplained.pop(proc, None)
         if unexplained is not None:
             unexplained.cancel()
         if self.reply_gate is not None:

@@ -13,7 +13,6 @@ wherever targets share a rank. What each side owes the other:
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from array import array
 from collections import Counter
@@ -38,6 +37,7 @@ from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, Non
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
+from monarch_kernel.runtime.tensor.controller.idle_records import send_what_waits
 from monarch_kernel.runtime.tensor.controller.plan import Plan
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
@@ -60,8 +60,6 @@ _KEY = "tensors"
 BATCH = 128
 #: How many records the controller may be ahead of the ranks.
 WINDOW = 20_000
-#: Records that wait so long without company are sent (seconds).
-IDLE = 0.001
 #: Values to delete that wait for the next message at most.
 DEAD = 256
 #: How long a rank may take for a message about the engine itself, such as the shape of a value (seconds).
@@ -133,7 +131,7 @@ class TensorEngine:
         self._procs = [ref.id for ref in self._target.procs]
         system.node.on_close.append(_closer(self))
         threading.Thread(
-            target=_send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
+            target=send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
         ).start()
 
     @classmethod
@@ -212,10 +210,11 @@ class TensorEngine:
                 tell()
         if mesh.error is not None:
             mesh.raise_error()
-        deaths = self._node.deaths
-        if deaths and any(self._procs[rank] in deaths for rank in mesh.ranks):
+        deaths, ended = self._node.deaths, self._node.unexplained
+        if (deaths or ended) and any(self._procs[rank] in deaths or self._procs[rank] in ended for rank in mesh.ranks):
             try:
-                mesh.workers.done.call().get()  # it raises at once, and counts as the report of this death
+                # it raises as soon as the death is known, for which this thread now polls, and counts as its report
+                mesh.workers.done.call().get()
             except SupervisionError as e:
                 raise mesh.lost(e) from e
 
@@ -256,14 +255,10 @@ class TensorEngine:
             self.flush()
         self.target = mesh
 
-    def append(self, record: list[int], place: frames.Frames) -> None:
-        """Add a record for the current target; the caller holds the lock."""
-        self.places[self.record] = place
-        self.ints += record
-        self.record += 1
-        if not self.pending:
+    def awaken(self) -> None:
+        """A record is pending again: see that it is sent if no others follow."""
+        if not self._wake.is_set():
             self._wake.set()
-        self.pending += 1
 
     def new_number(self) -> int:
         """A number of a value, or of a token, that no other has."""
@@ -580,32 +575,3 @@ def _closer(engine: TensorEngine) -> Any:
             living.close()
 
     return close
-
-
-def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> None:
-    """The thread that sends records without company; it sleeps while there are none, and ends with the engine."""
-    while True:
-        if not wake.wait(10.0):
-            engine = weak()
-            if engine is None or engine._closed:
-                return
-            with suppress(Exception):  # the program's next operation or fetch raises it
-                engine.send_idle(0)
-            del engine
-            continue
-        engine = weak()
-        sent = engine.sent if engine is not None else 0
-        del engine
-        time.sleep(IDLE)
-        engine = weak()
-        if engine is None or engine._closed:
-            return
-        wake.clear()
-        if engine.pending and engine.sent != sent:
-            wake.set()  # the program goes on issuing operations: they are company
-        elif engine.pending:
-            try:
-                engine.send_idle()
-            except Exception:  # the program's next operation or fetch raises it
-                pass
-        del engine

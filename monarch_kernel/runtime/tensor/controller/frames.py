@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 
 from monarch_kernel.display.places import label_of
 
-Frames = list[tuple[CodeType, int]]
+#: Code and instruction of each frame in turn, innermost first. Flat: many live, and a pair would be an object more.
+Frames = list[Any]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 #: How many frames of the user's are shown.
@@ -24,14 +25,16 @@ def take(depth: int, limit: int) -> Frames:
     """The innermost `limit` frames of the caller that is `depth` calls above."""
     frame: FrameType | None = sys._getframe(depth + 1)
     taken: Frames = []
+    add = taken.append
     while frame is not None and limit:
-        taken.append((frame.f_code, frame.f_lasti))
+        add(frame.f_code)
+        add(frame.f_lasti)
         frame = frame.f_back
         limit -= 1
     return taken
 
 
-class ReplayedFrames(list[tuple[CodeType, int]]):
+class ReplayedFrames(list[Any]):
     """Where a replay was called; `of` says where its operations were recorded."""
 
     def __init__(self, call: Frames, steps: Sequence[Frames]) -> None:
@@ -43,6 +46,10 @@ class ReplayedFrames(list[tuple[CodeType, int]]):
         recorded = self._steps[steps[0]]
         inner = recorded.of(steps[1:]) if steps[1:] and isinstance(recorded, ReplayedFrames) else text(recorded)
         return f"{inner}as recorded, and replayed at:\n{text(list(self))}"
+
+
+def _pairs(frames: Frames) -> Iterator[tuple[CodeType, int]]:
+    return zip(frames[::2], frames[1::2])
 
 
 def is_inside(filename: str) -> bool:
@@ -60,7 +67,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 def innermost(frames: Frames | None) -> tuple[str, int, str]:
     """File, line and function of the user's innermost frame."""
-    for code, instruction in frames or ():
+    for code, instruction in _pairs(frames or []):
         if not is_inside(code.co_filename):
             return code.co_filename, line_of(code, instruction), code.co_name
     return "?", 0, "?"
@@ -71,7 +78,7 @@ def text(frames: Frames | None) -> str:
     if frames is None:
         return "  (too long ago: the place is no longer kept)\n"
     lines: list[str] = []
-    for code, instruction in frames:
+    for code, instruction in _pairs(frames):
         if is_inside(code.co_filename):
             continue
         line = line_of(code, instruction)

@@ -260,9 +260,16 @@ def _pictures() -> Any:
     return pictures
 
 
+def _make_of(spec: Spec) -> Any:
+    """A handle without a value."""
+    if spec.plain:  # half the time
+        return _make(Tensor, spec.size, dtype=spec.dtype)
+    return _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+
+
 def make_handle(spec: Spec, held: ValueOwner) -> Tensor:
     """A handle of a value; it does not require grad."""
-    made = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+    made = _make_of(spec)
     made._spec = spec
     made._owner = held
     made._constant = None

@@ -16,15 +16,17 @@ class Spec:
     Attributes:
         mesh: where its values are: tensors of different meshes never have equal specs.
         size, stride, offset, dtype: as of the tensor on a rank; of a sharded mesh, as of the whole tensor.
+        plain: whether stride and offset are those of a new contiguous tensor, of which torch need not be told.
     """
 
-    __slots__ = ("dtype", "mesh", "offset", "size", "stride")
+    __slots__ = ("dtype", "mesh", "offset", "plain", "size", "stride")
 
     mesh: TensorMesh
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    plain: bool
 
     def __init__(
         self, mesh: TensorMesh, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
@@ -34,6 +36,7 @@ class Spec:
         self.stride = stride
         self.offset = offset
         self.dtype = dtype
+        self.plain = offset == 0 and torch.empty(size, device="meta").stride() == tuple(stride)
 
     def fake(self) -> torch.Tensor:
         """A tensor of this kind, for a FakeTensorMode."""

@@ -26,7 +26,7 @@ from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make, make_handle
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make_of, make_handle
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
@@ -85,6 +85,7 @@ class TensorMesh:
         self.sharded = sharded
         self.specs: dict[tuple[Any, ...], Spec] = {}
         self.signatures: dict[Any, Signature] = {}
+        self._functions: list[Any] = []  # kept, as keys have their identities
         self.dead: list[int] = []
         self.composed: dict[Any, Callable[..., Any]] = {}
 
@@ -123,7 +124,7 @@ class TensorMesh:
             TypeError: it cannot run on ranks.
             Exception: what torch raises for these shapes, dtypes and arguments, as a local operation would.
         """
-        key: list[Any] = [func]
+        key: list[Any] = [id(func)]  # the hash of an operation is a function in Python
         ins: list[Tensor] = []
         floats: list[float] = []
         for a in args:
@@ -174,20 +175,22 @@ class TensorMesh:
         found = tuple(key)
         signature = self.signatures.get(found)
         if signature is None:
+            self._functions.append(func)
             signature = self._define(found, func, args, kwargs or {}, ins)
         if signature.number < 0:
             return signature.answer(*args, **(kwargs or {})) if signature.number == COMPOSED else signature.answer
         if signature.shared is not None:
             source = ins[signature.shared]
             spec: Any = signature.spec
-            result = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+            result = _make_of(spec)
             result._spec, result._owner, result._constant = spec, source._owner, source._constant
             return result
         result = self.emit(signature, ins, floats)
         if signature.follows:
             if self.engine.recording is not None:
                 self.engine.recording.follow(func, signature, ins, floats, result)
-            constants.follow(func, signature, ins, floats, result)
+            if signature.mutates or ins[0]._constant is not None:
+                constants.follow(func, signature, ins, floats, result)
         return result
 
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
@@ -215,14 +218,19 @@ class TensorMesh:
                 number = engine.next_value
                 engine.next_value = number + 1
                 record.append(number)
-                result = _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
+                result = _make_of(spec)
                 result._spec = spec
                 result._owner = ValueOwner(number, self.dead, place)
                 result._constant = None
             elif signature.outs is not None:
                 results = self._results(signature, ins, record, place)
                 result = results[0] if signature.tree is None else tree_unflatten(results, signature.tree)
-            engine.append(record, place)
+            engine.places[engine.record] = place
+            engine.ints += record
+            engine.record += 1
+            engine.pending += 1
+            if engine.pending == 1:
+                engine.awaken()
             if engine.recording is not None:
                 engine.recording.add(self, signature, ins, floats, record, place)
             if engine.pending >= engine.batch or engine.eager:

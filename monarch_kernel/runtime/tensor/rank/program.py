@@ -70,7 +70,7 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
     operation = operation_of(definition.operation)
     if wrap is not None:
         operation = wrap(operation, definition)
-    names: dict[str, Any] = {"op": operation}
+    names: dict[str, Any] = {"op": bare(operation)}
     first_float = 1 + definition.inputs
     first_out = first_float + definition.floats
 
@@ -107,6 +107,11 @@ def operation_of(operation: str | bytes) -> Any:
     space, rest = operation.split("::")
     packet, overload = rest.split(".")
     return getattr(getattr(getattr(torch.ops, space), packet), overload)
+
+
+def bare(operation: Any) -> Any:
+    """What an operation of torch calls, without the call in Python around it; anything else as it is."""
+    return operation._op if type(operation) is torch._ops.OpOverload else operation
 
 
 def arguments(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank.program import Program, arguments, compiled_source
+from monarch_kernel.runtime.tensor.rank.program import Program, arguments, bare, compiled_source
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
@@ -118,7 +118,7 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
     for s, step in enumerate(recorded.steps):
         program = programs[step[0]]
         definition = program.definition
-        names[f"op{s}"] = program.call
+        names[f"op{s}"] = bare(program.call)
         ins = step[1 : 1 + definition.inputs]
         first_out = 1 + definition.inputs + definition.floats
         numbers = step[1 + definition.inputs : first_out]

@@ -26,7 +26,15 @@ from monarch_kernel.runtime.tensor.sharded.rank import sharing
 from monarch_kernel.runtime.tensor.training.controller.mesh_methods import TrainingMethods
 
 #: What ranks import once for all, before they are forked.
-PRELOAD = ("torch", "torch.distributed.tensor", "torch.distributed.device_mesh")
+PRELOAD = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.device_mesh",
+    "torch._dynamo",  # else the first operation of DTensor imports it, for seconds, in each rank
+    "monarch_kernel.runtime.tensor.sharded.rank.rebinding",
+    "monarch_kernel.runtime.tensor.training.rank.modules",
+    "monarch_kernel.runtime.tensor.training.rank.snapshots",
+)
 
 
 class Mesh(TrainingMethods):

@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils._pytree import tree_leaves
 
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.program import bare
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
@@ -131,6 +132,8 @@ def rules_of(extras: dict[str, Any]) -> OperationRules:
 
 
 def _with_fallback(op: Any, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    op = bare(op)
+
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return op(*args, **kwargs)
