@@ -375,6 +375,32 @@ def test_a_failure_in_a_replay_tells_the_line_that_was_recorded(active: Any) -> 
     assert "replayed at" in frames and "function(ranks + 2)" in frames
 
 
+def test_a_failure_among_operations_that_run_as_one_is_that_of_its_line() -> None:
+    table, counter = torch.ones(4, 2), torch.zeros(2)
+
+    @compile
+    def looked_up(t: Any, index: Any) -> Any:
+        doubled = (t * 2).relu() + 1
+        found = torch.nn.functional.embedding(index, doubled)
+        counter.add_(found.sum(0)).mul_(2)
+        return doubled, found * 2
+
+    looked_up(table, torch.tensor([1, 3]))
+    _, found = looked_up(table, torch.tensor([1, 3]))
+    assert counts(looked_up) == (1, 1) and value(found) == [[6.0, 6.0]] * 2
+    assert value(counter) == [36.0, 36.0]  # (0 + 6) * 2, (12 + 6) * 2
+    doubled, found = looked_up(table, torch.tensor([1, 4]))
+    assert counts(looked_up) == (1, 2)
+    with pytest.raises(RemoteException, match="index out of range") as told:
+        value(found)
+    assert "found = torch.nn.functional.embedding(index, doubled)" in told.value.controller_frames
+    assert value(doubled) == [[3.0, 3.0]] * 4
+    with pytest.raises(RemoteException, match="index out of range"):  # what was to be written is not what it should be
+        value(counter)
+    with pytest.raises(RemoteException, match="index out of range"):  # of an input: no operation has run
+        value(looked_up(found, torch.tensor([0]))[0])
+
+
 def test_collectives_in_a_replay_meet_even_where_a_rank_has_failed(active: Any) -> None:
     ranks = active.rank_tensor("gpus").float()
 

@@ -1,8 +1,8 @@
 """`RecordedProgram`: a recorded sequence of operations, compiled to one Python function.
 
-Each step is a line of the function, so the traceback of a failure tells the step. A failure then has the consequences
-that it has when the steps are records of their own: the rest of the steps are run one by one, and those that depend on
-the failure inherit it.
+Each step, or run of steps that are `fused`, is a line of the function, so a traceback tells where a failure was.
+A failure then has the consequences that it has when the steps are records of their own: the rest of the steps are run
+one by one, those that depend on the failure inherit it, and of fused ones it is found out again which one fails.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from monarch_kernel.runtime.tensor.rank.fused import fused, regions
 from monarch_kernel.runtime.tensor.rank.program import Program, arguments, bare, compiled_source
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue
@@ -25,11 +26,11 @@ _numbers = count()
 class RecordedProgram(Program):
     """How a record of a recorded sequence is run."""
 
-    __slots__ = ("_code", "_programs", "_recorded")
+    __slots__ = ("_code", "_lines", "_programs", "_recorded")
 
     def __init__(self, definition: Definition, recorded: Recorded, programs: dict[int, Program]) -> None:
         rebinds = _rebound_inputs(recorded, programs)
-        body = _body(recorded, programs, rebinds)
+        body, self._lines = _body(recorded, programs, rebinds)
         self._code = body.__code__
         self._programs = programs
         self._recorded = recorded
@@ -86,11 +87,12 @@ class RecordedProgram(Program):
         values = {int(name[1:]): value for name, value in frame.f_locals.items() if name[0] == "x"}
         given = iter(F[k] for k in record[1 + self.inputs : 1 + self.inputs + self.definition.floats])
         floats = [next(given) if number is None else number for number in recorded.floats]
-        first = line - 2
+        steps = self._lines[line - 2]
+        first = steps.start
         for number, step in enumerate(recorded.steps[first:], first):
             program = self._programs[step[0]]
             try:
-                if number == first:
+                if number == first and len(steps) == 1:
                     raise error
                 program.run(values, step, 0, floats)
             except BaseException as e:
@@ -109,42 +111,79 @@ def _rebound_inputs(recorded: Recorded, programs: dict[int, Program]) -> tuple[i
     return tuple(sorted(place for place in found if place < recorded.inputs))
 
 
-def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, ...]) -> Any:
-    """A function of the inputs and the floats that come with a call; gives the results, and the rebound inputs."""
+def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, ...]) -> tuple[Any, list[range]]:
+    """A function of the inputs and the floats that come with a call; gives the results, and the rebound inputs.
+
+    Returns:
+        The function, and the steps that each of its lines runs.
+    """
     names: dict[str, Any] = {}
     kept = {*recorded.results, *range(recorded.inputs)}
     last = {place: s for s, step in enumerate(recorded.steps) for place in _places(step, programs[step[0]])}
-    lines: list[str] = []
-    for s, step in enumerate(recorded.steps):
-        program = programs[step[0]]
+
+    def number_at(position: int) -> str:
+        value = recorded.floats[position]
+        if value is None:
+            return f"f{position}"
+        name = f"n{len(names)}"
+        names[name] = value
+        return name
+
+    def line_of(s: int) -> str:
+        step, program = recorded.steps[s], programs[recorded.steps[s][0]]
         definition = program.definition
         names[f"op{s}"] = bare(program.call)
         ins = step[1 : 1 + definition.inputs]
         first_out = 1 + definition.inputs + definition.floats
         numbers = step[1 + definition.inputs : first_out]
         args, kwargs = pickle.loads(definition.template)
-
-        def number(k: int, numbers: tuple[int, ...] = numbers) -> str:
-            value = recorded.floats[numbers[k]]
-            if value is None:
-                return f"f{numbers[k]}"
-            name = f"n{len(names)}"
-            names[name] = value
-            return name
-
-        def tensor(k: int, ins: tuple[int, ...] = ins) -> str:
-            return f"x{ins[k]}"
-
+        given = arguments(args, kwargs, lambda k: f"x{ins[k]}", lambda k: number_at(numbers[k]), names)
         target = program.assignment([f"x{place}" for place in ins], [f"x{place}" for place in step[first_out:]])
-        line = f"{target}op{s}({arguments(args, kwargs, tensor, number, names)})"
-        done = sorted({place for place in _places(step, program) if last[place] == s} - kept)
+        return f"{target}op{s}({given})"
+
+    def line_of_all(run: range) -> str | None:
+        steps = [recorded.steps[s] for s in run]
+        theirs = [programs[step[0]] for step in steps]
+        made = [place for step, p in zip(steps, theirs) for place in step[p.size - p.outputs :]]
+        used = [place for step, p in zip(steps, theirs) for place in step[1 : 1 + p.inputs]]
+        tensors = [*dict.fromkeys(place for place in used if place not in made)]
+        floats = [*dict.fromkeys(k for step, p in zip(steps, theirs) for k in step[1 + p.inputs : p.size - p.outputs])]
+        results = [place for place in made if place in kept or last[place] >= run.stop]
+        function = fused(steps, theirs, tensors, floats, results)
+        if function is None:
+            return None
+        names[f"op{run.start}"] = function
+        given = ", ".join([*(f"x{place}" for place in tensors), *map(number_at, floats)])
+        return "".join(f"x{place}, " for place in results) + f"{'= ' if results else ''}op{run.start}({given})"
+
+    fusible: dict[int, range] = {}
+    if recorded.backend is None:
+        fusible = {run.start: run for run in regions([programs[step[0]] for step in recorded.steps])}
+    runs: list[range] = []
+    lines: list[str] = []
+    there = set(range(recorded.inputs))
+    s = 0
+    while s < len(recorded.steps):
+        run = fusible.get(s, range(s, s + 1))
+        line = line_of_all(run) if len(run) > 1 else None
+        if line is None:
+            run = range(s, s + 1)
+            line = line_of(s)
+        named = {place for k in run for place in _places(recorded.steps[k], programs[recorded.steps[k][0]])}
+        if len(run) == 1:
+            there |= named
+        else:
+            there |= {place for place in named if last[place] >= run.stop or place in kept}
+        done = sorted(place for place in named - kept if place in there and last[place] < run.stop)
         lines.append("; ".join([line, *(f"x{place} = None" for place in done)]))
+        runs.append(run)
+        s = run.stop
     floats = [f"f{k}" for k, value in enumerate(recorded.floats) if value is None]
     formals = ", ".join([f"x{k}" for k in range(recorded.inputs)] + floats)
     given = "".join(f"x{place}, " for place in (*recorded.results, *rebinds))
     source = f"def recorded({formals}):\n" + "".join(f"    {line}\n" for line in lines) + f"    return ({given})\n"
     exec(compile(source, f"<monarch recorded {next(_numbers)}>", "exec"), names)
-    return names["recorded"]
+    return names["recorded"], runs
 
 
 def _places(step: tuple[int, ...], program: Program) -> list[int]:
