@@ -29,7 +29,7 @@ def seed_ranks(seed: int) -> Any:
     return torch.zeros(())
 
 
-def value(x: Any, **rank: int) -> Any:
+def value(x: Any, **rank: Any) -> Any:
     return fetch_shard(x.detach(), **rank).result().tolist()
 
 
@@ -206,7 +206,7 @@ def trained(
     for _ in range(steps):
         losses.append(step(x).item())
         scheduler.step()
-    grads = [p.grad for p in model.parameters()]
+    grads: list[Any] = [p.grad for p in model.parameters()]
     return losses, [*(t.tolist() for t in model.state_dict().values()), *(g.tolist() for g in grads)], step
 
 
