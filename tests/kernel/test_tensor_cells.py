@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def mesh(kernel: Kernel) -> Kernel:
     """A kernel with a mesh of two ranks, and a tensor of each kind on them."""
-    kernel.ok("%mesh up --procs 2 --preload torch")
+    kernel.ok("%mesh up --procs 2 --preload torch.distributed.tensor")
     kernel.ok(
         "import torch\n"
         "from monarch_kernel import get_mesh\n"

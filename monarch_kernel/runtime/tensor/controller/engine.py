@@ -16,7 +16,7 @@ import threading
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -86,6 +86,8 @@ class TensorEngine:
     batch: ClassVar[int] = BATCH
     recording: ClassVar[ReplayRecorder | None] = None
     watching: ClassVar[Watching | None] = None
+    #: Called before a function is recorded for a replay.
+    before_recording: ClassVar[list[Callable[[], None]]] = []
 
     def __init__(self, procs: ProcMesh) -> None:
         world = procs._procs
@@ -125,6 +127,8 @@ class TensorEngine:
         #: Ranks that have new processes, until what they have lost is known to the others.
         self.lost: set[int] = set()
         self.replacements = 0
+        #: Ranks whose workers have died, and whose processes have not.
+        self.lost_workers: set[int] = set()
         system = procs._system
         self._node = system.node
         self._target = self.world._target()
@@ -181,7 +185,7 @@ class TensorEngine:
     def watch(self, watching: Watching | None) -> None:
         """Begin to watch for NaN and Inf, or end it."""
         with self.lock:
-            if self._closed:
+            if self._closed or self.world._stopped:
                 return
             self.eager = self._strict or (watching is not None and watching.at_once)
             self.flush()
@@ -191,7 +195,7 @@ class TensorEngine:
     def check_all(self) -> None:
         """Raise if an operation has failed, or a watch has found something, that has not raised yet."""
         for mesh in list(self.meshes.values()):
-            if mesh.error is None and not self._closed:
+            if mesh.error is None and not self._closed and not self.world._stopped:
                 self.check(mesh)
 
     @property
@@ -205,7 +209,8 @@ class TensorEngine:
         Raises:
             DeviceMeshError: a rank of the mesh has died, and is not replaced yet.
         """
-        if self.world._target() is not self._target and self.note_replaced():
+        others = self.world._target() is not self._target and bool(self.note_replaced())
+        if others or (mesh.error is not None and self.lost_workers and self.bring_back()):
             for tell in self.on_replaced:
                 tell()
         if mesh.error is not None:
@@ -218,18 +223,41 @@ class TensorEngine:
             except SupervisionError as e:
                 raise mesh.lost(e) from e
 
-    def note_replaced(self) -> list[int]:
+    def note_lost_workers(self, mesh: TensorMesh, error: SupervisionError) -> None:
+        """A call of a mesh's workers has failed for a death: perhaps of a worker alone."""
+        lost = {mesh.ranks[rank] for rank in error.ranks if rank < len(mesh.ranks)}
+        self.lost_workers |= {rank for rank in lost if self._procs[rank] not in self._node.deaths}
+
+    def bring_back(self) -> bool:
+        """Go on with workers that had died in living processes, if a heal has made them again; returns whether so."""
+        workers = self.lost_workers
+        for stream in self._defined:
+            for rank in workers:
+                try:
+                    stream.workers_of(self).slice(ranks=rank).done.call_one().get()
+                except SupervisionError:
+                    return False
+        self.lost_workers = set()
+        self.note_replaced(workers)
+        return True
+
+    def note_replaced(self, workers: Iterable[int] = ()) -> list[int]:
         """Tell new processes all definitions, if there are any; returns their ranks.
+
+        Args:
+            workers: ranks whose workers are new ones in the same processes.
 
         What was about to be sent is dropped. The values of a rank that died are failures there, until they are computed
         or restored anew.
         """
         self._target = self.world._target()
         now = [ref.id for ref in self._target.procs]
-        replaced = [rank for rank, (old, new) in enumerate(zip(self._procs, now)) if old != new]
+        fresh = {rank for rank, (old, new) in enumerate(zip(self._procs, now)) if old != new}
+        replaced = sorted(fresh.union(workers))
         if not replaced:
             return []
         self._procs = now
+        self.lost_workers.difference_update(replaced)
         self.lost.update(replaced)
         self.replacements += 1
         self.groups.broken()
@@ -237,9 +265,9 @@ class TensorEngine:
         self._waits.clear()
         self._acknowledged = self.record
         for stream, known in self._defined.items():
-            workers = stream.workers_of(self)
+            everywhere = stream.workers_of(self)
             for rank in replaced:
-                workers.slice(ranks=rank).define.broadcast(self.definitions[:known])
+                everywhere.slice(ranks=rank).define.broadcast(self.definitions[:known])
         for mesh in self.meshes.values():
             if not any(now[rank] in self._node.deaths for rank in mesh.ranks):
                 mesh.error = None

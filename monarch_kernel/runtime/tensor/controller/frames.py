@@ -22,7 +22,7 @@ SHOWN = 6
 
 
 def take(depth: int, limit: int) -> Frames:
-    """The innermost `limit` frames of the caller that is `depth` calls above."""
+    """The innermost `limit` frames of the caller that is `depth` calls above; where they are torch's, a user's, too."""
     frame: FrameType | None = sys._getframe(depth + 1)
     taken: Frames = []
     add = taken.append
@@ -31,6 +31,11 @@ def take(depth: int, limit: int) -> Frames:
         add(frame.f_lasti)
         frame = frame.f_back
         limit -= 1
+    if frame is not None and is_inside(taken[-1][0].co_filename):  # deep in torch's modules
+        while frame is not None and is_inside(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            taken.append((frame.f_code, frame.f_lasti))
     return taken
 
 

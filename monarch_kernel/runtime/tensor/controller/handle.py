@@ -7,6 +7,7 @@ it, and each operation goes to the ranks. `TensorMesh` issues the operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 _make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
+
+
+_data: Any = torch.Tensor.data
 
 
 class ValueOwner:
@@ -239,6 +243,11 @@ class Tensor(torch.Tensor):
         return format(self.item(), spec) if self.dim() == 0 and spec else super().__format__(spec)
 
     def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError(
+                f"Boolean value of Tensor with {'no values' if not self.numel() else 'more than one value'} is "
+                f"ambiguous (it is {list(self.shape)}): use any() or all()"
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -249,6 +258,66 @@ class Tensor(torch.Tensor):
 
     def __index__(self) -> int:
         return self.item().__index__()
+
+    # -- what torch would do to the memory of a tensor ------------------------------------------------
+
+    @property
+    def data(self) -> Tensor:
+        """The same value without its graph; assigning another tensor of the mesh puts that one's value in its place."""
+        return _data.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if type(value) is not Tensor or value._spec.mesh is not self._spec.mesh:
+            kind = repr(value) if type(value) is Tensor else f"a local tensor {list(value.shape)}"
+            raise TypeError(f"t.data = ...: {kind} is not on mesh {self._spec.mesh.name}: bring it there first")
+        _data.__set__(self, value)
+        self._spec, self._owner, self._constant = value._spec, value._owner, value._constant
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The tensor itself: where it is, is the ranks' matter."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As `torch.Tensor.to`; a device that is named is the ranks' own."""
+        kept = {name: kwargs[name] for name in ("dtype", "copy", "memory_format") if kwargs.get(name)}
+        for x in args:
+            if isinstance(x, torch.dtype):
+                kept["dtype"] = x
+            elif isinstance(x, torch.Tensor):  # to(other)
+                kept["dtype"] = x.dtype
+        flags = [x for x in args if type(x) is bool]  # non_blocking, copy
+        if len(flags) > 1:
+            kept["copy"] = flags[1]
+        kept.setdefault("dtype", self.dtype)
+        return super().to(**kept)
+
+    def share_memory_(self) -> Any:
+        """Refused: its memory is on the ranks."""
+        raise RuntimeError(f"share_memory_(): the memory of {self!r} is on its ranks")
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError(f"{self!r} has no memory here: take its value first (inspect(t), t.full_tensor())")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment: detach() it first"
+            )
+        with torch.no_grad():
+            made: Any = self.detach().clone()
+        if getattr(self, "_is_param", False):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        else:
+            made.requires_grad_(self.requires_grad)
+        memo[id(self)] = made
+        if self.grad is not None:
+            made.grad = deepcopy(self.grad, memo)
+        self._spec.mesh.copied(self, made)
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._spec.mesh.reduce_handle(self)

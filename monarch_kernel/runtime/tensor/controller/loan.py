@@ -107,8 +107,8 @@ def current_loan(what: object) -> TensorLoan:
     loan = _current.loan
     if loan is None:
         raise TensorArgument(
-            f"{what!r} cannot be pickled: fetch its value (fetch_shard(t).result(), t.full_tensor()), or pass it to an "
-            "endpoint of actors on its mesh"
+            f"{what!r} cannot be pickled: save or send its value (fetch_shard(t).result(), t.full_tensor(), or "
+            "save_checkpoint() of a module), or pass it to an endpoint of actors on its mesh"
         )
     return loan
 

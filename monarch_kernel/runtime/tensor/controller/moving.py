@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 def slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
     """See `Tensor.slice_mesh`."""
     mesh = tensor._spec.mesh
+    if mesh.sharded:
+        raise TypeError(
+            f"slice_mesh() of a tensor in parts of mesh {mesh.name}: a part of the ranks has not all of it. "
+            "t.to_local(...) gives one rank's part; redistribute() another layout"
+        )
     procs = mesh.procs.slice(**coords)
     return handle_on(mesh.engine.mesh_of(procs, mesh.stream), tensor)
 

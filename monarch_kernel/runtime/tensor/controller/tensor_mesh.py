@@ -111,7 +111,12 @@ class TensorMesh:
     def lost(self, error: SupervisionError) -> DeviceMeshError:
         """The error of this mesh from now on: a rank has died."""
         if self.error is None:
-            self.error = DeviceMeshError(f"{error}\nheal_mesh(mesh) replaces dead ranks.")
+            self.engine.note_lost_workers(self, error)
+            if self.procs._stopped:
+                text = f"mesh {self.name} was stopped, and its tensors are gone: make a new one"
+            else:
+                text = f"{error}\nheal_mesh(mesh) replaces dead ranks."
+            self.error = DeviceMeshError(text)
         return self.error
 
     # -- an operation: the hot path -----------------------------------------------------------------
@@ -421,9 +426,13 @@ class TensorMesh:
                     f"{what}: tensors of streams {self.stream.name} and {other.stream.name}: borrow the one into the "
                     "other's stream first (stream.borrow(t))"
                 )
+            advice = (
+                "take the one here, and distribute it over the other's: distribute(t.full_tensor(), mesh, ...)"
+                if self.sharded or other.sharded
+                else "to_mesh copies a tensor to another mesh, slice_mesh looks at it on a part of its own"
+            )
             raise MixedTensorsError(
-                f"{what}: tensors of different meshes, {self!r} and {other!r}: bring them together first "
-                "(to_mesh copies a tensor to another mesh, slice_mesh looks at it on a part of its own)"
+                f"{what}: tensors of different meshes, {self!r} and {other!r}: bring them together first ({advice})"
             )
 
     def call(
@@ -567,7 +576,7 @@ class TensorMesh:
         def lift(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
-            if func is aten.lift_fresh.default or x.dim() == 0:
+            if func is aten.lift_fresh.default or x.dim() == 0 or (func is aten.copy_.default and x is args[1]):
                 return self.put(x)
             raise MixedTensorsError(
                 f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}. "
@@ -630,6 +639,12 @@ class TensorMesh:
     def reduce_handle(self, handle: Tensor) -> Any:
         """How a handle is pickled: refused, but for arguments of endpoints."""
         return current_loan(handle).take(handle)
+
+    def recorded(self, signature: Signature, steps: list[int]) -> None:
+        """Called for the signature of a replay, with the numbers of those of its steps."""
+
+    def copied(self, tensor: Tensor, copy: Tensor) -> None:
+        """Called when a leaf was deep-copied: nothing, where gradients need no care."""
 
     def prepare_loan(self) -> None:
         """Called before values are lent to actors: nothing, where values are plain tensors."""

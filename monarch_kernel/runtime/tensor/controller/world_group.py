@@ -88,6 +88,9 @@ class WorldGroup:
         with self._lock, _disable_current_modes():
             engine = self._engine
             self._made.clear()
+            if engine.lost_workers:
+                engine.world.heal(hosts).get()
+                engine.bring_back()
             if self._groups is None:
                 engine.world.heal(hosts).get()
                 engine.note_replaced()

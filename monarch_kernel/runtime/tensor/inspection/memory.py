@@ -136,7 +136,7 @@ def _of_engine(
     owners: list[ValueOwner],
 ) -> list[MemoryLine]:
     meshes = [each for each in engine.meshes.values() if each.error is None]
-    if not meshes or engine._closed:
+    if not meshes or engine._closed or engine.world._stopped:
         return []
     mesh = max(meshes, key=lambda each: len(each.ranks))
     alive = _places(engine, owners)

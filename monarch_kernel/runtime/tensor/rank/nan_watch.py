@@ -7,7 +7,8 @@ operation costs nothing more while nothing is watched.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -64,19 +65,34 @@ class NanWatch:
             made = [V[number] for number in L[i + program.size - program.outputs : i + program.size]]
             made += [V[L[i + 1 + k]] for k in program.mutates]
             literals = [F[L[i + first_float + k]] for k in range(floats)]
-            for value in made:
-                faults = _faults(value)
-                if faults is not None:
-                    written = dict(zip(program.mutates, before))
-                    sources = [written[k] if k in written else _faults(x) for k, x in enumerate(ins)]
-                    if self._is_new(faults, sources, literals):
-                        label = program.label.removesuffix(".default")
-                        text = f"{label} made {_told(value)}\nof {_inputs(ins, program.mutates, literals)}\n"
-                        self.found = FailedValue(self._at(), self._rank, text, steps=self._steps, nonfinite=True)
-                        return
+            self.check(program.label, ins, made, literals, dict(zip(program.mutates, before)))
 
         watched.run = run_and_check
         return watched
+
+    def check(
+        self,
+        label: str,
+        ins: list[Any],
+        made: list[Any],
+        literals: Sequence[float] = (),
+        written: Mapping[int, tuple[bool, bool] | None] = MappingProxyType({}),
+    ) -> None:
+        """Look at what an operation made.
+
+        Args:
+            label: its name.
+            written: what was wrong before with inputs that it wrote, by position.
+        """
+        for value in made:
+            faults = _faults(value)
+            if faults is not None:
+                sources = [written[k] if k in written else _faults(x) for k, x in enumerate(ins)]
+                if self._is_new(faults, sources, literals):
+                    label = label.removesuffix(".default")
+                    text = f"{label} made {_told(value)}\nof {_inputs(ins, tuple(written), literals)}\n"
+                    self.found = FailedValue(self._at(), self._rank, text, steps=self._steps, nonfinite=True)
+                    return
 
     def _run_step(self, program: Program, values: Any, step: list[int], floats: list[float], number: int) -> None:
         """Run a step of a recorded sequence."""
@@ -87,7 +103,7 @@ class NanWatch:
             self._steps = self._steps[:-1]
 
     def _is_new(
-        self, faults: tuple[bool, bool], sources: list[tuple[bool, bool] | None], literals: list[float]
+        self, faults: tuple[bool, bool], sources: list[tuple[bool, bool] | None], literals: Sequence[float]
     ) -> bool:
         """Whether something is wrong with a result that was wrong with no input."""
         nan, inf = faults
@@ -148,7 +164,7 @@ def _told(value: Any) -> str:
     return f"{' and '.join(parts)} among {size:,} element{'s' * (size != 1)}{part}{where}"
 
 
-def _inputs(ins: list[Any], written: Sequence[int], literals: list[float]) -> str:
+def _inputs(ins: list[Any], written: Sequence[int], literals: Sequence[float]) -> str:
     told = [
         f"{_kind(x)}, written in place" if k in written else _input(x)
         for k, x in enumerate(ins)

@@ -191,6 +191,8 @@ class TensorWorker(Actor):
         inputs = L[1 : 1 + program.inputs]
         failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
         inherits = failed is not None
+        if inherits and self.unseen is None:
+            self.unseen = failed
         if isinstance(error, OperationFailed):  # of an input, or of a rank that was met
             failed = error.failed
         elif failed is None:
@@ -312,13 +314,17 @@ class TensorWorker(Actor):
         args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, pickle.loads(template))
         try:
             run = operation_of(operation)
+            self.at = self.record
             if sharded:
-                self.at = self.record
                 run = self._rule(run, operation)
             with torch.no_grad():
                 out = run(*args, **kwargs)
         except BaseException as e:
             raise self._failed_alone(e, inputs) from None
+        else:
+            if self.nan_watch is not None:
+                self.nan_watch.check(operation, inputs, [out] if count == 1 else list(out))
+                self._tell_found()
         finally:
             self.record += 1
         results = [out] if count == 1 else list(out)
@@ -349,6 +355,8 @@ class TensorWorker(Actor):
         self._tell_found()
         value = self.store.values[number]
         if isinstance(value, FailedValue):
+            if self.unseen is not None and self.unseen.record == value.record:
+                self.unseen = None  # it is told now
             raise OperationFailed(value)
         return value
 

@@ -138,6 +138,8 @@ class Compiled:
     # -- recording ----------------------------------------------------------------------------------
 
     def _record(self, kind: _Kind, args: Any, kwargs: Any, flat: list[Any], tensors: list[Tensor]) -> Any:
+        for prepare in TensorEngine.before_recording:
+            prepare()
         roots: list[tuple[Any, str]] = [(self._function, getattr(self._function, "__name__", "it"))]
         roots += ((x, "an argument") for x in flat if type(x) is not Tensor and not is_constant(x))
         state = ReachableState(roots)

@@ -146,6 +146,7 @@ def _segment(
             label,
         )
     )
+    mesh.recorded(signature, [step.signature.number for step in run])
     return ReplaySegment(mesh, signature, tuple(ins), tuple(given), tuple(outs), tuple(step.place for step in run))
 
 

@@ -228,6 +228,10 @@ class Mesh(TrainingMethods):
         self._target.collect_costs()
         return self._target.engine.plan
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        """The mesh itself: the copy of a module is on the same ranks."""
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As an argument of an endpoint of actors on its ranks it is torch's `DeviceMesh` there."""
         target = self._target

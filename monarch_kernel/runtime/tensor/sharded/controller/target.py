@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import (
@@ -70,7 +70,10 @@ class ShardedMesh(TensorMesh):
     Attributes:
         key: by what ranks know it.
         strict: operations that have no rule for a layout are refused.
+        on_copied: called with a leaf and its deep copy.
     """
+
+    on_copied: ClassVar[list[Callable[[Tensor, Tensor], None]]] = []
 
     def __init__(self, engine: TensorEngine, procs: ProcMesh, stream: Stream, sharded: bool = True) -> None:
         self._kept: Callable[[], KeepsMesh | None] = lambda: None
@@ -120,9 +123,9 @@ class ShardedMesh(TensorMesh):
 
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
         """Append a record; a random operation goes on where this process's generator stands."""
-        if signature.number in self._random:
-            Handover.of(self.engine).before_draw(self)
         with self.engine.lock:
+            if signature.number in self._random:
+                Handover.of(self.engine).before_draw(self)
             record = self.engine.record
             result = super().emit(signature, ins, floats)
             if self._place is not None:
@@ -171,6 +174,11 @@ class ShardedMesh(TensorMesh):
         make = functools.partial(factories.made_whole, self.key, operation_name(func), args, here, random)
         return self.call(make, lambda: func(*args, **here), key=("new", func, repr((args, kwargs))))
 
+    def recorded(self, signature: Signature, steps: list[int]) -> None:
+        """A replay draws random numbers if one of its steps does."""
+        if not self._random.isdisjoint(steps):
+            self._random.add(signature.number)
+
     def _at_one_place(self, composed: Any) -> Any:
         """A composed operation whose parts are all of the line that issued it, however deep they are issued."""
         if hasattr(composed, "at_one_place"):
@@ -205,7 +213,7 @@ class ShardedMesh(TensorMesh):
                     f"its gradient "
                     "would be lost. Bring it there first with distribute(t, mesh), which gradients pass"
                 )
-            if x.numel() > SMALL:
+            if x.numel() > SMALL and func is not torch.ops.aten.copy_.default:
                 raise MixedTensorsError(
                     f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}: it is too large to "
                     f"be sent along. "
@@ -284,6 +292,11 @@ class ShardedMesh(TensorMesh):
         if known is not None:
             return f"[{', '.join(known)}]"
         return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
+
+    def copied(self, tensor: Tensor, copy: Tensor) -> None:
+        """The copy of a parameter is laid out, and its gradients are summed, as those of the parameter."""
+        for follow in self.on_copied:
+            follow(tensor, copy)
 
     def prepare_loan(self) -> None:
         """See that actors can get device meshes, and so DTensors, of their own."""

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves
 
+from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of, write
 from monarch_kernel.runtime.tensor.sharded.rank.whole import run_whole
 
@@ -45,12 +46,17 @@ _LIKE = frozenset(
 )
 
 
+#: How many draws can be gone back to (5 kB each).
+REMEMBERED = 1024
+
+
 class MeshGenerator:
     """The state of a mesh's random numbers on this rank."""
 
     def __init__(self) -> None:
         self._states: dict[str, torch.Tensor] = {}
         self._seed = torch.default_generator.initial_seed() & 0xFFFFFFFF
+        self._kept: dict[int, tuple[int, dict[str, torch.Tensor]]] = {}
 
     def set(self, state: torch.Tensor | int) -> None:
         """Go on from a state of a CPU generator (bytes in a tensor), or from a seed."""
@@ -71,12 +77,34 @@ class MeshGenerator:
         """Go back to what `get` returned."""
         self._states = dict(states)
 
+    def keep(self, number: int) -> None:
+        """Keep the state: for a draw of the record of this number, or under a negative number for later."""
+        if number not in self._kept:
+            self._kept[number] = self._seed, dict(self._states)
+            if len(self._kept) > REMEMBERED:
+                del self._kept[next(iter(self._kept))]
+
+    def rewind(self, number: int) -> None:
+        """Go back to a state that was kept.
+
+        Raises:
+            RuntimeError: so many were kept since that it is gone.
+        """
+        if number not in self._kept:
+            raise RuntimeError(
+                "torch's generator was set back to a state before which the mesh drew random numbers, and the mesh "
+                f"remembers its newest {REMEMBERED:,} draws only: seed it again (torch.manual_seed)"
+            )
+        self._seed, states = self._kept[number]
+        self._states = dict(states)
+
     @contextmanager
     def active(self, device: torch.device) -> Generator[None]:
         """Draws from torch's default generator of a device come from this one in the block."""
         default: Any = (
             torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
         )
+        self.keep(here().at)
         before = default.get_state()
         state = self._states.get(device.type)
         if state is None:

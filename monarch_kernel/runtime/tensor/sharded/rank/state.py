@@ -18,7 +18,12 @@ from monarch_kernel.runtime.tensor.sharded.rank.counts import count_redistributi
 from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules, rules_of
 
 #: Loggers of torch that tell every rank at length how it moves data.
-_TALKATIVE = ("torch.distributed.tensor._redistribute", "torch.distributed._functional_collectives", "torch._logging")
+_TALKATIVE = (
+    "torch.distributed.tensor._collective_utils",
+    "torch.distributed.tensor._redistribute",
+    "torch.distributed._functional_collectives",
+    "torch._logging",
+)
 
 #: What makes device meshes of the stream differ from equal ones of the program. DTensor remembers results of its rules
 #: by mesh, and would use the process groups of the one for tensors of the other.
@@ -100,6 +105,13 @@ def take_counts() -> Any:
     return counts.take()
 
 
-def set_generator(state: torch.Tensor | int) -> None:
-    """Random operations go on from here."""
+def set_generator(state: torch.Tensor | int, keep: int) -> None:
+    """Random operations go on from here; the state until now is kept under a number."""
+    rules().generator.keep(keep)
     rules().generator.set(state)
+
+
+def rewind_generator(number: int, keep: int) -> None:
+    """Random operations go on as they did at the record of this number, or from the state that was kept under it."""
+    rules().generator.keep(keep)
+    rules().generator.rewind(number)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.sharded.controller.layout import placements_of
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, mesh_from
+from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.training.controller.gradients import GradientSums
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 
@@ -121,6 +122,17 @@ def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: Any) -> torch.nn
     if made.requires_grad:
         GradientSums.follow(made)  # type: ignore[arg-type]  # a Parameter of a handle is a handle
     return made
+
+
+def _copied(tensor: Tensor, copy: Tensor) -> None:
+    """A parameter or buffer of a mesh was deep-copied."""
+    if tensor in TrainingState.layouts:
+        TrainingState.layouts[copy] = TrainingState.layouts[tensor]
+        if copy.requires_grad:
+            GradientSums.follow(copy)
+
+
+ShardedMesh.on_copied.append(_copied)
 
 
 def _input(x: Any, mesh: Any, dims: tuple[str, ...]) -> Any:

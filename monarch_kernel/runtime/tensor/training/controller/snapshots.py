@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -32,18 +32,25 @@ class TakenSnapshot:
     Attributes:
         modules, optimizers: by these, so that none is kept alive: their handles; their states.
         objects: states of what the program has named (`TrainingState.track`).
+        known: what was known here of values: of counters.
     """
 
     number: int
     modules: weakref.WeakKeyDictionary[Any, list[Tensor]]
     optimizers: weakref.WeakKeyDictionary[Any, OptimizerState]
     objects: weakref.WeakKeyDictionary[Any, Any]
+    known: list[tuple[weakref.ref[Tensor], torch.Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = [(weakref.ref(h), h._constant.clone()) for h in self._handles() if h._constant is not None]
+
+    def _handles(self) -> list[Tensor]:
+        handles = [h for kept in self.modules.values() for h in kept]
+        return handles + [h for state in self.optimizers.values() for h in state.handles()]
 
     def values(self) -> list[int]:
         """The numbers of the values of all that is alive."""
-        handles = [h for kept in self.modules.values() for h in kept]
-        handles += [h for state in self.optimizers.values() for h in state.handles()]
-        return list({h._owner.id: None for h in handles})
+        return list({h._owner.id: None for h in self._handles()})
 
 
 class Snapshots:
@@ -207,6 +214,12 @@ class Snapshots:
         engine.flush()
         call = target.workers.ask.call(b"", b"", engine.record, cloudpickle.dumps(function), [])
         call.get()
+        for handle in taken._handles():
+            handle._constant = None
+        for ref, value in taken.known:
+            handle = ref()
+            if handle is not None:
+                handle._constant = value.clone()
         for optimizer, state in taken.optimizers.items():
             state.restore(optimizer)
         for optimizer in TrainingState._of_target(target).optimizers:

@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
 
@@ -86,4 +87,19 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
                 return
 
 
+def _bring_counters() -> None:
+    """Step counters of optimizers become tensors of the meshes, whose known values a replay computes.
+
+    A tensor of this process that a step writes would be another one at each call of a recorded function.
+    """
+    for state in list(TrainingState._all.values()):
+        for optimizer in state.optimizers:
+            for parameter, held in optimizer.state.items():
+                if type(parameter) is Tensor and parameter._spec.mesh.error is None:
+                    for name, value in held.items():
+                        if type(value) is torch.Tensor and value.dim() == 0:
+                            held[name] = parameter._spec.mesh.put(value)
+
+
 register_optimizer_step_post_hook(_stepped)
+TensorEngine.before_recording.append(_bring_counters)
