@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run is a fixture
+from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run is a fixture  # pyright: ignore[reportUnusedImport]
 
 pytest.importorskip("torch")
 
