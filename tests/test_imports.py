@@ -75,7 +75,11 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.transfer",
     },
     f"{RUNTIME}.host": {PROTOCOL, MESH, f"{RUNTIME}.node"},
-    LAUNCH: {PROTOCOL, f"{RUNTIME}.node", *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs"))},
+    LAUNCH: {
+        PROTOCOL,
+        f"{RUNTIME}.node",
+        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs", "start_command")),
+    },
     **{leaf: set() for leaf in COMMON},
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
     # Jobs are where hosts come from, and nothing of the runtime.
@@ -124,7 +128,7 @@ ALLOWED: dict[str, set[str]] = {
         *FACADES,
         f"{KERNEL}.install",
         f"{DEBUGGER}.terminal.client",
-        f"{RUNTIME}.host.worker_main",
+        f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},

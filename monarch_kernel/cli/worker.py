@@ -85,7 +85,7 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.protocol.worker_addresses import worker_address
-    from monarch_kernel.runtime.host.worker_main import exec_worker, report_failure
+    from monarch_kernel.runtime.host.worker_exec import exec_worker, report_failure
     from monarch_kernel.runtime.host.worker_start import WorkerStart
 
     start = WorkerStart(
@@ -111,11 +111,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.log:
             _redirect(_absolute(options.log))
         if worker_address(start.address).listen.startswith("tcp://"):
-            from monarch_kernel.protocol.keys import keys_in, load_keys
+            if not start.key:
+                from monarch_kernel.protocol.keys import load_keys
 
-            if start.key:
-                keys_in(start.key, start.key_from, start.allow)
-            else:
                 load_keys(start.key_file, start.allow)  # reports a mistake before the worker starts
         elif start.allow or start.audit:
             raise ValueError(f"--allow and --audit are for tcp://: only this user can connect to {start.address}")

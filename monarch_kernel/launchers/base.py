@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -407,7 +408,9 @@ class JobStatus(msgspec.Struct, frozen=True):
         counts = {state: len(self.of(state)) for state in HostPhase}
         shown = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         why = f" ({self.reason})" if self.reason else ""
-        return f"{counts[HostPhase.UP]} of {len(self.hosts)} hosts up: {shown}{why}"
+        ends = [host.ends_at for host in self.of(HostPhase.UP) if host.ends_at]
+        left = f"; the walltime ends in {max(0.0, min(ends) - time.time()):.0f} s" if ends else ""
+        return f"{counts[HostPhase.UP]} of {len(self.hosts)} hosts up: {shown}{why}{left}"
 
 
 # -- launchers ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.job import Job
 from monarch_kernel.launchers.registry import JobRecord
+from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
 from monarch_kernel.workers import key_text, new_key_text
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 IDLE = 600.0
 #: How long to wait for hosts (seconds).
 TIMEOUT = 600.0
+#: How long before the end of a walltime to warn (seconds).
+WARN_BEFORE = 300.0
 #: How many addresses are tried at once.
 _ROUTES_AT_ONCE = 16
 #: How often an engine is asked while hosts start: soon at first, then less often (seconds).
@@ -69,6 +73,11 @@ class EngineJob(Job):
             messages to each other only if their workers trust each other's key.
         keep_partial: whether hosts that are up stay when others could not be started in time.
         on_progress: called with the status whenever it has changed while ``state`` waits.
+        on_walltime: called before the walltime of hosts ends, on a thread of its own: the place to save work. By
+            default the notice is logged.
+        warn_before: how long before (seconds).
+        renew: whether hosts in their places are asked for then. They replace these when a mesh heals that was spawned
+            with ``spares=job``.
     """
 
     def __init__(
@@ -85,6 +94,9 @@ class EngineJob(Job):
         key_file: str | os.PathLike[str] | None = None,
         keep_partial: bool = False,
         on_progress: Callable[[JobStatus], None] | None = None,
+        on_walltime: Callable[[WalltimeNotice], None] | None = None,
+        warn_before: float = WARN_BEFORE,
+        renew: bool = False,
     ) -> None:
         super().__init__()
         self._launcher = launcher
@@ -98,6 +110,12 @@ class EngineJob(Job):
         self.timeout = timeout
         self.keep_partial = keep_partial
         self.on_progress = on_progress
+        self.on_walltime = on_walltime
+        self.renew = renew
+        self._warn_before = warn_before
+        self._walltime = WalltimeWatch(warn_before, self._walltime_ends)
+        self._renewed: dict[int, int] = {}  # hosts that wait in the places of others, by these
+        self._renewing = threading.Lock()  # a heal waits for hosts that are being asked for
         self._id = ""
         self._workers: dict[str, int] = {}  # the numbers of hosts that were attached, by the ids of their workers
         self._urls: dict[int, str] = {}  # where they were attached to
@@ -145,6 +163,9 @@ class EngineJob(Job):
         return {name: self._attach(name, numbers, status) for name, numbers in record.meshes.items()}
 
     def _end(self) -> None:
+        self._walltime.close()
+        self._walltime = WalltimeWatch(self._warn_before, self._walltime_ends)
+        self._renewed.clear()
         record = registry.read(self._id) if self._id else None
         if record is not None and record.ticket is not None:
             self._release(range(record.ticket.hosts))
@@ -155,6 +176,8 @@ class EngineJob(Job):
 
     def _release(self, numbers: Iterable[int]) -> None:
         """End what this process runs on these hosts, and their workers, in good order, so that it is no failure."""
+        numbers = list(numbers)
+        self._walltime.drop(numbers)
         urls = [url for number in numbers if (url := self._urls.pop(number, "")) and number in self._workers.values()]
         key_file = self._job_key()
         for url in urls:  # one by one, as some may be gone
@@ -327,7 +350,18 @@ class EngineJob(Job):
         old = [self._workers.get(worker, -1) for worker in gone]
         if strange := [worker for worker, number in zip(gone, old) if number not in places]:
             raise LaunchError(f"{', '.join(strange)} is no host of {self!r}, so it has no replacement for it")
-        new = self._more(len(old), [f"{places[number]}{number}" for number in old], timeout)
+        with self._renewing:
+            ready = {number: self._renewed.pop(number) for number in old if number in self._renewed}
+        if ready:
+            ticket = self._record().ticket
+            assert ticket is not None
+            up = {host.host for host in self._launcher.poll(ticket).of(HostPhase.UP)}
+            ready = {number: new for number, new in ready.items() if new in up}
+        missing = [number for number in old if number not in ready]
+        if missing:
+            names = [f"{places[number]}{number}" for number in missing]
+            ready.update(zip(missing, self._more(len(missing), names, timeout)))
+        new = [ready[number] for number in old]
         with registry.changing(self._id) as kept:
             for before, after in zip(old, new):
                 members = kept.meshes[places[before]]
@@ -430,6 +464,7 @@ class EngineJob(Job):
         attach_to_workers(workers=urls, name=self._name, key_file=self._job_key())
         self._workers.update({host.worker: host.host for host in new})
         self._urls.update({host.host: url for host, url in zip(new, urls)})
+        self._walltime.add(new)
 
     def _attach(self, name: str, numbers: list[int], status: JobStatus) -> HostMesh:
         """A mesh of these hosts, which are up."""
@@ -438,6 +473,23 @@ class EngineJob(Job):
         self._hold(ticket, [host for host in status.hosts if host.host in numbers])
         urls = [self._urls[number] for number in numbers]
         return attach_to_workers(workers=urls, name=name, key_file=self._job_key())
+
+    def _walltime_ends(self, hosts: tuple[HostStatus, ...]) -> None:
+        """Warn of the end of the walltime of hosts; on the thread of ``WalltimeWatch``."""
+        renewed, reason = False, ""
+        if self.renew:
+            try:
+                with self._renewing:
+                    new = self._more(len(hosts), [host.name for host in hosts], None)
+                    self._renewed.update({host.host: number for host, number in zip(hosts, new)})
+                renewed = True
+            except (LaunchError, OSError) as e:
+                reason = str(e)
+        notice = WalltimeNotice(hosts, min(host.ends_at for host in hosts), renewed, reason)
+        if self.on_walltime is not None:
+            self.on_walltime(notice)
+        else:
+            log.warning("%s", notice)
 
     def _job_key(self) -> str | None:
         return registry.key_path(self._id) if self._launcher.needs_key else None

@@ -230,14 +230,17 @@ class SSHLauncher(Launcher):
         ask: list[int] = []
         now = time.monotonic()
         with self._lock:
+            mine = [self._starts.get(_mark(ticket, number)) for number in range(ticket.hosts)]
+            starting = any(start is not None and start.status is None for start in mine)
             for number, host in enumerate(ticket.data["hosts"]):
-                start = self._starts.get(_mark(ticket, number))
+                start = mine[number]
                 if start is not None and start.status is None:
                     began = start.process is not None
                     why = "its worker is starting" if began else "waiting for a connection"
                     state = HostPhase.STARTING if began else HostPhase.QUEUED
                     found[number] = HostStatus(host=number, state=state, name=host, reason=why)
-                elif start is not None and (known := start.status) is not None and start.holds(now):
+                elif start is not None and (known := start.status) is not None and (starting or start.holds(now)):
+                    # While some start, the others are not asked each time: that would slow the start down.
                     found[number] = known
                 else:
                     ask.append(number)

@@ -33,7 +33,7 @@ from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
 #: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 PREFIX = struct.Struct("<IQ")
 
@@ -311,6 +311,8 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     cpus: list[str] = []  # the processors on which each proc may run, or nothing
     start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
     tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
+    devices: int = 0  # how many of its host's GPUs each proc sees; 0: all
+    slots: list[int] = []  # with devices, the number of each proc on its host
 
 
 class PlaceRanks(msgspec.Struct, array_like=True, tag=55):
@@ -414,6 +416,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     rss_bytes: int = 0
     cpu_percent: float = 0.0
     uptime_s: Seconds = 0.0
+    devices: str = ""  # the GPUs that it was given, if not all of its host
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):

@@ -76,6 +76,7 @@ class DeathKind(enum.IntEnum):
     CONTROLLER_CLOSED = 10  # a controller; only the end of its connection is known
     ACTOR_FAILED = 11  # an actor, by an error that it raised
     NO_ACTOR = 12  # an actor that never existed, or could not be created
+    HOST_ENDING = 13  # a proc whose host agent stops all procs, as its host is about to end
 
     @classmethod
     def _missing_(cls, value: object) -> DeathKind:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from monarch_kernel.launchers.base import Launcher
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.errors import SupervisionError
+from monarch_kernel.job import EngineJob
+from monarch_kernel.launchers.base import Launcher, Resources
 from monarch_kernel.launchers.process import ProcessLauncher
+from monarch_kernel.launchers.walltime import WalltimeNotice
+from monarch_kernel.runtime.host.worker_agent import WALLTIME_MARGIN
+from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, clean
 
 __all__ = ["clean"]
@@ -25,3 +35,51 @@ def engine() -> Engine:
 
 class TestProcess(Conformance):
     pass
+
+
+class Saver(Actor):
+    """Leaves a file behind when it is ended in good order."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    def __cleanup__(self, _exc: Exception | None) -> None:
+        Path(f"saved-{os.getpid()}").touch()
+
+
+def test_the_end_of_the_walltime_is_warned_of_and_other_hosts_take_over(tmp_path: Path) -> None:
+    notices: list[WalltimeNotice] = []
+    job = EngineJob(
+        ProcessLauncher(),
+        {"hosts": 1},
+        resources=Resources(walltime=WALLTIME_MARGIN + 6.0),
+        idle=60,
+        warn_before=WALLTIME_MARGIN + 5.0,
+        renew=True,
+        on_walltime=notices.append,
+    )
+    hosts = job.state(cached_path=None).hosts
+    assert "; the walltime ends in " in str(job.status())
+    job._resources = Resources()  # the next host has no limit
+    procs = hosts.spawn_procs(per_host={"gpus": 1}, restart="on_failure", spares=job)
+    savers: Any = procs.spawn("savers", Saver)
+    before = savers.pid.call_one().get()
+    wait_until(lambda: notices, "the end is warned of")
+    assert notices[0].renewed and [host.host for host in notices[0].hosts] == [0]
+    assert "ends in" in str(notices[0]) and "other hosts are up" in str(notices[0])
+    assert savers.pid.call_one().get() == before
+    wait_until(lambda: (tmp_path / f"saved-{before}").exists(), "the actor has cleaned up")
+    after = before
+
+    def moved() -> bool:
+        nonlocal after
+        try:
+            after = savers.pid.call_one().get()
+        except SupervisionError:
+            return False
+        return after != before
+
+    wait_until(moved, "the actor is on another host")
+    assert [host.host for host in job.status().hosts] == [1]
+    job.kill()

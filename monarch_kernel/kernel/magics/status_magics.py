@@ -91,6 +91,7 @@ class StatusMagics(Subcommands):
                     status.cpu_percent,
                     status.uptime_s,
                     older.get(rank, ()),
+                    status.devices,
                 )
             )
         return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees)

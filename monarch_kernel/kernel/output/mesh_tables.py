@@ -101,6 +101,7 @@ class RankSummary:
         host: the host of the process.
         doing: where its code is, or why it is not alive.
         older: the modules that it has imported in an older version than its host has now.
+        devices: the GPUs that it was given, if not all of its host.
         rss_bytes, cpu_percent, uptime: figures of the process, while it is alive.
     """
 
@@ -114,6 +115,7 @@ class RankSummary:
     cpu_percent: float = 0.0
     uptime: float = 0.0
     older: Sequence[str] = ()
+    devices: str = ""
 
     @property
     def runs(self) -> bool:
@@ -182,6 +184,9 @@ class MeshStatus(AsTable):
         ]
         lost = f": kept {self.kept}" if self.kept is not None and self.kept.lost else ""
         headings = ["rank", "at", "state", "pid", "host", "memory", "cpu", "up", "doing"]
+        if any(rank.devices for rank in self.ranks):
+            headings.append("devices")
+            rows = [[*row, rank.devices] for row, rank in zip(rows, self.ranks, strict=True)]
         if any(rank.older for rank in self.ranks):
             headings.append("older modules")
             rows = [[*row, names(rank.older)] for row, rank in zip(rows, self.ranks, strict=True)]

@@ -56,6 +56,7 @@ from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
+from monarch_kernel.runtime.host.devices import device_environment
 from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
 from monarch_kernel.runtime.host.host_observer import HostObserver
 from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
@@ -221,7 +222,8 @@ class Agent:
             node.expect(ref)
             try:
                 kept = self._keeps(message)
-                proc.request = fork_request(message, index, ref, node.run_dir, cwd, sys_path, kept, placement)
+                given = self._with_devices(message, index, proc)
+                proc.request = fork_request(given, index, ref, node.run_dir, cwd, sys_path, kept, placement)
                 if not os.path.isdir(cwd):
                     raise OSError(f"its working directory {cwd} is gone")
                 proc.open_pipes()
@@ -234,6 +236,16 @@ class Agent:
                 self._exited(proc, 127, f"could not be started: {reason}", DeathKind.NOT_STARTED)
         if message.owner.agent not in (message.owner.id, node.id):
             node.watch([message.owner.id])  # a rank of another agent, which reports its end
+
+    def _with_devices(self, message: SpawnProcs, index: int, proc: Proc) -> SpawnProcs:
+        """The request with the variables that restrict one of its procs to its own devices."""
+        if not message.devices:
+            return message
+        environ = {**os.environ, **message.env}
+        known = {name: value for name, value in environ.items() if value is not None}
+        chosen = device_environment(message.slots[index], message.devices, self._node.ref.host, known)
+        proc.devices = next(iter(chosen.values()))
+        return msgspec.structs.replace(message, env={**message.env, **chosen})
 
     def _is_late(self, message: SpawnProcs) -> bool:
         """Whether the owner or the controller of the requested procs is already gone."""
@@ -396,6 +408,7 @@ class Agent:
     # -- ends of ranks ------------------------------------------------------------------------
 
     def _died(self, proc: Proc, status: int, max_rss: int) -> None:
+        kind = DeathKind.HOST_ENDING if proc.withdrawn else DeathKind.EXITED
         if proc.stopping and status == 0:
             cause = f"stopped: {proc.stopping}"
         elif proc.killing:
@@ -403,7 +416,7 @@ class Agent:
         else:
             oom = self._oom.news(time.monotonic()) if status == -signal.SIGKILL else ""
             cause = describe_exit(status, oom, max_rss)
-        self._exited(proc, status, cause)
+        self._exited(proc, status, cause, kind)
 
     def _exited(self, proc: Proc, status: int, cause: str, kind: DeathKind = DeathKind.EXITED) -> None:
         """Report a rank's exit to its owner and watchers at once, without waiting for its last output."""
@@ -631,7 +644,8 @@ class Agent:
         rss, cpu = proc.usage()
         uptime = round(time.monotonic() - proc.started, 3)
         why = self._responsiveness.why(name)
-        return ProcStatus(name, "unresponsive" if why else proc.state, proc.pid, host, why, rss, cpu, uptime)
+        state = "unresponsive" if why else proc.state
+        return ProcStatus(name, state, proc.pid, host, why, rss, cpu, uptime, proc.devices)
 
     def _on_logs(self, link: PeerLink, message: GetLogs, _body: Body) -> None:
         _reply(link, message.call, msgspec.msgpack.encode(self._logs_of(message.procs, message.tail)))

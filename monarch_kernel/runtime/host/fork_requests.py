@@ -8,10 +8,10 @@ from importlib.machinery import all_suffixes
 
 import msgspec
 
-import monarch_kernel
 from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, SpawnProcs
 from monarch_kernel.protocol.placement import Placement, is_below
 from monarch_kernel.runtime.host import forkserver
+from monarch_kernel.runtime.host.start_command import package_root
 
 #: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
@@ -23,6 +23,8 @@ _LOAD_TIME = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
     *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
 )
+#: Read when a process first uses a GPU, so ranks with devices of their own are forked from one template.
+_AT_FIRST_USE = "CUDA_VISIBLE_DEVICES"
 #: The loader and the interpreter read these at startup, so such ranks need their own interpreter.
 _EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
@@ -108,7 +110,7 @@ def fork_request(
 
 def load_env(env: dict[str, str | None]) -> dict[str, str | None]:
     """The variables of an environment that libraries read at load time."""
-    return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME)}
+    return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME) and key != _AT_FIRST_USE}
 
 
 def _command(command: list[str] | None, placement: Placement | None) -> list[str] | None:
@@ -137,8 +139,3 @@ def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | 
         return env
     path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}
-
-
-def package_root() -> str:
-    """The folder that this package is imported from."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))

@@ -42,6 +42,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host.start_command import memfd
 from monarch_kernel.runtime.node import descriptors
 
 PR_SET_PDEATHSIG = 1
@@ -185,16 +186,6 @@ def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T
         data = os.pread(spill, os.fstat(spill).st_size, 0)
         os.close(spill)
     return decode(data), fds
-
-
-def memfd(name: str, data: bytes) -> int:
-    """Create an anonymous file with ``data``, positioned at its start."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 # -- the server -------------------------------------------------------------------------------

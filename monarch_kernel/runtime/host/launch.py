@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import msgspec
 
-import monarch_kernel
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.procs import describe_exit
+from monarch_kernel.runtime.host.start_command import interpreter_command, package_root
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
@@ -129,12 +128,11 @@ def launch_local_agent(node: Node) -> AgentProcess:
     ref = ProcRef(agent_id, address, near.host, agent_id, address, near.site, near.gateway, near.gateway_address)
     run_dir = _run_dirs[node.run_dir]
     python_path = os.environ.get("PYTHONPATH")
-    package_root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
     env = {
         **os.environ,
         cleanup.MARKER: node.run_dir,
         cleanup.AGENT_MARKER: agent_id,
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root, python_path))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
     config = AgentConfig(
@@ -173,12 +171,3 @@ def launch_local_agent(node: Node) -> AgentProcess:
     agent = AgentProcess(node, ref, process, lifeline)
     node.poller.start_background()
     return agent
-
-
-def interpreter_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
-    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
-    # -m would load more than is needed. Garbage collection is off while modules load.
-    start = f"import gc; gc.disable(); from {module} import main; main()"
-    # -P: a file in the working directory must not shadow a module of the library.
-    return [sys.executable, *(flags() if flags is not None else []), "-P", "-c", start, *arguments]

@@ -116,6 +116,7 @@ class Proc:
         self.stopping = ""  # the reason, if it was asked to stop
         self.withdrawn = False  # its host shuts down without its owner's request
         self.killing = ""
+        self.devices = ""  # the GPUs that it was given, if not all of this host
         self.start_limit = 0.0  # how long it may take to come up (seconds); 0: forever
         self.request: forkserver.Fork | None = None
         self.server: ForkClient | None = None

@@ -62,14 +62,14 @@ class WorkerConfig(msgspec.Struct, array_like=True):
 
 def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
     """Tell those that wait for the worker, each once. One that has gone, or cannot be written to, is left out: a
-    controller may still connect."""
+    controller may still connect. Files come first, so that who reads a descriptor finds them."""
     line = said.line()
+    for path in start.announce_in:
+        with contextlib.suppress(OSError):
+            write_own_file(path, line)
     for fd in start.announce_to:
         with contextlib.suppress(OSError):
             os.write(fd, line)
         with contextlib.suppress(OSError):
             os.close(fd)
-    for path in start.announce_in:
-        with contextlib.suppress(OSError):
-            write_own_file(path, line)
     start.announce_to, start.announce_in = [], []

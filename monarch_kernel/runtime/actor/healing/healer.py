@@ -327,6 +327,7 @@ class Healer:
                 procs=[ProcSpec(ref.id, ref.address, rank)],
                 per_proc=template.per_proc[at : at + 1],
                 cpus=template.cpus[at : at + 1],
+                slots=template.slots[at : at + 1],
             )
             new[rank] = ref
             messages.append((agent, message))
@@ -385,7 +386,8 @@ class Healer:
         lost: dict[str, list[int]] = {}
         wanted: dict[str, list[int]] = {}  # by the agents that the source replaces: their ranks
         for rank, ref in dead.items():
-            if ref.agent not in node.deaths:
+            ending = node.deaths[ref.id].kind is DeathKind.HOST_ENDING
+            if ref.agent not in node.deaths and not ending:
                 places[rank] = ref.agent_ref()
                 continue
             agent = moved.get(ref.agent)

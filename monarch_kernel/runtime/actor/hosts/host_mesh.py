@@ -111,6 +111,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         preload: Sequence[str] = (),
         restart: RestartPolicy | str = "never",
         spares: HostMesh | HostSource | None = None,
+        devices: int = 0,
     ) -> ProcMesh:
         """Start processes on every host.
 
@@ -130,6 +131,9 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 delay, and whether one rank or all together. "never": the owner is notified.
             spares: hosts that stay empty until one of the other hosts is gone, or a job, which asks its engine for a
                 replacement then.
+            devices: how many GPUs each process sees, of those that the engine gave its host (``CUDA_VISIBLE_DEVICES``
+                and its like in the environment of the worker, or all of the host); 0: all of them. With fewer GPUs than
+                the processes need, the mesh fails and says so.
 
         Raises:
             ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
@@ -167,6 +171,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             except Exception as e:
                 explain(e, f"bootstrap {bootstrap!r}")
                 raise
+        if isinstance(devices, bool) or not isinstance(devices, int) or devices < 0:
+            raise ValueError(f"devices={devices!r} must be a whole number: the GPUs that each process sees, 0 for all")
         hosts = self._selected()
         for host in hosts:
             death = self._system.node.deaths.get(host.agent.id)
@@ -178,7 +184,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         per_proc = self._per_proc(bootstrap_command, extent)
         cpus = [_checked_cpus(index, bind) for index, bind in enumerate(proc_bind or ())]
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
-        mesh = self._spawn(name, hosts, count, extent, extra, (body, buffers), per_proc, cpus, preload, policy)
+        mesh = self._spawn(name, hosts, count, extent, extra, (body, buffers), per_proc, cpus, preload, policy, devices)
         if spares is not None:
             self._system.healer.add_spares(mesh, spares)
         return mesh
@@ -195,6 +201,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         cpus: list[str],
         preload: Sequence[str],
         policy: RestartPolicy | None,
+        devices: int = 0,
     ) -> ProcMesh:
         """Start procs; without a policy they are a tool's."""
         system = self._system
@@ -256,6 +263,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 cpus=cpus,
                 start_limit=START_LIMIT,
                 tool=tool,
+                devices=devices,
+                slots=list(range(count)) if devices else [],
             )
             messages.append(message)
             if not node.send(host.agent.id, message):

@@ -1,0 +1,34 @@
+"""What a new process is started with; a leaf, so that a process which only starts another loads little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import monarch_kernel
+
+
+def interpreter_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
+    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
+    # -m would load more than is needed. Garbage collection is off while modules load.
+    start = f"import gc; gc.disable(); from {module} import main; main()"
+    # -P: a file in the working directory must not shadow a module of the library.
+    return [sys.executable, *(flags() if flags is not None else []), "-P", "-c", start, *arguments]
+
+
+def package_root() -> str:
+    """The folder that this package is imported from."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+
+
+def memfd(name: str, data: bytes) -> int:
+    """Create an anonymous file with ``data``, positioned at its start."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,0 +1,56 @@
+"""How a process becomes a worker: it executes a fresh interpreter, which runs ``worker_main``. Loads little itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from monarch_kernel._version import __version__
+from monarch_kernel.protocol.announcement import WorkerAnnouncement
+from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host.start_command import interpreter_command, memfd, package_root
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart, announce
+
+
+def exec_worker(start: WorkerStart) -> NoReturn:
+    """Become a worker: this process executes a fresh interpreter whose environment has the markers of a run.
+
+    Raises:
+        OSError: the temporary folder is not writable.
+    """
+    run_dir = cleanup.make_run_dir()
+    worker = f"worker-{secrets.token_hex(4)}"
+    python_path = os.environ.get("PYTHONPATH")
+    # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
+    key_fd = memfd("key", start.key.encode()) if start.key else -1
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start=_without_key(start))
+    fd = memfd("config", msgspec.msgpack.encode(config))
+    for inherited in (fd, key_fd, run_dir.lock_fd, start.lifeline, start.folder_lock, *start.announce_to):
+        if inherited >= 0:
+            os.set_inheritable(inherited, True)
+    env = {
+        **os.environ,
+        cleanup.MARKER: run_dir.path,
+        cleanup.AGENT_MARKER: worker,
+        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
+    }
+    command = interpreter_command(f"{__package__}.worker_main", str(fd))
+    os.execve(command[0], command, env)
+
+
+def _without_key(start: WorkerStart) -> WorkerStart:
+    return msgspec.structs.replace(start, key="")
+
+
+def report_failure(start: WorkerStart, error: Exception) -> None:
+    """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
+    announce(start, WorkerAnnouncement(monarch_kernel=__version__, host=socket.gethostname(), error=str(error)))
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"monarch-kernel worker: {error}\n")
+        sys.stderr.flush()
