@@ -17,7 +17,14 @@ from monarch_kernel.config import EnvironmentVariable, InvalidSettingError, envi
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = (ROOT / "docs" / "configuration.md").read_text()
 KNOWN = {variable.name for variable in environment_variables()}
-OURS = {environment.RUN, environment.ROOT, environment.AGENT, environment.IMPORTS}
+OURS = {
+    environment.RUN,
+    environment.ROOT,
+    environment.AGENT,
+    environment.IMPORTS,
+    environment.JOB,
+    environment.WORKER_KEY,
+}
 NAME = re.compile(r"MONARCH_KERNEL_[A-Z_]*[A-Z]")
 
 

@@ -54,7 +54,7 @@ GROUP = "monarch_kernel.launchers"
 #: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
 MARKER = environment.JOB
 #: Where a worker gets its key if it comes by an environment variable, which the worker removes.
-KEY_VARIABLE = "MONARCH_KERNEL_WORKER_KEY"
+KEY_VARIABLE = environment.WORKER_KEY
 
 
 # -- errors -------------------------------------------------------------------------------------------
