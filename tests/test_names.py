@@ -19,6 +19,7 @@ SHARED: dict[str, str] = {}
 
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {
+    "PipeClosed": "the rank says what has become of the process",
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",
     "Unformed": "the engine forms the process group anew",

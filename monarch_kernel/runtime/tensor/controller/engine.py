@@ -8,6 +8,8 @@ wherever targets share a rank. What each side owes the other:
 * It runs ahead of the ranks by at most `WINDOW` records: then it waits for the slowest.
 * A rank that dies makes every later operation and fetch a `DeviceMeshError`. Deaths are seen before each message.
 * Ranks hold failures as values. Nobody is told before somebody asks (or `strict` does).
+
+The file is long because what is sent, in which order, and what comes back, is one protocol under one lock.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class TensorEngine:
         watching: what a watch for NaN and Inf is to do, if one is on. One for all engines.
         plan: what lines of the program cost.
         batch: how many records go in one message.
+        replays: whether its ranks repeat recorded functions.
         recording: what takes records down for a replay, if a function is being recorded. One for all engines.
         groups: the process groups of its ranks.
         failures: how many failures of ranks the program has been told.
@@ -84,6 +87,7 @@ class TensorEngine:
     """
 
     batch: ClassVar[int] = BATCH
+    replays: ClassVar[bool] = True
     recording: ClassVar[ReplayRecorder | None] = None
     watching: ClassVar[Watching | None] = None
     #: Called before a function is recorded for a replay.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from monarch_kernel.runtime.tensor.api.activation import active_target
+from monarch_kernel.runtime.tensor.api.activation import active_target, engine_of
 from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.replay import reachable as reach
@@ -51,6 +51,14 @@ class _Kind:
         if len(self.recordings) >= MOST:
             self.recordings.remove(min(self.recordings, key=lambda r: r.replays))
         self.recordings.insert(0, recording)
+
+
+def _replays(tensors: list[Tensor]) -> bool:
+    """Whether the ranks to which operations go now, or on which these are, repeat what is recorded."""
+    procs = active_target()[0]
+    if tensors:
+        return tensors[0]._spec.mesh.engine.replays
+    return procs is None or engine_of(procs).replays
 
 
 class Compiled:
@@ -108,7 +116,8 @@ class Compiled:
         kind = self._kinds.get(found)
         if kind is None:
             kind = self._kinds[found] = _Kind()
-        elif kind.given_up:
+            kind.given_up = not _replays(tensors)
+        if kind.given_up:
             return self._function(*args, **kwargs)
         reason = "the first call of this kind"
         for recording in kind.recordings:

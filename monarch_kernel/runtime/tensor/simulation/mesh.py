@@ -175,6 +175,8 @@ class SimulatedEngine(TensorEngine):
         shared: what its meshes share.
     """
 
+    replays = False  # nothing is sent: there is nothing to gain
+
     def __init__(self, shape: dict[str, int], rates: SimulatedRates, hosts: int) -> None:
         # Not the base class's: that has processes.
         count = 1
