@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,3 +50,56 @@ def python_for(peer: str) -> Path:
         ) from None
     stamp.write_text(wanted)
     return python
+
+
+def python_above(peer: str) -> Path:
+    """An interpreter that has the packages of this one and, above them, what `peer` needs beside them: made in seconds.
+
+    Raises EnvironmentFailed when it cannot be made here.
+    """
+    wanted = (REQUIREMENTS / f"{peer}.txt").read_text().split()
+    folder = STATE / "envs" / f"{peer}-above"
+    stamp, python = folder / ".installed", folder / "bin" / "python"
+    state = hashlib.sha256(f"{wanted}{sys.version}{sys.prefix}".encode()).hexdigest()
+    STATE.mkdir(exist_ok=True)
+    with open(STATE / f"{peer}-above.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it
+        if stamp.exists() and stamp.read_text() == state:
+            return python
+        if not _is_here("torch"):
+            raise EnvironmentFailed(f"{peer} needs torch, which this environment lacks: make venv EXTRAS=torch,...")
+        shutil.rmtree(folder, ignore_errors=True)
+        missing = [line for line in wanted if not _is_here(line.partition("==")[0])]
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True
+            )
+            (site,) = folder.glob("lib/python3*/site-packages")
+            (site / "_below.pth").write_text(
+                "".join(f"import site; site.addsitedir({path!r})\n" for path in sys.path if path.endswith("-packages"))
+            )
+            install = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                str(python),
+                "install",
+                "--quiet",
+                "--no-deps",
+                *missing,
+            ]
+            environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+            subprocess.run(install, check=True, capture_output=True, text=True, env=environ)
+        except (subprocess.CalledProcessError, ValueError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            raise EnvironmentFailed(f"{peer} could not be installed: {said[-1]}") from None
+        stamp.write_text(state)
+    return python
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

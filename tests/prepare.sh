@@ -63,4 +63,5 @@ ensure "tests of mounts of other hosts' folders" fuse
 ensure "tests of hosts by ssh" installed openssh-server sshd
 ensure "tests of hosts by ssh (the client)" installed openssh-client ssh
 ensure "the comparison of syncs with rsync" installed rsync rsync
+ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines
 [[ -e ../labextension/node_modules/.installed ]] || skip "tests of the panel of JupyterLab" "it is built with node 20 or later, and npm"

@@ -120,7 +120,7 @@ ALLOWED: dict[str, set[str]] = {
         ENGINES,
         f"{RUNTIME}.node.poller",
         f"{RUNTIME}.rank.output_capture",
-        *(f"{RUNTIME}.actor.{part}" for part in ("calls", "extensions", "meshes.actor_mesh")),
+        *(f"{RUNTIME}.actor.{part}" for part in ("calls", "execution.collectives", "extensions", "meshes.actor_mesh")),
     },
     # A command parses options, and calls one function of what it runs.
     "monarch_kernel.cli": {

@@ -22,6 +22,7 @@ from monarch_kernel.introspection import Running
 from monarch_kernel.protocol.messages import OK
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.extensions import rank_debugger
 from monarch_kernel.runtime.mesh.shape import Region
 
@@ -84,6 +85,7 @@ class Guest(ToolProcess):
         self._watching = False
         self._lock = threading.Lock()
         sys.breakpointhook = _breakpoint
+        collectives.install()
         engines.use(cast("Any", self))
 
     def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
@@ -200,10 +202,20 @@ class Guest(ToolProcess):
             if actor is not None and actor.running is not None:
                 stopped.append(f"{actor.name}.{actor.running}")
                 self._main.interrupt()
+                self._release(actor)
         for running in self._program.endpoints_here():
             stopped.append(f"{running.actor}.{running.endpoint}")
             self._program.interrupt(running)
         return stopped
+
+    def _release(self, actor: ToolActor) -> None:
+        """End a wait in a collective, which no signal ends."""
+        message = actor.handled
+
+        def runs() -> bool:
+            return actor.running is not None and actor.handled == message
+
+        collectives.release((actor.actor, message), lambda: actor.thread if runs() else 0, runs)
 
     def interrupt_main_thread(self) -> None:
         """See ``interface.ProcessFunctions``."""

@@ -62,6 +62,8 @@ class ToolActor:
         self.running: str | None = None
         self.running_for = ""
         self.thread = 0
+        #: How many messages it has begun to handle.
+        self.handled = 0
         #: An event loop that runs while the actor waits for messages, if the thread that drives it can do so.
         self.background: Any = None
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -140,6 +142,7 @@ class ToolActor:
     def _handle(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
         token = here.set(self)
         self.thread = threading.get_ident()
+        self.handled += 1
         self.running, self.running_for = endpoint, origin
         status = OK
         try:
