@@ -32,6 +32,7 @@ def shown(out: Outcome) -> str:
 
 def until(kernel: Kernel, command: str, said: str) -> str:
     """Repeat a command until it shows that."""
+    text = ""
     for _ in range(200):
         text = shown(kernel.run(command))
         if re.search(said, text):
