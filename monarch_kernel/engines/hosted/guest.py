@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from monarch_kernel import engines
@@ -64,7 +64,10 @@ class Visitor:
         self.point = Point(rank, self.extent)
         self.silence = entered.silence
         self.send = send
+        self.takes_output = entered.output
+        #: When it was last heard of, and whether it is expected to be heard of: this rank waits for it.
         self.heard = time.monotonic()
+        self.expected = False
 
 
 class Guest(ToolProcess):
@@ -163,7 +166,9 @@ class Guest(ToolProcess):
         return answer
 
     def _on_output(self, stream: int, data: bytes) -> None:
-        for visitor in list(self._visitors.values())[-1:]:
+        present = self._latest()
+        visitor = next((each for each in present if each.takes_output), present[0] if present else None)
+        if visitor is not None:
             visitor.send(wire.encode(wire.ToolOutput(visitor.uid, visitor.point.rank, stream, data)))
 
     # -- controllers that die ------------------------------------------------------------------------
@@ -171,20 +176,26 @@ class Guest(ToolProcess):
     def _watch(self, visitor: Visitor) -> None:
         """Expect heartbeats of a controller while a call to it is pending."""
         with self._lock:
+            if not visitor.expected:
+                visitor.expected = True
+                visitor.heard = time.monotonic()
             if not self._watching:
                 self._watching = True
-                visitor.heard = time.monotonic()
                 threading.Thread(target=self._watch_controllers, name="monarch-tool-leash", daemon=True).start()
 
     def _watch_controllers(self) -> None:
         while True:
             time.sleep(LOOK)
             with self._lock:
-                if not self.node.calls:
+                called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
+                for visitor in self._visitors.values():
+                    visitor.expected = visitor.expected and visitor.id in called
+                expected = [visitor for visitor in self._visitors.values() if visitor.expected]
+                if not expected:
                     self._watching = False
                     return
             now = time.monotonic()
-            for visitor in list(self._visitors.values()):
+            for visitor in expected:
                 if now - visitor.heard > visitor.silence:
                     cause = f"the controller was silent for {visitor.silence:g} s"
                     self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
@@ -240,12 +251,14 @@ class Guest(ToolProcess):
     def controller_actor(self, name: str, cls: type[Any], timeout: float) -> ActorMesh[Any]:
         """See ``interface.MeshFunctions``: of the controller that has entered last, and is alive."""
         for visitor in self._latest():
+            body = dumps_flat((cls, (), {}))
+            self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # unless it is there
             system: Any = self.system
             region = Region.from_extent(Extent((), ()))
             return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), region)
         raise RuntimeError("no controller's tools are in this rank")
 
-    def _latest(self) -> Iterable[Visitor]:
+    def _latest(self) -> list[Visitor]:
         return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
 
     def __getattr__(self, name: str) -> Any:

@@ -57,6 +57,8 @@ class ToolProcess:
                 answer = self.answer_to(message.sender, message.call)
                 if actor is not None:
                     actor.call(message.endpoint, message.body, message.origin, answer if message.call else None)
+            case wire.SpawnActor(actor=name) if name in self.actors:
+                pass  # a controller's actor that a rank has asked for
             case wire.SpawnActor():
                 actor = self.actors[message.actor] = self.make_actor(message)
                 actor.create(message.body, self.answer_to(message.sender, message.call))
