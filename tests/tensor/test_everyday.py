@@ -124,6 +124,26 @@ def test_a_closed_mesh_is_told_as_such(mesh: Mesh, x: Any) -> None:
     assert "1 tensors on ranks" in repr(memory(x))  # tools go on without it
 
 
+def test_a_line_deep_in_modules_is_told(mesh: Mesh, x: Any) -> None:
+    class Deep(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.inner = (
+                Deep(depth - 1) if depth else nn.Sequential(nn.Sequential(nn.Sequential(nn.Sequential(Breaks()))))
+            )
+
+        def forward(self, t: Any) -> Any:
+            return self.inner(t)
+
+    class Breaks(nn.Module):
+        def forward(self, t: Any) -> Any:
+            return nn.functional.embedding(t.long() + 100, t)
+
+    for depth in (0, 8):
+        with pytest.raises(RemoteException, match=r"return nn.functional.embedding|in forward"):
+            Deep(depth)(x).sum().item()
+
+
 # -- random numbers ---------------------------------------------------------------------------------
 
 

@@ -31,11 +31,12 @@ def take(depth: int, limit: int) -> Frames:
         add(frame.f_lasti)
         frame = frame.f_back
         limit -= 1
-    if frame is not None and is_inside(taken[-1][0].co_filename):  # deep in torch's modules
+    if frame is not None and is_inside(taken[-2].co_filename):  # deep in torch's modules
         while frame is not None and is_inside(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
-            taken.append((frame.f_code, frame.f_lasti))
+            add(frame.f_code)
+            add(frame.f_lasti)
     return taken
 
 
