@@ -3,6 +3,24 @@
 This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
 """
 
-from monarch_kernel.runtime.tensor.api.randomness import get_rng_state, make_deterministic, manual_seed, set_rng_state
+from monarch_kernel.runtime.tensor.api.randomness import (
+    State,
+    get_rng_state,
+    get_state,
+    make_deterministic,
+    manual_seed,
+    new_state,
+    set_rng_state,
+    set_state,
+)
 
-__all__ = ["get_rng_state", "make_deterministic", "manual_seed", "set_rng_state"]
+__all__ = [
+    "State",
+    "get_rng_state",
+    "get_state",
+    "make_deterministic",
+    "manual_seed",
+    "new_state",
+    "set_rng_state",
+    "set_state",
+]

@@ -96,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
             "opaque_object",
             "opaque_module",
             "cached_remote_function",
+            "fetch",
         )
     },
     "monarch_kernel.builtins": {*FACADES, f"{RUNTIME}.tensor"},

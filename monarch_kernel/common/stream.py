@@ -1,5 +1,5 @@
-"""What programs import from ``monarch.common.stream``; the name is also in ``monarch_kernel.tensor``."""
+"""What programs import from ``monarch.common.stream``; the names are also in ``monarch_kernel.tensor``."""
 
-from monarch_kernel.tensor import Stream
+from monarch_kernel.tensor import Stream, get_active_stream
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "get_active_stream"]

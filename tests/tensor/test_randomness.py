@@ -10,8 +10,17 @@ import pytest
 import torch
 
 import monarch_kernel
-from monarch_kernel.random import get_rng_state, manual_seed, set_rng_state
-from monarch_kernel.tensor import call_on_shard_and_fetch, grad_function, grad_generator, inspect, show
+from monarch_kernel.random import get_rng_state, get_state, manual_seed, new_state, set_rng_state, set_state
+from monarch_kernel.tensor import (
+    call_on_shard_and_fetch,
+    fetch_shard,
+    grad_function,
+    grad_generator,
+    inspect,
+    reduce,
+    reduce_,
+    show,
+)
 
 
 def test_seeds_and_states(four: Any) -> None:
@@ -90,3 +99,31 @@ assert S is Stream
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert monarch_kernel.fetch_shard is monarch_kernel.tensor.fetch_shard
+
+
+def test_states_of_monarchs_kind(four: Any) -> None:
+    with four.activate():
+        manual_seed(4)
+        state = get_state()
+        first = torch.rand(3)
+        set_state(state)
+        assert torch_equal(first, torch.rand(3))
+        set_state(new_state(four.rank_tensor("gpus") + 5))
+        found = torch.rand(3)
+        given = [fetch_shard(found, gpus=k).get() for k in range(4)]
+    for k, got in enumerate(given):
+        assert torch.equal(got, torch.rand(3, generator=torch.Generator().manual_seed(5 + k)))
+
+
+def torch_equal(a: Any, b: Any) -> bool:
+    return bool((a == b).all())
+
+
+def test_reductions_of_many(four: Any) -> None:
+    with four.activate():
+        rank = four.rank_tensor("gpus")
+        found = reduce({"a": rank, "b": [rank * 2, "it"]}, "gpus")
+        assert inspect(found["a"]) == 6
+        assert found["b"][1] == "it"
+        reduce_([rank], "gpus", "max")
+        assert inspect(rank) == 3

@@ -9,7 +9,9 @@ import torch
 
 from monarch_kernel.actor import Actor, current_rank, endpoint
 from monarch_kernel.tensor import (
+    MixedTensorsError,
     RemoteException,
+    RemoteProcessGroup,
     call_on_shard_and_fetch,
     explain,
     fetch_shard,
@@ -144,3 +146,40 @@ def test_a_function_with_a_backward_of_its_own(four: Any) -> None:
             torch.autograd.grad(again, x, create_graph=True)[0].sum().backward()
         with pytest.raises(TypeError, match="subclass of torch.autograd.Function"):
             remote_autograd_function(dict)  # type: ignore[arg-type]
+
+
+def _summed(t: torch.Tensor, group: Any) -> Any:
+    if float(t[0]) < 0:
+        raise ValueError("a negative one")
+    t = t.clone()
+    torch.distributed.all_reduce(t, group=group)
+    return t, torch.tensor(group.size())
+
+
+def test_process_groups_of_the_program(four: Any) -> None:
+    summed = remote(_summed, propagate=lambda t, group: (t, torch.tensor(group.size())))
+    grid = four.split(gpus=("rows", "columns"), columns=2)
+    with grid.activate():
+        x = torch.ones(2) * grid.rank_tensor("rows") * 10 + grid.rank_tensor("columns")
+        rows, all_ranks = grid.process_group("rows"), RemoteProcessGroup(("rows", "columns"), grid)
+        assert (rows.size(), all_ranks.size()) == (2, 4)
+        of_rows, of_all = summed(x, rows), summed(x, all_ranks)
+        assert [t.tolist() for t in fetch_shard((*of_rows, of_all[0]), rows=0, columns=1).get()] == [
+            [12, 12],
+            2,
+            [22, 22],
+        ]
+        got = call_on_shard_and_fetch(_summed, x, rows, shard={"rows": 1}).get()
+        assert got[0].tolist() == [10, 10]
+        negative = x - 5 * (grid.rank_tensor("rows") + grid.rank_tensor("columns") == 0).float()
+        failed = summed(negative, all_ranks)[0]
+        with pytest.raises(RemoteException, match="a negative one"):
+            inspect(failed)  # and no rank waits
+        assert inspect(summed(x, all_ranks)[0])[0] == 22
+        with pytest.raises(MixedTensorsError, match="has not all ranks of its groups"):
+            summed(x.slice_mesh(rows=0), rows)
+        rows.drop()
+        with pytest.raises(RuntimeError, match="after drop"):
+            summed(x, rows)
+    with pytest.raises(KeyError, match="dimension 'depth'"):
+        RemoteProcessGroup("depth", grid)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 
 
 class TensorMethods:
-    """`activate`, `rank_tensor` and `rank_tensors` of a proc mesh (or slice)."""
+    """`activate`, `rank_tensor`, `rank_tensors` and `process_group` of a proc mesh (or slice)."""
 
     def activate(self) -> Any:
         """``with mesh.activate():`` runs torch operations on every rank of the mesh.
@@ -28,3 +29,11 @@ class TensorMethods:
     def rank_tensors(self) -> Any:
         """The coordinates of every rank, as a dict from dimension to tensor."""
         return tensor_functions().rank_tensors(self)
+
+    def process_group(self, dims: Sequence[str] | str) -> Any:
+        """Process groups over dimensions of the mesh, as an argument of functions of the ranks (``remote``).
+
+        Raises:
+            KeyError: the mesh has no such dimension.
+        """
+        return tensor_functions().process_group(self, dims)

@@ -1,9 +1,9 @@
-"""``to_mesh`` and ``slice_mesh`` of all tensors in nested lists, tuples and dicts, and ``show``."""
+"""``to_mesh``, ``slice_mesh`` and ``reduce`` of all tensors in nested lists, tuples and dicts, and ``show``."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_map
@@ -21,6 +21,31 @@ def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
 def slice_mesh(tensors: Any, **coords: int | slice) -> Any:
     """All tensors in `tensors` on a part of their mesh; see `Tensor.slice_mesh`."""
     return tree_map(lambda t: t.slice_mesh(**coords) if type(t) is Tensor else t, tensors)
+
+
+def reduce(
+    tensors: Any,
+    dims: Sequence[str] | str,
+    reduction: str = "sum",
+    scatter: bool = False,
+    mesh: Any = None,
+    _inplace: bool = False,
+) -> Any:
+    """All tensors in `tensors`, combined over dimensions of their mesh; see `Tensor.reduce`."""
+
+    def reduced(t: Any) -> Any:
+        if type(t) is not Tensor:
+            return t
+        return (t.reduce_ if _inplace else t.reduce)(dims, reduction, scatter, mesh)
+
+    return tree_map(reduced, tensors)
+
+
+def reduce_(
+    tensors: Any, dims: Sequence[str] | str, reduction: str = "sum", scatter: bool = False, mesh: Any = None
+) -> Any:
+    """`reduce`, in place."""
+    return reduce(tensors, dims, reduction, scatter, mesh, _inplace=True)
 
 
 def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> None:

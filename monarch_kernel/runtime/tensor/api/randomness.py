@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import (
@@ -42,6 +42,44 @@ def get_rng_state() -> Tensor:
 def set_rng_state(state: Tensor) -> None:
     """Have each rank go on from what `get_rng_state` gave."""
     state._spec.mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
+
+
+class State(NamedTuple):
+    """Where the random numbers of each rank are.
+
+    Attributes:
+        cpu, cuda: of each kind of generator; of a rank without a GPU, the second is zeros.
+    """
+
+    cpu: Tensor
+    cuda: Tensor
+
+
+def get_state() -> State:
+    """Where the random numbers of each rank of the active mesh are, for `set_state`."""
+    sizes = _sizes()
+    return State(*tensor_mesh().call(randomness.states, lambda: _of_sizes(sizes), key="rng_states"))
+
+
+def set_state(state: State) -> None:
+    """Have each rank go on from what `get_state` or `new_state` gave."""
+    set_rng_state(torch.cat([state.cpu, state.cuda]))  # type: ignore[arg-type]  # an operation on handles gives one
+
+
+def new_state(seed: Tensor) -> State:
+    """Where random numbers are that begin with a seed: a whole number on each rank (`rank_tensor`, say)."""
+    sizes = _sizes()
+    made: Any = seed._spec.mesh.call(randomness.fresh_state, lambda _: _of_sizes(sizes), seed, key="fresh_state")
+    return State(*made)
+
+
+def _sizes() -> tuple[int, int]:
+    with _disable_current_modes():
+        return torch.get_rng_state().numel(), randomness.OF_GPU
+
+
+def _of_sizes(sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=torch.uint8) for size in sizes]
 
 
 def make_deterministic(seed: int = 0) -> None:

@@ -41,12 +41,14 @@ from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
 from monarch_kernel.runtime.tensor.controller.idle_records import send_what_waits
 from monarch_kernel.runtime.tensor.controller.plan import Plan
+from monarch_kernel.runtime.tensor.controller.process_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name
 from monarch_kernel.runtime.tensor.controller.watching import Watching
 from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup
 from monarch_kernel.runtime.tensor.inspection.engines import add_engine
+from monarch_kernel.runtime.tensor.rank.groups import WithGroups
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
@@ -491,6 +493,8 @@ class TensorEngine:
         if self.recording is not None:
             self.recording.stop("it fetches a value")
         flat, tree = tree_flatten((list(args), kwargs))
+        if groups_on_ranks(mesh, flat):
+            function = WithGroups(function)
         handles = [handle_of(x) for x in flat]
         values = [handle._owner.id for handle in handles if handle is not None]
         positions = iter(range(len(values)))

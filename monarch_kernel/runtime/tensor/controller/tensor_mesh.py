@@ -30,8 +30,10 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, 
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
+from monarch_kernel.runtime.tensor.controller.process_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
+from monarch_kernel.runtime.tensor.rank.groups import WithGroups
 from monarch_kernel.runtime.tensor.rank.results import FlatResult, ResultLike, is_plain
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.wire.definition import Definition
@@ -458,6 +460,8 @@ class TensorMesh:
         opaque = frozenset(k for k, x in enumerate(flat) if isinstance(x, OpaqueRef))
         for k in opaque:
             flat[k] = flat[k].key
+        given = list(flat)
+        meets_others = groups_on_ranks(self, flat)
         ins = [x for x in flat if type(x) is Tensor]
         floats = [x for x in flat if type(x) is float]
         found = (
@@ -486,7 +490,7 @@ class TensorMesh:
                             )
                         if type(x) is Tensor:
                             inputs.append(x._spec.fake())
-                        fakes.append(OpaqueRef() if k in opaque else inputs[-1] if type(x) is Tensor else x)
+                        fakes.append(OpaqueRef() if k in opaque else inputs[-1] if type(x) is Tensor else given[k])
                         template.append(
                             TensorSlot(next(tensors))
                             if type(x) is Tensor
@@ -498,6 +502,8 @@ class TensorMesh:
                     before = [f._version for f in inputs]
                     out = propagate(*fake_args, **fake_kwargs)
                     like = None if is_plain(out) else ResultLike(out)
+                    if meets_others:
+                        function = WithGroups(function)
                     if like is not None:
                         out, function = like.fakes() or None, FlatResult(function, like)
                 mutates = tuple(i for i, (f, version) in enumerate(zip(inputs, before)) if f._version != version)
@@ -518,8 +524,8 @@ class TensorMesh:
             return signature.answer
         made = self.emit(signature, ins, floats)
         like = signature.answer
-        if self.engine.recording is not None and (opaque or like is not None):
-            self.engine.recording.stop("it works with objects on the ranks, or with nested results")
+        if self.engine.recording is not None and (opaque or meets_others or like is not None):
+            self.engine.recording.stop("it works with objects or process groups of the ranks, or with nested results")
         return made if like is None else like.filled(self.objects(like, made))
 
     def objects(self, like: ResultLike, made: Any) -> list[Any]:

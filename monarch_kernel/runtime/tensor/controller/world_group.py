@@ -51,12 +51,22 @@ class WorldGroup:
         Raises:
             DeviceMeshError: a rank has died.
         """
+        self._need(stream.number, partition, alone=False)
+
+    def need_own(self, own: groups.RankGroups) -> None:
+        """See that groups of the program exist.
+
+        Raises:
+            DeviceMeshError: a rank has died.
+        """
+        self._need(own.stream, own.partition, alone=True)
+
+    def _need(self, stream: int, partition: Partition, alone: bool) -> None:
         with self._lock:
-            engine = self._engine
             self.ensure()
-            if (stream.number, partition) not in self._made:
-                everywhere(engine, groups.make, stream.number, partition)
-                self._made.add((stream.number, partition))
+            if (stream, partition) not in self._made:
+                everywhere(self._engine, groups.make, stream, partition, alone)
+                self._made.add((stream, partition))
 
     def ensure(self) -> None:
         """See that the group of all ranks exists, and that no failure has broken it.

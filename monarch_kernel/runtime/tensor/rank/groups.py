@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.tensor.rank import device
@@ -41,11 +43,59 @@ def join(group: Any) -> None:
     group.join()
 
 
-def make(stream: int, partition: tuple[tuple[int, ...], ...]) -> None:
-    """Make the groups of a stream's collective. All ranks of the world call it, in the controller's order."""
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """In the place of a process group among the arguments of a function: each rank is in one of several.
+
+    Attributes:
+        stream: what tells the groups of streams, and those of the program, apart.
+        partition: the ranks of the world in each.
+    """
+
+    stream: int
+    partition: tuple[tuple[int, ...], ...]
+
+    def of_rank(self) -> Any:
+        """The group that this rank is in.
+
+        Raises:
+            RuntimeError: it is in none, or the process is a new one.
+        """
+        rank = here().rank
+        for ranks in self.partition:
+            if rank in ranks:
+                return group_of(self.stream, ranks)
+        raise RuntimeError(f"rank {rank} is in none of the groups {self.partition}")
+
+
+class WithGroups:
+    """A function of the ranks with process groups among its arguments."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__name__: str = getattr(function, "__name__", str(function))
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it. If it fails here, no other rank waits for this one."""
+        flat, tree = tree_flatten((args, kwargs))
+        failed = next((x for x in flat if isinstance(x, FailedValue)), None)
+        if failed is not None:
+            collectives.shut_down_all()
+            raise OperationFailed(failed)
+        args, kwargs = tree_unflatten([x.of_rank() if isinstance(x, RankGroups) else x for x in flat], tree)
+        with meeting():
+            return self._function(*args, **kwargs)
+
+
+def make(stream: int, partition: tuple[tuple[int, ...], ...], alone: bool = False) -> None:
+    """Make the groups of a stream's collective. All ranks of the world call it, in the controller's order.
+
+    Args:
+        alone: whether a rank that meets no other gets a group, too.
+    """
     rank = here().rank
     for ranks in partition:
-        group = _dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        group = _dist.new_group(list(ranks)) if alone or len(ranks) > 1 else None
         if rank in ranks:
             _groups()[stream, ranks] = group
 

@@ -30,3 +30,18 @@ def set_state(found: torch.Tensor) -> None:
     torch.set_rng_state(found[:-OF_GPU].clone())
     if device.of_rank().type == "cuda":
         torch.cuda.set_rng_state(found[-OF_GPU:].clone(), device.of_rank())
+
+
+def fresh_state(number: torch.Tensor) -> list[torch.Tensor]:
+    """The states of generators that begin with this number: of the CPU, then of the GPU."""
+    generator = torch.Generator().manual_seed(int(number))
+    gpu = torch.zeros(OF_GPU, dtype=torch.uint8)
+    if device.of_rank().type == "cuda":
+        gpu = torch.Generator(device.of_rank()).manual_seed(int(number)).get_state()
+    return [x.to(device.of_rank()) for x in (generator.get_state(), gpu)]
+
+
+def states() -> list[torch.Tensor]:
+    """The states of this rank's generators: of the CPU, then of the GPU."""
+    whole = state()
+    return [whole[:-OF_GPU].clone(), whole[-OF_GPU:].clone()]

@@ -1,0 +1,98 @@
+"""`RemoteProcessGroup`: a process group over dimensions of a mesh, as an argument of functions of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.runtime.tensor.controller import reducing
+from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
+from monarch_kernel.runtime.tensor.rank.groups import RankGroups
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
+
+class RemoteProcessGroup:
+    """Process groups over dimensions of a mesh: each rank is in one with those that differ from it only in these.
+
+    A function of the ranks gets its rank's ``torch.distributed`` group in its place:
+
+    ```python
+    @remote(propagate=lambda t, group: t)
+    def summed(t, group):
+        t = t.clone()
+        torch.distributed.all_reduce(t, group=group)
+        return t
+
+
+    with mesh.activate():
+        rows = RemoteProcessGroup("gpus", mesh)
+        y = summed(x, rows)
+    ```
+
+    The groups are formed when they are first used, and formed anew after a death or a collective that broke. Each
+    stream has its own. If a rank fails in a function that has one, the others do not wait for it: they fail, too.
+
+    Args:
+        dims: names of dimensions of the mesh; ranks are counted in their order.
+        device_mesh: a proc mesh or slice.
+
+    Raises:
+        KeyError: the mesh has no such dimension.
+    """
+
+    def __init__(self, dims: Sequence[str] | str, device_mesh: ProcMesh) -> None:
+        from monarch_kernel.runtime.tensor.controller.engine import TensorEngine  # it knows meshes, which know groups
+
+        self._engine = TensorEngine.of(device_mesh)
+        mesh = self._engine.mesh_of(device_mesh)
+        self.dims = reducing.dimensions(mesh, dims)
+        self.mesh = device_mesh
+        self.dropped = False
+        self._partition = reducing.groups_of(mesh, self.dims)
+
+    def __repr__(self) -> str:
+        return f"<RemoteProcessGroup over {', '.join(self.dims)} of {self.mesh!r}>"
+
+    def size(self) -> int:
+        """How many ranks there are in each group."""
+        return len(self._partition[0])
+
+    def drop(self) -> None:
+        """It is used no more: functions that get it raise here."""
+        self.dropped = True
+
+    def on_ranks(self, mesh: TensorMesh) -> RankGroups:
+        """What ranks get in its place, of which they make their group. Sees to it that the groups exist.
+
+        Raises:
+            RuntimeError: it was dropped.
+            MixedTensorsError: the function does not run on all ranks of a group.
+            DeviceMeshError: a rank has died.
+        """
+        if self.dropped:
+            raise RuntimeError(f"{self!r} is used after drop(): make another one")
+        there = set(mesh.ranks)
+        if mesh.engine is not self._engine or any(there & set(g) and not there >= set(g) for g in self._partition):
+            raise MixedTensorsError(
+                f"{self!r} is an argument of a function that runs on mesh {mesh.name}, which has not all ranks of its "
+                "groups: call the function on the mesh of the group"
+            )
+        groups = RankGroups(~mesh.stream.number, self._partition)
+        mesh.engine.groups.need_own(groups)
+        return groups
+
+
+def process_group(procs: ProcMesh, dims: Sequence[str] | str) -> RemoteProcessGroup:
+    """See ``ProcMesh.process_group``."""
+    return RemoteProcessGroup(dims, procs)
+
+
+def groups_on_ranks(mesh: TensorMesh, flat: list[Any]) -> bool:
+    """Put what ranks get in the places of process groups among arguments; returns whether there were any."""
+    found = [k for k, x in enumerate(flat) if isinstance(x, RemoteProcessGroup)]
+    for k in found:
+        flat[k] = flat[k].on_ranks(mesh)
+    return bool(found)
