@@ -15,6 +15,7 @@ from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
 from monarch_kernel.runtime.tensor.api.placement import reduce, reduce_, show, slice_mesh, to_mesh
+from monarch_kernel.runtime.tensor.api.process_groups import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
@@ -29,7 +30,6 @@ from monarch_kernel.runtime.tensor.controller.errors import (
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
-from monarch_kernel.runtime.tensor.controller.process_group import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.controller.stream import Stream
 from monarch_kernel.runtime.tensor.inspection.addresses import ValueAddress, address_of
 from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, clear_plans, explain

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monarch_kernel
+from monarch_kernel.builtins.random import seed_remote, set_manual_seed_remote
 from monarch_kernel.random import get_rng_state, get_state, manual_seed, new_state, set_rng_state, set_state
 from monarch_kernel.tensor import (
     call_on_shard_and_fetch,
@@ -113,6 +114,22 @@ def test_states_of_monarchs_kind(four: Any) -> None:
         given = [fetch_shard(found, gpus=k).get() for k in range(4)]
     for k, got in enumerate(given):
         assert torch.equal(got, torch.rand(3, generator=torch.Generator().manual_seed(5 + k)))
+
+
+def test_seeds_of_monarchs_kind(four: Any) -> None:
+    with four.activate():
+        set_manual_seed_remote(5, 3)
+        alike = torch.rand(2)
+        set_manual_seed_remote(5, four.rank_tensor("gpus"))
+        found = inspect(torch.rand(2), gpus=0)
+        set_manual_seed_remote(5, four.rank_tensor("gpus"))
+        other = torch.rand(2)
+        given = [fetch_shard(x, gpus=3).get() for x in (alike, other)]
+        seed_remote()
+        assert not torch_equal(inspect(torch.rand(2)), found)
+    for got in given:
+        assert torch.equal(got, torch.rand(2, generator=torch.Generator().manual_seed(5 ^ 3)))
+    assert torch.equal(found, torch.rand(2, generator=torch.Generator().manual_seed(5)))
 
 
 def torch_equal(a: Any, b: Any) -> bool:

@@ -32,6 +32,22 @@ def manual_seed(seed: int, *, per_rank: bool = False) -> None:
     mesh.call(randomness.seed, lambda *_: None, operator.index(seed), places, key=("seed", per_rank))
 
 
+def seed_by_place(seed: int, process_idx: int | Tensor | None = None) -> None:
+    """Seed the random numbers of the ranks of the active mesh with ``seed ^ process_idx``.
+
+    Args:
+        process_idx: a whole number, or one on each rank (`rank_tensor`, say); None for 0.
+    """
+    place = 0 if process_idx is None else process_idx
+    mesh = place._spec.mesh if type(place) is Tensor else tensor_mesh()
+    mesh.call(randomness.seed_by_place, lambda *_: None, operator.index(seed), place, key="seed by place")
+
+
+def random_seed() -> None:
+    """Seed the random numbers of each rank of the active mesh with a number of its own that nobody can foresee."""
+    tensor_mesh().call(randomness.seed_at_random, lambda: None, key="seed at random")
+
+
 def get_rng_state() -> Tensor:
     """Where the random numbers of each rank of the active mesh are: a handle of uint8 numbers, for `set_rng_state`."""
     with _disable_current_modes():

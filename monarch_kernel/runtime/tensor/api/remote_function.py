@@ -13,7 +13,7 @@ from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedMesh, FetchedValues
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
-from monarch_kernel.runtime.tensor.rank.objects import Ignored, NamedFunction
+from monarch_kernel.runtime.tensor.rank.objects import NamedFunction, WithoutResult
 
 #: How the shapes of results are found: a function of fake tensors, or one of the words below.
 Propagate = Callable[..., Any] | str | None
@@ -91,7 +91,7 @@ class RemoteFunction:
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on every rank, and do not wait for it, nor look at what it gives."""
         mesh_of_all((args, kwargs)).call(
-            Ignored(self.function), _nothing, *args, **kwargs, key=("ignored", self.function)
+            WithoutResult(self.function), _nothing, *args, **kwargs, key=("ignored", self.function)
         )
 
     def _one(self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FetchedValues:

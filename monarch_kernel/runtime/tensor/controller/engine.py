@@ -38,10 +38,10 @@ from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, NonFiniteError, RemoteException
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
+from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
 from monarch_kernel.runtime.tensor.controller.idle_records import send_what_waits
 from monarch_kernel.runtime.tensor.controller.plan import Plan
-from monarch_kernel.runtime.tensor.controller.process_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name

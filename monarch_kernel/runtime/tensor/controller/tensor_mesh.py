@@ -26,11 +26,11 @@ from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
+from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make_of, make_handle
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
-from monarch_kernel.runtime.tensor.controller.process_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups

@@ -44,7 +44,7 @@ class Construct:
         return OpaqueRef(self._constructor(*args, **kwargs))
 
 
-class Ignored:
+class WithoutResult:
     """Calls a function for what it does."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -45,3 +45,13 @@ def states() -> list[torch.Tensor]:
     """The states of this rank's generators: of the CPU, then of the GPU."""
     whole = state()
     return [whole[:-OF_GPU].clone(), whole[-OF_GPU:].clone()]
+
+
+def seed_by_place(number: int, place: int | torch.Tensor) -> None:
+    """Begin anew, with a number that differs by place."""
+    torch.manual_seed(number ^ int(place))
+
+
+def seed_at_random() -> None:
+    """Begin anew, with a number of the operating system's."""
+    torch.seed()

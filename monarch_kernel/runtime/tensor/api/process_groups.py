@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from monarch_kernel.runtime.tensor.api.activation import engine_of
 from monarch_kernel.runtime.tensor.controller import reducing
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
+from monarch_kernel.runtime.tensor.controller.group_argument import GroupArgument
 from monarch_kernel.runtime.tensor.rank.groups import RankGroups
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 
-class RemoteProcessGroup:
+class RemoteProcessGroup(GroupArgument):
     """Process groups over dimensions of a mesh: each rank is in one with those that differ from it only in these.
 
     A function of the ranks gets its rank's ``torch.distributed`` group in its place:
@@ -44,9 +46,7 @@ class RemoteProcessGroup:
     """
 
     def __init__(self, dims: Sequence[str] | str, device_mesh: ProcMesh) -> None:
-        from monarch_kernel.runtime.tensor.controller.engine import TensorEngine  # it knows meshes, which know groups
-
-        self._engine = TensorEngine.of(device_mesh)
+        self._engine = engine_of(device_mesh)
         mesh = self._engine.mesh_of(device_mesh)
         self.dims = reducing.dimensions(mesh, dims)
         self.mesh = device_mesh
@@ -88,11 +88,3 @@ class RemoteProcessGroup:
 def process_group(procs: ProcMesh, dims: Sequence[str] | str) -> RemoteProcessGroup:
     """See ``ProcMesh.process_group``."""
     return RemoteProcessGroup(dims, procs)
-
-
-def groups_on_ranks(mesh: TensorMesh, flat: list[Any]) -> bool:
-    """Put what ranks get in the places of process groups among arguments; returns whether there were any."""
-    found = [k for k, x in enumerate(flat) if isinstance(x, RemoteProcessGroup)]
-    for k in found:
-        flat[k] = flat[k].on_ranks(mesh)
-    return bool(found)
