@@ -130,7 +130,7 @@ class Pipe:
             pipes.received,
             lambda *_: [torch.empty(x.shape, dtype=x.dtype) for x in fakes] or None,
             end,
-            PipeYield(tree, kinds),
+            PipeYield(repr(tree), kinds),
             key=("pipe received", kinds, repr(tree)),
         )
         handles = iter(made or ())

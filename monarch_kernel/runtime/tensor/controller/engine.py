@@ -221,13 +221,19 @@ class TensorEngine:
                 tell()
         if mesh.error is not None:
             mesh.raise_error()
-        deaths, ended = self._node.deaths, self._node.unexplained
-        if (deaths or ended) and any(self._procs[rank] in deaths or self._procs[rank] in ended for rank in mesh.ranks):
+        if self._has_lost(mesh):
             try:
                 # it raises as soon as the death is known, for which this thread now polls, and counts as its report
                 mesh.workers.done.call().get()
             except SupervisionError as e:
                 raise mesh.lost(e) from e
+
+    def _has_lost(self, mesh: TensorMesh) -> bool:
+        """Whether a rank of the mesh has died, and is not replaced yet."""
+        deaths, ended = self._node.deaths, self._node.unexplained
+        return bool(deaths or ended) and any(
+            self._procs[rank] in deaths or self._procs[rank] in ended for rank in mesh.ranks
+        )
 
     def note_lost_workers(self, mesh: TensorMesh, error: SupervisionError) -> None:
         """A call of a mesh's workers has failed for a death: perhaps of a worker alone."""
@@ -389,7 +395,11 @@ class TensorEngine:
             if self._closed:
                 return
             for mesh in [self.target, *self.meshes.values()]:
-                if mesh is not None and ((mesh is self.target and self.pending) or len(mesh.dead) > dead):
+                if mesh is None:
+                    continue
+                pending = mesh is self.target and self.pending
+                # for deletions alone nobody is told of a death, and no group is formed
+                if pending or (len(mesh.dead) > dead and mesh.error is None and not self._has_lost(mesh)):
                     self.turn_to(mesh)
                     self.flush()
 

@@ -74,7 +74,7 @@ def main(fd: int, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     atexit.register(_end_children)  # it runs last: what the generator's libraries end by themselves is gone then
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a press concerns the program, which decides
     link = socket.socket(fileno=fd)
     try:
@@ -93,6 +93,13 @@ def main(fd: int, parent: int) -> None:
     pipe._out.put(last)
     pipe._out.put(None)
     sender.join()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
+
+
+def _end(*_: Any) -> None:
+    """The rank has gone: unwind, once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _run(begin: dict[str, Any], pipe: ProcessPipe) -> None:

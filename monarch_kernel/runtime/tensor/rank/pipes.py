@@ -173,7 +173,7 @@ def received(end: Any, like: PipeYield) -> list[torch.Tensor]:
     """The tensors of the generator's next value, which is as the shape function says."""
     refuse_failed(end)
     leaves, tree = tree_flatten(end.receive())
-    if tree != like.tree:
+    if repr(tree) != like.tree:
         raise TypeError(f"the generator {end._name} gave {tree}, and its shape function {like.tree}")
     tensors: list[torch.Tensor] = []
     for leaf, kind in zip(leaves, like.leaves, strict=True):

@@ -36,9 +36,9 @@ class PipeYield:
     """What the shape function says that the next value is.
 
     Attributes:
-        tree: how it is nested.
+        tree: how it is nested, as text: torch warns when it unpickles some of its own.
         leaves: for each part of it shape and dtype; None for what is no tensor.
     """
 
-    tree: Any
+    tree: str
     leaves: tuple[tuple[tuple[int, ...], Any] | None, ...]
