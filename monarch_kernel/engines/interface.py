@@ -180,8 +180,8 @@ class ToolEngine(ProcessFunctions, MeshFunctions, OutputFunctions, KeptFunctions
 
     #: What `MONARCH_KERNEL_ENGINE` calls it.
     NAME: str
-    #: What not every engine has: ``"heal"`` (new procs in the places of dead ones), ``"keep"`` (meshes that outlive
-    #: their controller), ``"sync"`` (workspaces and environments of hosts).
+    #: What not every engine has: ``"debugpy"`` (connections of IDEs to ranks), ``"heal"`` (new procs in the places of
+    #: dead ones), ``"keep"`` (meshes that outlive their controller), ``"sync"`` (workspaces and environments of hosts).
     OFFERS: frozenset[str]
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from monarch_kernel.output import subscribe as subscribe
 
 NAME: str = "monarch_kernel"
-OFFERS = frozenset({"heal", "keep", "sync"})
+OFFERS = frozenset({"debugpy", "heal", "keep", "sync"})
 
 _FROM = {
     "actor": ("this_host",),

@@ -42,7 +42,9 @@ def test_breakpoint_in_an_endpoint_of_monarch_stops_here(notebook: Kernel) -> No
     notebook.ok("%mesh down workers\n%mesh use m")
 
 
-@pytest.mark.parametrize("command", ["heal", "up other --procs 1 --keep", "up other --procs 1 --env /usr"])
+@pytest.mark.parametrize(
+    "command", ["heal", "debugpy -r 0", "up other --procs 1 --keep", "up other --procs 1 --env /usr"]
+)
 def test_what_it_cannot_do_is_said_in_one_sentence(notebook: Kernel, command: str) -> None:
     out = notebook.run(f"%mesh {command}")
     assert out.ename == "UsageError" and out.evalue.count("\n") == 0, out

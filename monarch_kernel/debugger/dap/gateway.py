@@ -23,6 +23,8 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ActorMesh, Channel, ProcMesh, SupervisionError
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
+from monarch_kernel.engines import engine
+from monarch_kernel.errors import NotOffered
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
@@ -58,6 +60,8 @@ class Gateway:
     """
 
     def __init__(self, mesh: ProcMesh, rank: int) -> None:
+        if "debugpy" not in engine().OFFERS:
+            raise NotOffered(f"the engine {engine().NAME} connects no IDE to ranks; use %mesh break and %mesh debug")
         self.mesh = mesh.name
         self.rank = rank
         #: The value that a client must send as ``token`` in its request ``attach``.
