@@ -180,11 +180,22 @@ class EngineJob(Job):
         self._walltime.drop(numbers)
         urls = [url for number in numbers if (url := self._urls.pop(number, "")) and number in self._workers.values()]
         key_file = self._job_key()
-        for url in urls:  # one by one, as some may be gone
+        try:
+            self._shut_down(urls, key_file)
+        except ConnectionError:
+            for url in urls:  # some are gone, and the others are shut down one by one
+                try:
+                    self._shut_down([url], key_file)
+                except ConnectionError as e:
+                    log.debug("%s was not shut down in good order: %s", url, e)
+
+    def _shut_down(self, urls: list[str], key_file: str | None) -> None:
+        if urls:
+            hosts = attach_to_workers(workers=urls, key_file=key_file, timeout=_RELEASE_TIME)
             try:
-                attach_to_workers(workers=[url], key_file=key_file, timeout=_RELEASE_TIME).shutdown().get(_RELEASE_TIME)
-            except (ConnectionError, TimeoutError) as e:
-                log.debug("%s was not shut down in good order: %s", url, e)
+                hosts.shutdown().get(_RELEASE_TIME)
+            except TimeoutError as e:
+                log.debug("%s was not shut down in time: %s", hosts, e)
 
     def _forget(self) -> None:
         job, self._id = self._id, ""

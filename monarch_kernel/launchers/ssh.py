@@ -44,6 +44,8 @@ _GRACE = 60
 _FRESH = 2.0
 #: How long an attempt to connect directly may take (seconds).
 _DIRECT_TIME = 1.5
+#: Nobody is there to answer a prompt, and the worker has no terminal.
+_OPTIONS = ("-T", "-o", "BatchMode=yes")
 #: ssh's own exit code: there was no connection.
 _NO_CONNECTION = 255
 
@@ -194,7 +196,7 @@ class SSHLauncher(Launcher):
                 if start.cancelled:
                     return
                 start.process = subprocess.Popen(
-                    [*self._ssh, host, remote],
+                    [*self._ssh, *_OPTIONS, host, remote],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -337,7 +339,7 @@ class SSHLauncher(Launcher):
         with self._lock:
             tunnel = self._tunnels.get(host.url)
             if tunnel is None:
-                tunnel = self._tunnels[host.url] = Tunnel([*self._ssh, "-W", address, place])
+                tunnel = self._tunnels[host.url] = Tunnel([*self._ssh, *_OPTIONS, "-W", address, place])
         return f"tcp://127.0.0.1:{tunnel.port}"
 
     def close(self) -> None:
@@ -349,7 +351,7 @@ class SSHLauncher(Launcher):
 
     def _run(self, host: str, script: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*self._ssh, host, _script(script)],
+            [*self._ssh, *_OPTIONS, host, _script(script)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=self.PATIENCE,
