@@ -236,11 +236,12 @@ class SimulatedEngine(TensorEngine):
 
     # -- records ------------------------------------------------------------------------------------
 
-    def append(self, record: list[int], place: frames.Frames) -> None:
-        """Note an operation; the caller holds the lock."""
+    def awaken(self) -> None:
+        """A record is there: note its operation, instead of sending it. The caller holds the lock."""
+        record, self.ints, self.pending = self.ints, [], 0
+        place = self.places.pop(self.record - 1)
         if self.recording is not None:
             self.recording.stop("it runs on a simulated mesh")
-        self.record += 1
         self.floats.clear()
         self.collect()
         mesh = self.target
