@@ -35,6 +35,7 @@ __all__ = [
     "LaunchError",
     "LaunchRequest",
     "Launcher",
+    "LauncherOption",
     "Resources",
     "Secret",
     "StartFailedError",
@@ -46,11 +47,14 @@ __all__ = [
     "find_announcement",
     "launcher_class",
     "launcher_names",
+    "own_launchers",
     "tail",
 ]
 
 #: The entry point group in which launchers are registered.
 GROUP = "monarch_kernel.launchers"
+#: How the entry points of this package's own launchers begin.
+_OWN = "monarch_kernel.launchers."
 #: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
 MARKER = environment.JOB
 #: Where a worker gets its key if it comes by an environment variable, which the worker removes.
@@ -416,6 +420,29 @@ class JobStatus(msgspec.Struct, frozen=True):
 # -- launchers ----------------------------------------------------------------------------------------
 
 
+class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
+    """What users may set of a launcher: by an option of ``%mesh up --on`` and ``monarch-kernel up``, and in profiles.
+
+    Attributes:
+        name: the key; the option is ``--name``, with ``-`` for ``_``.
+        help: half a sentence.
+        type: ``str``, ``int``, ``float``, ``bool`` or ``list`` (of words: the option takes several, with commas).
+        metavar: what stands for its value in the help.
+        choices: the values that it may have; none: any.
+        wish: whether it is one of ``Resources.options``, and not for ``Launcher.configured``.
+        plain: whether its value only chooses among what the engine has, such as a partition. Any other may make
+            something run, or send something elsewhere; a project's file may set it only once the user trusts that file.
+    """
+
+    name: str
+    help: str
+    type: type = str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    wish: bool = False
+    plain: bool = False
+
+
 class Launcher(ABC):
     """Takes hosts from an engine.
 
@@ -431,6 +458,8 @@ class Launcher(ABC):
     needs_key: ClassVar[bool] = True
     #: How long one question to the engine may take (seconds).
     PATIENCE: ClassVar[float] = 30.0
+    #: What users may set by name, in a line or in a profile.
+    OPTIONS: ClassVar[tuple[LauncherOption, ...]] = ()
     _known: ClassVar[dict[str, type[Launcher]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -494,6 +523,26 @@ class Launcher(ABC):
         """Make a launcher from its ``options``."""
         return cls(**options)
 
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> Launcher:
+        """Make a launcher from what a user has set of its ``OPTIONS``, without wishes; by default as ``of`` does.
+
+        Raises:
+            ValueError: something is missing, or has no such value; the message says what to write.
+        """
+        return cls.of(values)
+
+    def usual_hosts(self) -> int:
+        """How many hosts are asked for where a user does not say."""
+        return 1
+
+    def found(self) -> list[Ticket]:
+        """The jobs of this user that the engine has, by their marks, whether they are in the list of jobs or not.
+
+        A job that is not in the list, as that was lost or is kept elsewhere, can be ended with this ticket.
+        """
+        return []
+
 
 def launcher_class(name: str) -> type[Launcher]:
     """The launcher that is registered by this name.
@@ -504,6 +553,7 @@ def launcher_class(name: str) -> type[Launcher]:
     if name in Launcher._known:  # it is imported already
         return Launcher._known[name]
     found = [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
+    found.sort(key=lambda entry: not entry.value.startswith(_OWN))  # no package of a working folder replaces ours
     if not found:
         raise LaunchError(f"there is no launcher {name!r} (known: {', '.join(launcher_names()) or 'none'})")
     try:
@@ -518,6 +568,11 @@ def launcher_class(name: str) -> type[Launcher]:
 def launcher_names() -> list[str]:
     """The names of all launchers that are registered, or imported."""
     return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} | Launcher._known.keys())
+
+
+def own_launchers() -> set[str]:
+    """The names of the launchers that come with this package."""
+    return {entry.name for entry in metadata.entry_points(group=GROUP) if entry.value.startswith(_OWN)}
 
 
 def tail(path: str, lines: int) -> str:

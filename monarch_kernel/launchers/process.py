@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.private_files import PrivateFolder, listens
-from monarch_kernel.workers import make_job_folder, remove_job_folder
+from monarch_kernel.workers import is_job_folder, make_job_folder, remove_job_folder
 
 #: Default time without a controller after which the hosts of a job end (seconds).
 IDLE = 12 * 3600.0
@@ -168,6 +169,19 @@ class ProcessLauncher(Launcher):
         """See ``Launcher``."""
         return {}
 
+    def found(self) -> list[Ticket]:
+        """See ``Launcher``. Processes have the mark of their job, and hold the lock of its folder."""
+        jobs: dict[str, tuple[str, int]] = {}
+        for pid, mark in _marked(b""):
+            job, _, host = mark.rpartition(".")
+            folder = _held_folder(pid)
+            if job and host.isdigit() and folder:
+                jobs[job] = folder, max(int(host) + 1, jobs.get(job, ("", 0))[1])
+        return [
+            Ticket(launcher=self.name, job=job, hosts=hosts, data={"folder": folder})
+            for job, (folder, hosts) in jobs.items()
+        ]
+
 
 class ProcessJob(EngineJob):
     """Workers on this machine, each of which acts as a host.
@@ -206,15 +220,33 @@ def _announced(path: str) -> WorkerAnnouncement | None:
 
 def _processes(ticket: Ticket) -> list[tuple[int, int]]:
     """The living processes of a job on this machine, each with the number of its host."""
-    found: list[tuple[int, int]] = []
-    mark = f"{MARKER}={ticket.job}.".encode()
+    marks = ((pid, mark.rpartition(".")[2]) for pid, mark in _marked(f"{ticket.job}.".encode()))
+    return [(pid, int(host)) for pid, host in marks if host.isdigit()]
+
+
+def _marked(begin: bytes) -> list[tuple[int, str]]:
+    """The living processes of this machine whose mark begins so, each with its mark."""
+    found: list[tuple[int, str]] = []
+    mark = MARKER.encode() + b"="
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        for item in _environment(entry):
-            if item.startswith(mark) and (host := item.removeprefix(mark)).isdigit():
-                found.append((int(entry), int(host)))
+        if entry.isdigit():
+            for item in _environment(entry):
+                if item.startswith(mark + begin):
+                    found.append((int(entry), item.removeprefix(mark).decode(errors="replace")))
     return found
+
+
+def _held_folder(pid: int) -> str:
+    """The folder of a job whose lock a process holds; "" if it holds none."""
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # it is closed meanwhile
+                folder, name = os.path.split(os.readlink(f"/proc/{pid}/fd/{fd}"))
+                if name == "lock" and is_job_folder(folder):
+                    return folder
+    except OSError:  # it has ended, or is another user's
+        pass
+    return ""
 
 
 def _environment(pid: str) -> list[bytes]:

@@ -22,6 +22,7 @@ from monarch_kernel.launchers.base import (
     JobStatus,
     KeyWay,
     Launcher,
+    LauncherOption,
     LaunchRequest,
     SubmissionRefusedError,
     Ticket,
@@ -82,6 +83,14 @@ class SSHLauncher(Launcher):
     """
 
     name = "ssh"
+    OPTIONS = (
+        LauncherOption(name="nodes", type=list, metavar="HOST,...", help="the hosts, as for ssh"),
+        LauncherOption(name="hostfile", metavar="FILE", help="... or a file with one at the beginning of each line"),
+        LauncherOption(name="ssh", metavar="COMMAND", help="the command, with options for all hosts (default: ssh)"),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh (default: where needed)", plain=True),
+        LauncherOption(name="parallel", type=int, metavar="N", help="connections that are made at once", plain=True),
+    )
 
     def __init__(
         self,
@@ -112,6 +121,21 @@ class SSHLauncher(Launcher):
             "tunnel": self._tunnel,
             "parallel": self._parallel,
         }
+
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> SSHLauncher:
+        """See ``Launcher``."""
+        given = dict(values)
+        nodes, file = given.pop("nodes", None), given.pop("hostfile", None)
+        if bool(nodes) == bool(file):
+            raise ValueError("name the hosts, either by nodes (--nodes node1,node2) or by a hostfile (--hostfile FILE)")
+        if "ssh" in given:
+            given["ssh"] = shlex.split(given["ssh"])
+        return cls(nodes or hostfile(file), **given)
+
+    def usual_hosts(self) -> int:
+        """See ``Launcher``."""
+        return len(self._list)
 
     # -- starting -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ END_TIMEOUT = 10.0
 _LONGEST_JOB_BASE = 40
 #: The kind of a job's folder, and its files: no other file is ever removed from it.
 _JOB = "job"
+_JOB_FOLDER = "monarch-job-"
 _JOB_FILES = ("*.sock", "*.log", "*.json", "*.json.*.new")
 
 
@@ -117,9 +118,14 @@ def make_job_folder() -> PrivateFolder:
         OSError: the folder cannot be made.
     """
     base = temporary_folder(_LONGEST_JOB_BASE)
-    folder = PrivateFolder.make(os.path.join(base, f"monarch-job-{os.getuid()}-{os.urandom(5).hex()}"))
+    folder = PrivateFolder.make(os.path.join(base, f"{_JOB_FOLDER}{os.getuid()}-{os.urandom(5).hex()}"))
     folder.claim(_JOB)
     return folder
+
+
+def is_job_folder(path: str) -> bool:
+    """Whether a path is that of a folder which ``make_job_folder`` has made for this user, by its name."""
+    return os.path.basename(path).startswith(f"{_JOB_FOLDER}{os.getuid()}-")
 
 
 def remove_job_folder(path: str) -> None:

@@ -1,0 +1,240 @@
+"""Profiles: requests for hosts by name, in TOML files of the user and of a project.
+
+``~/.config/monarch_kernel/config.toml`` is the user's, and ``.monarch/config.toml`` in the working folder, or the
+nearest folder above that has one, is the project's, which wins. Nothing in them has an effect until a profile is named.
+
+A project's file may come from a stranger. So what could make something run, or send something elsewhere (the
+interpreter, environment variables, the ssh command, the hosts, options that a launcher does not call plain), is used
+only once the user has said that this file, with these contents, is trusted. No profile may have the name of an engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.launchers.base import LaunchError, launcher_class, launcher_names, own_launchers
+from monarch_kernel.private_files import NotPrivateError, read_own_file, write_own_file
+
+PROJECT_FILE = os.path.join(".monarch", "config.toml")
+#: Instead of an engine: this host, without any. Not for profiles.
+LOCAL = "local"
+#: The keys of a profile, and the types of their values. ``options`` has those of the engine, as has any other key.
+KEYS: dict[str, tuple[type, ...]] = {
+    "on": (str,),
+    "hosts": (int,),
+    "gpus": (int,),
+    "cpus": (int,),
+    "memory": (str, int),
+    "walltime": (str, int, float),
+    "procs": (int,),
+    "idle": (str, int, float),
+    "timeout": (str, int, float),
+    "name": (str,),
+    "python": (str,),
+    "env": (dict,),
+    "options": (dict,),
+}
+_NOT_PLAIN = ("python", "env")
+_TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile as its file has it.
+
+    Attributes:
+        name: its name.
+        file: where it stands.
+        digest: of the contents of a project's file; "": it is the user's.
+        settings: by the names in ``KEYS``, ``options`` included.
+    """
+
+    name: str
+    file: str
+    digest: str
+    settings: Mapping[str, Any]
+
+    @property
+    def engine(self) -> str:
+        """The name of its launcher."""
+        return str(self.settings["on"])
+
+    def risks(self) -> dict[str, Any]:
+        """What of it could make something run, or send something elsewhere."""
+        found = {key: self.settings[key] for key in _NOT_PLAIN if self.settings.get(key)}
+        if self.engine not in own_launchers():  # its code may come with the project, so it is not even loaded
+            return {"on": self.engine} | found | dict(self.settings["options"])
+        plain = {option.name for option in launcher_class(self.engine).OPTIONS if option.plain}
+        return found | {key: value for key, value in self.settings["options"].items() if key not in plain}
+
+    def check_trusted(self, how: str) -> None:
+        """Raise LaunchError if it has such settings, and is in a project's file that the user does not trust.
+
+        Args:
+            how: what to add to the line to trust it.
+        """
+        if not self.digest or not (risks := self.risks()) or self.is_trusted:
+            return
+        listed = "\n".join(f"  {key} = {value!r}" for key, value in risks.items())
+        raise LaunchError(
+            f"profile {self.name} of {self.file} decides what runs, and where, and you have not said that you trust "
+            f"that file as it is now. It sets:\n{listed}\nIf that is what you want, add {how} once"
+        )
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it is the user's, or in a file that the user trusts as it is."""
+        return not self.digest or self.digest in _trusted()
+
+    def trust(self) -> None:
+        """Trust its file, with the contents that it has now.
+
+        Raises:
+            OSError: this cannot be noted.
+        """
+        if self.digest and self.digest not in (known := _trusted()):
+            os.makedirs(os.path.dirname(_trust_file()), 0o700, exist_ok=True)
+            write_own_file(_trust_file(), "".join(f"{each}\n" for each in [*known, self.digest]).encode())
+
+
+def user_file() -> str:
+    """The user's file, which need not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification says to ignore such a setting
+        base = os.path.expanduser("~/.config")
+    return os.path.join(base, "monarch_kernel", "config.toml")
+
+
+def project_file() -> str | None:
+    """The file of the project that the working folder belongs to; None: there is none."""
+    folder = os.getcwd()
+    while True:
+        path = os.path.join(folder, PROJECT_FILE)
+        if os.path.lexists(path):
+            return path
+        if (above := os.path.dirname(folder)) == folder:
+            return None
+        folder = above
+
+
+def profiles() -> dict[str, Profile]:
+    """All profiles by name; the project's win.
+
+    Raises:
+        LaunchError: a file is not readable as such, is another user's or writable for others, or has a mistake.
+    """
+    found = _read(user_file(), False)
+    if (project := project_file()) is not None:
+        found |= _read(project, True)
+    return found
+
+
+def profile_names() -> list[str]:
+    """The names of all profiles, for completion; none if a file has a mistake."""
+    try:
+        return sorted(profiles())
+    except LaunchError:
+        return []
+
+
+def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options of an engine, with its own names and types.
+
+    Raises:
+        LaunchError: it has not; ``where`` begins the message.
+    """
+    known = {option.name: option for option in launcher_class(engine).OPTIONS}
+    for key, value in options.items():
+        option = known.get(key)
+        if option is None:
+            raise LaunchError(f"{where}: {engine} has no option {key!r}{_near(key, known)}{_list(known)}")
+        types = (int, float) if option.type is float else (option.type,)
+        if not _fits(value, types):
+            raise LaunchError(f"{where}: {key} takes {_TYPES.get(option.type, option.type.__name__)}, not {value!r}")
+        if option.choices and value not in option.choices:
+            raise LaunchError(f"{where}: {key} is one of {', '.join(option.choices)}, not {value!r}")
+    return dict(options)
+
+
+def _read(path: str, project: bool) -> dict[str, Profile]:
+    try:
+        data = read_own_file(path)
+    except FileNotFoundError:
+        return {}
+    except NotPrivateError as e:
+        raise LaunchError(f"profiles: {e}") from None
+    except OSError as e:
+        raise LaunchError(f"profiles: {path} cannot be read: {e.strerror}") from None
+    try:
+        content = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise LaunchError(f"profiles: {path} is not TOML: {e}") from None
+    if strange := sorted(content.keys() - {"profiles"}):
+        raise LaunchError(f"{path}: there is no section {strange[0]!r}; profiles are [profiles.NAME]")
+    digest = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest() if project else ""
+    sections = content.get("profiles", {})
+    if not isinstance(sections, dict):
+        raise LaunchError(f"{path}: profiles are written as [profiles.NAME]")
+    return {name: _profile(name, section, path, digest) for name, section in sections.items()}
+
+
+def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
+    where = f"{path}: profile {name}"
+    if not isinstance(section, dict) or not isinstance(section.get("on"), str):
+        raise LaunchError(f'{where} says no engine: write on = "ssh", or one of {", ".join(_engines())}')
+    if name in _engines() or not name:
+        raise LaunchError(f"{where} has the name of an engine: give it another")
+    settings: dict[str, Any] = {"options": {}}
+    for key, value in section.items():
+        if key not in KEYS:
+            settings["options"][key] = value
+        elif not _fits(value, KEYS[key]):
+            raise LaunchError(f"{where}: {key} takes {_TYPES[KEYS[key][0]]}, not {value!r}")
+        elif key == "options":
+            settings["options"] |= value
+        else:
+            settings[key] = value
+    if not all(isinstance(value, str) for value in settings.get("env", {}).values()):
+        raise LaunchError(f"{where}: the values in env are text")
+    return Profile(name, path, digest, settings)
+
+
+def _engines() -> list[str]:
+    return sorted({LOCAL, *launcher_names()})
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) and bool not in types:
+        return False
+    return isinstance(value, types)
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _list(known: Iterable[str]) -> str:
+    return f"; it has {', '.join(known)}" if known else "; it has none"
+
+
+def _trust_file() -> str:
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.local/state")
+    return os.path.join(base, "monarch_kernel", "trusted_profiles")
+
+
+def _trusted() -> list[str]:
+    try:
+        return read_own_file(_trust_file()).decode(errors="replace").split()
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise LaunchError(f"which projects are trusted cannot be read: {e}") from None
