@@ -38,6 +38,12 @@ _COMMANDS = {
         "stop, step and look into the ranks of a kernel or script that runs on this machine",
         "monarch_kernel.cli.debug:add_debug_command",
     ),
+    "up": _Command("ask an engine for hosts", "monarch_kernel.cli.jobs:add_up_command"),
+    "jobs": _Command("list all jobs of yours, on all engines", "monarch_kernel.cli.jobs:add_jobs_command"),
+    "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
+    "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),
+    "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
+    "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.jobs:add_exec_command"),
     "keys": _Command(
         "make keys for controllers and workers, and lists of keys that may connect",
         "monarch_kernel.cli.keys:add_keys_command",

@@ -8,7 +8,6 @@
   ``placement_of`` returns what is placed, and ``client_path`` translates a host's path back, for sources.
 * ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list. ``new_key_text`` and ``key_text``
   give a key as one line, to be sent to a worker by a pipe.
-* ``device_environment`` chooses the devices of a rank among those that the engine gave its host.
 
 This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
 code.
@@ -24,7 +23,6 @@ from monarch_kernel.runtime.actor.hosts.worker_process import (
     run_worker_loop_until_shutdown,
     start_worker_loop_forever,
 )
-from monarch_kernel.runtime.host.devices import device_environment
 
 __all__ = [
     "KeyFileError",
@@ -33,7 +31,6 @@ __all__ = [
     "attach",
     "attach_to_workers",
     "client_path",
-    "device_environment",
     "is_job_folder",
     "key_text",
     "load_keys",

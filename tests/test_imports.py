@@ -106,7 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     DEBUGGER: {*FACADES, ENGINES},
     POOL: FACADES,
     LAUNCHERS: FACADES,
-    KERNEL: {*FACADES, ENGINES, DEBUG, DEBUGGER, POOL, SYNC, WATCH, WIDGETS},
+    KERNEL: {*FACADES, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, POOL, SYNC, WATCH, WIDGETS},
     # One model of what the runtime, the debugger and syncs know; views take it from there.
     WATCH: {*FACADES, DEBUG, DEBUGGER, SYNC},
     WIDGETS: {*FACADES, DEBUG, DEBUGGER, WATCH},
@@ -127,6 +127,7 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.cli": {
         PROTOCOL,
         *FACADES,
+        LAUNCHERS,
         f"{KERNEL}.install",
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_exec",

@@ -29,6 +29,7 @@ class UpOptions:
     idle: float = 0.0
     environment: str = ""  # the folder of the environment whose interpreter runs the ranks; "": the kernel's own
     sync: bool = False
+    on: str = ""  # what `--on` named: an engine, a profile or a job; "": this host
 
 
 class ManagedMesh:

@@ -6,13 +6,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import DeathKind
+from monarch_kernel.errors import DeathKind, LaunchError
+from monarch_kernel.kernel.engine_hosts import EngineHosts
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
@@ -30,37 +32,39 @@ KILL_TIMEOUT = 5.0
 Sync = Callable[[HostMesh], str]
 
 
-def up(session: MeshSession, options: UpOptions, sync: Sync) -> str:
+def up(session: MeshSession, options: UpOptions, sync: Sync, place: EngineHosts | None = None) -> str:
     """Start a mesh and use it.
 
     Args:
         session: the notebook's meshes.
         options: of the mesh.
         sync: is called before its ranks start, if the options say so.
+        place: the hosts that an engine gave; None: this host.
 
     Returns:
         One line for the user.
     """
     started = time.monotonic()
-    taken = session.proc_meshes().get(options.name)
-    if taken is not None:
-        raise UsageError(
-            f"%mesh up: there is a mesh {options.name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
-            f"--replace stops it first; or give another name"
-        )
+    check_free(session, options.name)
     preload = options.preload
     if options.dist and "torch" not in preload:
         preload = (*preload, "torch")  # imported once, before the ranks are forked
+    devices = 0
     try:
         host = engine().keep(options.name, options.idle) if options.keep else None
         hosts = host.hosts if host is not None else engine().this_host()
+        if place is not None:
+            hosts = place.hosts()
+            devices = place.devices_each(options.dims)
     except (ValueError, KeptError) as error:
         raise UsageError(f"%mesh up: {error}") from None
     try:
         synced = f"\n  {sync(hosts)}" if options.sync else ""
         if options.environment:
             hosts = hosts.with_python_executable(os.path.join(options.environment, "bin", "python"))
-        procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=options.env, preload=preload)
+        env = {} if place is not None and place.has_variables else options.env
+        own: dict[str, Any] = {"devices": devices} if devices else {}  # which not every engine of the tools knows
+        procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=env, preload=preload, **own)
         try:
             managed = ManagedMesh(procs, options)
             managed.get_ready()
@@ -81,12 +85,29 @@ def up(session: MeshSession, options: UpOptions, sync: Sync) -> str:
             raise UsageError(f"%mesh up: mesh {options.name} {death.cause}{needs}") from None
         raise
     session.adopt(managed)
+    if place is not None:
+        session.engine_hosts[options.name] = place
     session.choose(options.name)
     took = duration(time.monotonic() - started)
     group = f", torch.distributed over {options.dist}" if options.dist else ""
     stays = ", kept when this kernel ends" if host is not None else ""
     runs = f", in {options.environment}" if options.environment else ""
-    return f"mesh {options.name}: {managed.describe()} on this host{group}{runs}{stays}, ready in {took}{synced}"
+    where = "on this host" if place is None else place.describe()
+    return f"mesh {options.name}: {managed.describe()} {where}{group}{runs}{stays}, ready in {took}{synced}"
+
+
+def check_free(session: MeshSession, name: str) -> None:
+    """Raise UsageError if there is a mesh of this name, or it is waited for."""
+    taken = session.proc_meshes().get(name)
+    if taken is not None:
+        raise UsageError(
+            f"%mesh up: there is a mesh {name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
+            f"--replace stops it first; or give another name"
+        )
+    if (place := session.engine_hosts.get(name)) is not None and place.waiting:
+        raise UsageError(
+            f"%mesh up: hosts for mesh {name!r} are waited for ({place.describe()}); %mesh down {name} cancels that"
+        )
 
 
 def reuse(session: MeshSession, options: UpOptions) -> str | None:
@@ -135,6 +156,10 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     Returns:
         One line for the user.
     """
+    place = None if name is None else session.engine_hosts.get(name)
+    if name is not None and place is not None and name not in session.proc_meshes():  # waited for, or stopped by code
+        del session.engine_hosts[name]
+        return f"mesh {name}: {place.end()}"
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
@@ -145,8 +170,10 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     else:
         procs.stop("%mesh down").get(UP_TIMEOUT)
     session.let_go(procs.name)
+    place = session.engine_hosts.pop(procs.name, None)
+    ended = "" if place is None else f"; {place.end()}"
     left = f"; {session.chosen} is in use now" if session.chosen else ""
-    return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{left}"
+    return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{ended}{left}"
 
 
 def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
@@ -158,8 +185,14 @@ def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
             f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so its options are not known; "
             "start it again the way it was started"
         )
+    place = session.engine_hosts.pop(found.name, None)  # its hosts stay
     down(session, found.name)
-    return up(session, managed.options, sync)
+    try:
+        return up(session, managed.options, sync, place)
+    except BaseException:
+        if place is not None:
+            place.end()
+        raise
 
 
 def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
@@ -172,12 +205,14 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
     host = engine().kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
+    place = session.engine_hosts.get(mesh.name)
+    spares = None if place is None else place.job
     try:
         for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
-            done.append(part.mesh.heal().get(UP_TIMEOUT))
+            done.append(part.mesh.heal(hosts=spares).get(UP_TIMEOUT))
         if managed is not None and any(done):
             managed.rejoin()
-    except HealError as error:
+    except (HealError, LaunchError) as error:
         raise UsageError(f"%mesh heal: {error}") from None
     except MeshFailure as error:
         rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
@@ -248,10 +283,11 @@ def deaths_of(procs: ProcMesh) -> dict[int, str]:
 def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
     """How a mesh differs from the requested one, in terms of the options of `%mesh up`."""
     found: list[str] = []
-    if dict(managed.extent) != options.dims:
+    had = managed.options
+    dims = {label: size for label, size in managed.extent.items() if label != "hosts" or had is None or not had.on}
+    if dims != options.dims:
         asked = ", ".join(f"{label}={size}" for label, size in options.dims.items())
         found.append(f"it has {managed.describe()}, not {asked}")
-    had = managed.options
     if had is None:
         return [*found, "it was not started by %mesh up"] if options != UpOptions(options.name, options.dims) else found
     if had.dist != options.dist:
@@ -262,6 +298,8 @@ def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
         found.append(f"it runs in {had.environment or 'the environment of the kernel'}")
     if had.preload != options.preload:
         found.append("its --preload differs")
+    if had.on != options.on:
+        found.append(f"it is on {had.on or 'this host'}, not {options.on or 'this host'}")
     if had.keep != options.keep:
         found.append("it is kept" if had.keep else "it is not kept")
     return found

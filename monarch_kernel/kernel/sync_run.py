@@ -15,8 +15,8 @@ from IPython.display import display
 from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
 from monarch_kernel.engines import engine
+from monarch_kernel.kernel.cell_line import shown_line
 from monarch_kernel.kernel.output.mesh_tables import HostTree
-from monarch_kernel.kernel.progress import QUIET
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.meshes import name_ranks, parse_ranks
@@ -304,37 +304,12 @@ def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
 @contextmanager
 def shown_progress(notebook: Notebook, say: Say = print) -> Generator[Callable[[SyncProgress], None]]:
     """Show the progress of a sync in the running cell, if it takes long and the cell is what waits for it."""
-    output = notebook.progress_output() if say is print else None
-    lock = threading.Lock()
-    line, due, ended = "sync: asking the hosts what they have", False, False
+    with shown_line(notebook, "sync: asking the hosts what they have", say is print) as tell:
 
-    def update() -> None:
-        if output is not None and due and not ended and output.progress(line):
-            notebook.router.touch(output)
+        def show(progress: SyncProgress) -> None:
+            if progress.note:
+                say(progress.note)
+            else:
+                tell(progress_line(progress))
 
-    def begin() -> None:
-        nonlocal due
-        with lock:
-            due = True
-            update()
-
-    def show(progress: SyncProgress) -> None:
-        nonlocal line
-        if progress.note:
-            say(progress.note)
-            return
-        with lock:
-            line = progress_line(progress)
-            update()
-
-    timer = threading.Timer(QUIET, begin)  # also if nothing is told in that time, as while a host does not answer
-    timer.daemon = True
-    timer.start()
-    try:
         yield show
-    finally:
-        timer.cancel()
-        with lock:
-            ended = True
-        if output is not None and output.progress(""):
-            output.show()

@@ -109,13 +109,6 @@ class AskedHosts:
         return ", ".join(parts)
 
 
-def is_job(name: str) -> bool:
-    """Whether a name means one job of the list, by its id or how it begins (four characters at least)."""
-    return bool(re.fullmatch(r"[0-9a-f]{4,16}", name)) and any(
-        record.job.startswith(name) for record in registry.records()
-    )
-
-
 def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust: bool, how: str) -> AskedHosts:
     """What a line asks for: what it says itself, and else what the profile says.
 
@@ -179,7 +172,12 @@ def options_of(on: str) -> tuple[LauncherOption, ...]:
 
 def places() -> list[str]:
     """What a line may name: engines, profiles and jobs."""
-    return [LOCAL, *launcher_names(), *profile_names(), *(record.job for record in registry.records())]
+    return [LOCAL, *launcher_names(), *profile_names(), *job_ids()]
+
+
+def job_ids() -> list[str]:
+    """The ids of all jobs in the list."""
+    return [record.job for record in registry.records()]
 
 
 # -- parsers ------------------------------------------------------------------------------------------

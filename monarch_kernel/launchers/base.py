@@ -53,8 +53,11 @@ __all__ = [
 
 #: The entry point group in which launchers are registered.
 GROUP = "monarch_kernel.launchers"
-#: How the entry points of this package's own launchers begin.
-_OWN = "monarch_kernel.launchers."
+#: Our own launchers, also known in a checkout. No package in a working folder replaces them.
+_OWN = {
+    "process": "monarch_kernel.launchers.process:ProcessLauncher",
+    "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
+}
 #: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
 MARKER = environment.JOB
 #: Where a worker gets its key if it comes by an environment variable, which the worker removes.
@@ -536,10 +539,11 @@ class Launcher(ABC):
         """How many hosts are asked for where a user does not say."""
         return 1
 
-    def found(self) -> list[Ticket]:
-        """The jobs of this user that the engine has, by their marks, whether they are in the list of jobs or not.
+    @classmethod
+    def found(cls) -> list[tuple[Launcher, Ticket]]:
+        """The jobs of this user that the engine knows by their marks, whether they are in the list of jobs or not.
 
-        A job that is not in the list, as that was lost or is kept elsewhere, can be ended with this ticket.
+        So a job whose record was lost, or is kept elsewhere, can be seen and ended. Empty where the engine is not.
         """
         return []
 
@@ -552,8 +556,8 @@ def launcher_class(name: str) -> type[Launcher]:
     """
     if name in Launcher._known:  # it is imported already
         return Launcher._known[name]
-    found = [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
-    found.sort(key=lambda entry: not entry.value.startswith(_OWN))  # no package of a working folder replaces ours
+    own = [metadata.EntryPoint(name, _OWN[name], GROUP)] if name in _OWN else []
+    found = own or [entry for entry in metadata.entry_points(group=GROUP) if entry.name == name]
     if not found:
         raise LaunchError(f"there is no launcher {name!r} (known: {', '.join(launcher_names()) or 'none'})")
     try:
@@ -567,12 +571,12 @@ def launcher_class(name: str) -> type[Launcher]:
 
 def launcher_names() -> list[str]:
     """The names of all launchers that are registered, or imported."""
-    return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} | Launcher._known.keys())
+    return sorted({entry.name for entry in metadata.entry_points(group=GROUP)} | Launcher._known.keys() | _OWN.keys())
 
 
 def own_launchers() -> set[str]:
     """The names of the launchers that come with this package."""
-    return {entry.name for entry in metadata.entry_points(group=GROUP) if entry.value.startswith(_OWN)}
+    return set(_OWN)
 
 
 def tail(path: str, lines: int) -> str:

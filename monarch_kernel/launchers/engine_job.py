@@ -31,7 +31,7 @@ from monarch_kernel.launchers.base import (
     WorkerCommand,
     launcher_class,
 )
-from monarch_kernel.launchers.job import Job
+from monarch_kernel.launchers.job import Job, JobState
 from monarch_kernel.launchers.registry import JobRecord
 from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
 from monarch_kernel.workers import key_text, new_key_text
@@ -136,6 +136,7 @@ class EngineJob(Job):
             meshes={name: [next(numbers) for _ in range(count)] for name, count in self._requested.items()},
             created=time.time(),
             creator=f"{socket.gethostname()} {os.getpid()}",
+            holder=registry.this_process(),
             folder=os.getcwd(),
         )
         key = None
@@ -159,7 +160,8 @@ class EngineJob(Job):
             if not self.keep_partial:
                 self.kill()
             raise
-        record = self._record()
+        with registry.changing(self._id) as record:
+            record.holder = registry.this_process()
         return {name: self._attach(name, numbers, status) for name, numbers in record.meshes.items()}
 
     def _end(self) -> None:
@@ -260,6 +262,24 @@ class EngineJob(Job):
         """Identifies the job in the list of all jobs; "" if it is not applied."""
         return self._id
 
+    @property
+    def meshes(self) -> dict[str, int]:
+        """The number of hosts of each mesh; of a job that is not applied, as it asks for them."""
+        record = registry.read(self._id) if self._id else None
+        if record is None:
+            return dict(self._requested)
+        return {name: len(numbers) for name, numbers in record.meshes.items()}
+
+    @property
+    def resources(self) -> Resources:
+        """What each host must have."""
+        return self._resources
+
+    @property
+    def engine(self) -> str:
+        """The name of its launcher."""
+        return self._launcher.name
+
     @classmethod
     def find(cls, job: str) -> EngineJob:
         """A job in the list of all jobs, by its id, whatever program has applied it.
@@ -277,6 +297,18 @@ class EngineJob(Job):
         found = made._rebuilt(launcher, msgspec.convert(record.request, _RequestFields), job)
         found.apply_id = job
         return found
+
+    def attached(self, *, keep: bool = False) -> JobState:
+        """Wait for the hosts of the job as it was applied, and attach to them; as ``state``, but nothing is asked anew.
+
+        Args:
+            keep: do not end the job if that fails.
+
+        Raises:
+            LaunchError: it is not applied, a host has gone, or not all are up in time.
+        """
+        self.keep_partial = self.keep_partial or keep
+        return JobState(self._mounts.make(self._hosts()))
 
     def status(self) -> JobStatus:
         """Where each host of the job is, from the engine. Hosts that were replaced or given back are left out."""

@@ -169,7 +169,8 @@ class ProcessLauncher(Launcher):
         """See ``Launcher``."""
         return {}
 
-    def found(self) -> list[Ticket]:
+    @classmethod
+    def found(cls) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Processes have the mark of their job, and hold the lock of its folder."""
         jobs: dict[str, tuple[str, int]] = {}
         for pid, mark in _marked(b""):
@@ -178,7 +179,7 @@ class ProcessLauncher(Launcher):
             if job and host.isdigit() and folder:
                 jobs[job] = folder, max(int(host) + 1, jobs.get(job, ("", 0))[1])
         return [
-            Ticket(launcher=self.name, job=job, hosts=hosts, data={"folder": folder})
+            (cls(), Ticket(launcher=cls.name, job=job, hosts=hosts, data={"folder": folder}))
             for job, (folder, hosts) in jobs.items()
         ]
 

@@ -8,6 +8,7 @@ asked for anything, and leaves it when it has ended; so a job whose program was 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
         created: when (Unix time).
         creator: the host and process that made it.
         folder: the working folder of that process.
+        holder: the process that attached to it last, as ``this_process`` gives it.
     """
 
     job: str
@@ -51,7 +53,29 @@ class JobRecord(msgspec.Struct, kw_only=True):
     created: float = 0.0
     creator: str = ""
     folder: str = ""
+    holder: str = ""
     version: int = VERSION
+
+
+def this_process() -> str:
+    """Identifies this process: its host, its number, and when it began, as the kernel counts."""
+    return f"{socket.gethostname()} {os.getpid()} {_began(os.getpid())}"
+
+
+def lives(process: str) -> bool | None:
+    """Whether a process still runs, by the result of ``this_process`` there; None: it is on another host."""
+    host, pid, began = [*process.split(), "", "", ""][:3]
+    if host != socket.gethostname() or not pid.isdigit():
+        return None
+    return _began(int(pid)) == began
+
+
+def _began(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return "-"
 
 
 def jobs_folder() -> str:

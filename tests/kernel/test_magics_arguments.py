@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -258,7 +259,7 @@ KNOWN = Known(
     ],
 )
 def test_completion(line: str, wanted: list[str]) -> None:
-    parsers = {word: arguments.parser_of(function) for word, function in FUNCTIONS.items()}
+    parsers = {word: partial(arguments.parser_for, function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(parsers, arguments.parser_of(MeshMagics.mesh_cell), lambda: KNOWN)
     found = completer.complete(line)
     assert found is not None

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
 from IPython.core.error import UsageError
-from IPython.core.magic_arguments import argument
+from IPython.core.magic_arguments import MagicArgumentParser, argument
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.kernel.usage_errors import usage_error
@@ -79,6 +79,16 @@ def text_argument(name: str, options: OptionsAt, **how: Any) -> Callable[[Magic]
     return declare
 
 
+def extended_by(extend: Callable[[argparse.ArgumentParser, Sequence[str]], None]) -> Callable[[Magic], Magic]:
+    """Declare that further arguments follow from the words of the line, which ``extend`` adds to a parser."""
+
+    def declare(function: Magic) -> Magic:
+        cast("Any", function).extend = extend
+        return function
+
+    return declare
+
+
 # -- reading --------------------------------------------------------------------------------------------
 
 
@@ -90,7 +100,7 @@ def parse(function: Callable[..., object], line: str) -> Arguments | None:
     """
     found = _read(function, line)
     if found is None:
-        print(help_text(function))
+        print(help_text(function, without_comment(line).split()))
     return found
 
 
@@ -115,6 +125,7 @@ def _read(function: Callable[..., object], line: str) -> Arguments | None:
         words, text = _split(parser, line, declared[1])
     if any(word in _HELP for word in words):
         return None
+    parser = parser_for(function, words)
     found = Arguments(magic=command, line=line.strip())
     try:
         _, unknown = parser.parse_known_args(words, found)
@@ -201,14 +212,25 @@ def parser_of(function: Callable[..., object]) -> argparse.ArgumentParser:
     return cast("Any", function).parser
 
 
+def parser_for(function: Callable[..., object], words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of a line with these words, which may declare further arguments (``extended_by``)."""
+    parser, extend = parser_of(function), getattr(function, "extend", None)
+    if extend is None:
+        return parser
+    made = MagicArgumentParser(prog=parser.prog, description=parser.description, parents=[parser])
+    made.formatter_class = parser.formatter_class
+    extend(made, words)
+    return made
+
+
 def command_of(function: Callable[..., object]) -> str:
     """The command of a `magic_arguments` function, as the user writes it."""
     return f"%{parser_of(function).prog}"
 
 
-def help_text(function: Callable[..., object]) -> str:
-    """The help of one command, as `--help` prints it."""
-    return parser_of(function).format_help().replace("::\n\n  %", "usage: %", 1).rstrip()
+def help_text(function: Callable[..., object], words: Sequence[str] = ()) -> str:
+    """The help of one command, as `--help` prints it in a line with these words."""
+    return parser_for(function, words).format_help().replace("::\n\n  %", "usage: %", 1).rstrip()
 
 
 def summary(function: Callable[..., object]) -> str:

@@ -22,6 +22,8 @@ class Known:
         breakpoints: the numbers of breakpoints.
         files: source files for breakpoints.
         tensors: the variables of the notebook that are tensors on meshes.
+        places: looks up engines, profiles and jobs.
+        jobs: looks up the ids of jobs.
         of_ranks: queries a rank for the names of its variables.
         folders: looks up the folders whose paths begin with a word.
     """
@@ -35,20 +37,22 @@ class Known:
     of_ranks: Callable[[], Iterable[str]] = tuple
     folders: Callable[[str], Iterable[str]] = lambda word: ()
     tensors: Iterable[str] = ()
+    places: Callable[[], Iterable[str]] = tuple
+    jobs: Callable[[], Iterable[str]] = tuple
 
 
 class MeshCompleter:
     """Completes one line.
 
     Args:
-        subcommands: the parser of each subcommand of `%mesh`.
+        subcommands: gives the parser of each subcommand of `%mesh`, for the words after it.
         cell: the parser of `%%mesh`.
         known: called at each completion.
     """
 
     def __init__(
         self,
-        subcommands: Mapping[str, argparse.ArgumentParser],
+        subcommands: Mapping[str, Callable[[list[str]], argparse.ArgumentParser]],
         cell: argparse.ArgumentParser,
         known: Callable[[], Known],
     ) -> None:
@@ -76,7 +80,7 @@ class MeshCompleter:
         parser = self._subcommands.get(words[0])
         if parser is None:
             return [], word
-        return self._matching(word, self._arguments(parser, words[1:], word, words[0]))
+        return self._matching(word, self._arguments(parser(words[1:]), words[1:], word, words[0]))
 
     @staticmethod
     def _matching(word: str, candidates: Iterable[str]) -> tuple[list[str], str]:
@@ -102,6 +106,8 @@ class MeshCompleter:
     def _values(self, action: argparse.Action, known: Known, words: list[str]) -> list[str]:
         if action.choices is not None:
             return [str(choice) for choice in action.choices]
+        if action.dest == "on" and action.metavar == "ENGINE":
+            return list(known.places())
         if action.dest in ("on", "name"):
             return list(known.meshes)
         if action.dest in ("ranks", "where"):
@@ -127,6 +133,8 @@ class MeshCompleter:
             return [*map(str, known.breakpoints), "all"]
         if command == "break":
             return [f"{file}:" for file in known.files]
+        if command == "jobs":
+            return list(known.jobs()) if words else ["logs", "kill"]
         if command == "pm":
             return []
         if command == "debug":

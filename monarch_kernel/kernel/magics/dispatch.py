@@ -11,6 +11,7 @@ from monarch_kernel.errors import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.hang_magics import HangMagics
+from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
 from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
@@ -37,11 +38,12 @@ GROUPS: tuple[type[Subcommands], ...] = (
     DapMagics,
     TelemetryMagics,
     TensorMagics,
+    JobMagics,
 )
 
 #: In the order in which `%mesh --help` lists them.
 SUBCOMMANDS = (
-    *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach"),
+    *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach", "jobs"),
     *("sync", "push", "pull", "logs"),
     *("stacks", "diff", "plot", "hang"),
     *("break", "clear", "debug", "pm"),

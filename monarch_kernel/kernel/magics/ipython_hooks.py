@@ -6,25 +6,27 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel.kernel.kept_meshes import kept_by_others
-from monarch_kernel.kernel.magics.arguments import parser_of
+from monarch_kernel.kernel.magics.arguments import parser_for, parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.magics.tensor_names import handle_named
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.launchers.asking import job_ids, places
 from monarch_kernel.meshes import KeptError
 
 
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
     """An IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
-    parsers = {word: parser_of(function) for word, function in FUNCTIONS.items()}
+    parsers = {word: partial(parser_for, function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables))
 
     @context_matcher()
@@ -96,7 +98,9 @@ def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
     breakpoints = [each.id for each in debugger.breakpoints()] if debugger is not None else []
     tensors = [name for name in variables if handle_named(name, shell.user_ns) is not None]
     files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
-    return Known(meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders, tensors)
+    return Known(
+        meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders, tensors, places, job_ids
+    )
 
 
 def _folders(word: str) -> list[str]:

@@ -8,9 +8,11 @@ from monarch_kernel.actor import HostMesh
 from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.engine_up import AskedJob, up_on_engine
 from monarch_kernel.kernel.environments import check_for_ranks, environment_prefix
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
+from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
+from monarch_kernel.kernel.magics.engine_arguments import asked_hosts, check_no_engine, engine_arguments
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
@@ -19,6 +21,8 @@ from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.asking import AskedHosts, memory_size, seconds
+from monarch_kernel.launchers.profiles import LOCAL
 from workspace_sync.receipt import receipt_line
 
 
@@ -27,7 +31,18 @@ class LifecycleMagics(Subcommands):
 
     @magic_arguments("mesh up")
     @argument("words", nargs="*", metavar="NAME | DIM=SIZE", help="a name (default: m), and dimensions: gpus=4")
-    @argument("--procs", type=int, metavar="N", help="that many processes in one dimension, gpus")
+    @argument("--procs", type=int, metavar="N", help="that many processes in one dimension, gpus; on each host")
+    @argument("--on", metavar="ENGINE", help="hosts from this engine, profile or job; --on ENGINE --help tells more")
+    @argument("--hosts", type=int, metavar="N", help="with --on: so many hosts")
+    @argument("--gpus", type=int, metavar="N", help="... with so many GPUs each; a rank on each, with its own")
+    @argument("--cpus", type=int, metavar="N", help="... with so many processors each")
+    @argument("--memory", type=memory_size, metavar="SIZE", help="... with so much memory each: 64GB")
+    @argument("--walltime", type=seconds, metavar="TIME", help="... for so long: 2h, 30m")
+    @argument("--python", metavar="PATH", help="... with this interpreter there")
+    @argument("--timeout", type=seconds, metavar="TIME", help="... which are waited for so long (10m)")
+    @argument("--all-devices", action="store_true", help="... whose ranks see all GPUs of their host, as torchrun's do")
+    @argument("--trust", action="store_true", help="... by a profile in a project's file that you trust as it is")
+    @argument("--no-wait", action="store_true", help="... which are not waited for; a line appears here")
     @argument(
         "--env", action="append", default=[], metavar="K=V | NAME", help="a variable (repeatable); or an environment"
     )
@@ -38,26 +53,45 @@ class LifecycleMagics(Subcommands):
     @argument("--replace", action="store_true", help="stop the mesh of that name first, if there is one")
     @argument("--keep", action="store_true", help="it outlives this kernel; %%mesh attach takes it back")
     @argument(
-        "--idle", type=float, metavar="HOURS", help="with --keep: it ends after so many hours without a kernel (12)"
+        "--idle", type=float, metavar="HOURS", help="with --keep, --on: ends after so many hours without a kernel (12)"
     )
+    @extended_by(engine_arguments)
     def up(self, found: Arguments) -> None:
-        """Start a mesh of processes on this host, and use it for the following cells."""
-        name, dims = up_arguments(found.magic, found.words, found.procs)
+        """Start a mesh of processes on this host, or on hosts of an engine, and use it for the following cells."""
+        if found.on in (None, LOCAL):
+            check_no_engine(found)
+            self._up(found, up_arguments(found.magic, found.words, found.procs), "", None)
+            return
+        asked = asked_hosts(found)
+        usual = asked.procs or asked.gpus or 1
+        named = up_arguments(found.magic, found.words, found.procs, usual)
+        if not found.reuse and not found.replace:
+            mesh_lifecycle.check_free(self._session, named[0])
+        self._up(found, named, found.on, asked)
+
+    def _up(
+        self, found: Arguments, named: tuple[str, dict[str, int]], on: str, asked: AskedHosts | AskedJob | None
+    ) -> None:
+        name, dims = named
         env, environment = env_arguments(found.magic, found.env)
         preload = tuple(word for item in found.preload for word in item.split(",") if word)
-        idle = idle_argument(found.magic, found.idle, found.keep)
+        idle = 0.0 if asked is not None else idle_argument(found.magic, found.idle, found.keep)
         if found.reuse and found.replace:
             raise usage_error(found.magic, "give either --reuse or --replace, not both")
         if environment:
             environment = environment_prefix(found.magic, environment)
             check_for_ranks(found.magic, environment)
-        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle, environment, found.sync)
+        options = UpOptions(name, dims, env, found.dist or "", preload, found.keep, idle, environment, found.sync, on)
         if found.replace and (ended := mesh_lifecycle.make_room(self._session, options)):
             self.say(ended)
-        self.say(
-            (found.reuse and mesh_lifecycle.reuse(self._session, options))
-            or mesh_lifecycle.up(self._session, options, self._sync)
-        )
+        if found.reuse and (reused := mesh_lifecycle.reuse(self._session, options)):
+            self.say(reused)
+        elif asked is None:
+            self.say(mesh_lifecycle.up(self._session, options, self._sync))
+        else:
+            up_on_engine(
+                self._notebook, options, asked, self._sync, self.say, wait=not found.no_wait, shared=found.all_devices
+            )
 
     def _sync(self, hosts: HostMesh) -> str:
         """Sync what `%mesh sync` would to the hosts of a new mesh. Returns a line for the user."""

@@ -42,6 +42,9 @@ class StatusMagics(Subcommands):
         except KeptError as error:
             others = []
             self.say(f"{error}\n")
+        for name, place in self._session.engine_hosts.items():
+            if place.waiting:
+                self.say(f"mesh {name} waits for its hosts: {place.describe()}")
         if not meshes and not others:
             self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None

@@ -17,8 +17,10 @@ DEFAULT_NAME = "m"
 DEFAULT_IDLE = 12
 
 
-def up_arguments(command: str, words: Sequence[str], procs: int | None) -> tuple[str, dict[str, int]]:
-    """The name and the dimensions of `up [NAME] --procs N | dim=size ...`."""
+def up_arguments(
+    command: str, words: Sequence[str], procs: int | None, usual: int | None = None
+) -> tuple[str, dict[str, int]]:
+    """The name and the dimensions of `up [NAME] --procs N | dim=size ...`; without any, `usual` processes."""
     names = [word for word in words if "=" not in word]
     dims = dict(_dimension(command, word) for word in words if "=" in word)
     if len(names) > 1:
@@ -33,6 +35,8 @@ def up_arguments(command: str, words: Sequence[str], procs: int | None) -> tuple
         raise usage_error(command, "give either --procs or dimensions, not both")
     if procs is not None:
         dims = {DEFAULT_DIM: _size(command, "--procs", procs)}
+    if not dims and usual is not None:
+        dims = {DEFAULT_DIM: usual}
     if not dims:
         raise usage_error(command, f"say how many processes: --procs 4, or dimensions such as {DEFAULT_DIM}=4")
     total = 1

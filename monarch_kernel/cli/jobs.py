@@ -1,0 +1,258 @@
+"""``monarch-kernel up|jobs|status|logs|kill|exec``: hosts of engines from a terminal.
+
+Exit codes: 0, done; 1, the engine or a host failed; 2, the line is wrong; 130, interrupted. ``exec`` ends with the
+first code other than 0 of its command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_kernel.launchers.base import JobStatus
+    from monarch_kernel.launchers.listing import ListedJob
+
+_LINES = 100
+_INTERRUPTED = 130
+
+
+def add_up_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel up``; those of the engine that the line names, too."""
+    from monarch_kernel.launchers.asking import add_engine_options, memory_size, seconds
+
+    parser.description = (
+        "Asks an engine for hosts, and waits for them. They are a job of the list, which a notebook attaches to "
+        "with %(prog)s's last word: %%mesh up --on JOB. They end with 'monarch-kernel kill JOB', or after their idle "
+        "time without a controller. 'up ENGINE --help' tells the options of an engine."
+    )
+    parser.add_argument("on", metavar="ENGINE|PROFILE", help="where hosts come from")
+    for name, kind, metavar, text in (
+        ("--hosts", int, "N", "so many hosts"),
+        ("--gpus", int, "N", "with so many GPUs each"),
+        ("--cpus", int, "N", "with so many processors each"),
+        ("--memory", memory_size, "SIZE", "with so much memory each: 64GB"),
+        ("--walltime", seconds, "TIME", "for so long: 2h, 30m"),
+        ("--idle", seconds, "TIME", "they end after so long without a controller (10m)"),
+        ("--timeout", seconds, "TIME", "wait so long for them (10m)"),
+        ("--python", str, "PATH", "the interpreter there"),
+        ("--name", str, "NAME", "what the engine calls the job"),
+    ):
+        parser.add_argument(name, type=kind, metavar=metavar, help=text)
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable for them")
+    parser.add_argument("--no-wait", action="store_true", help="return once the engine has taken the request")
+    parser.add_argument("--trust", action="store_true", help="trust the project's file with this profile as it is")
+    _json(parser)
+    words = sys.argv[2:]
+    on = next((word for word in words if not word.startswith("-")), "")
+    if on:
+        add_engine_options(parser, on)
+    parser.set_defaults(run=_guarded(_up))
+
+
+def add_jobs_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel jobs``."""
+    _json(parser)
+    parser.set_defaults(run=_guarded(_jobs))
+
+
+def add_status_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel status``."""
+    _job(parser)
+    _json(parser)
+    parser.set_defaults(run=_guarded(_status))
+
+
+def add_logs_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel logs``."""
+    _job(parser)
+    parser.add_argument("--host", type=int, metavar="N", help="of this host only")
+    parser.add_argument("-n", "--lines", type=int, default=_LINES, metavar="N", help=f"the last N lines ({_LINES})")
+    parser.set_defaults(run=_guarded(_logs))
+
+
+def add_kill_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel kill``."""
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="its id, or how it begins")
+    parser.add_argument("--orphans", action="store_true", help="all whose program has ended")
+    parser.set_defaults(run=_guarded(_kill))
+
+
+def add_exec_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel exec``."""
+    parser.usage = "monarch-kernel exec [options] -- COMMAND ..."
+    parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
+    parser.add_argument("--mesh", metavar="NAME", help="on the hosts of this mesh (default: of the only one)")
+    parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
+    parser.add_argument("--one", action="store_true", help="on the first host only")
+    parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable; repeatable")
+    parser.add_argument("--workdir", metavar="PATH", help="run it in this folder of the hosts")
+    parser.add_argument("--kill", action="store_true", help="end the job afterwards")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
+    _json(parser)
+    parser.set_defaults(run=_guarded(_exec))
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print plain data")
+
+
+def _job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB", help="its id, or how it begins (default: the only one)")
+
+
+def _guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Turn errors of engines and interrupts into exit codes."""
+
+    def guarded(options: argparse.Namespace) -> int:
+        from monarch_kernel.launchers.base import LaunchError
+
+        try:
+            return run(options)
+        except BrokenPipeError:  # whoever reads has enough, as head has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except (LaunchError, OSError) as error:
+            print(f"monarch-kernel: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("monarch-kernel: interrupted", file=sys.stderr)
+            return _INTERRUPTED
+
+    return guarded
+
+
+def _variables(items: list[str]) -> dict[str, str]:
+    if wrong := next((item for item in items if not item.partition("=")[0].isidentifier() or "=" not in item), ""):
+        print(f"monarch-kernel: --env takes VARIABLE=VALUE, not {wrong!r}", file=sys.stderr)
+        raise SystemExit(2)
+    return dict(item.split("=", 1) for item in items)
+
+
+def _chosen(name: str | None) -> ListedJob:
+    """The job that a line names, or the only one."""
+    from monarch_kernel.launchers.base import LaunchError
+    from monarch_kernel.launchers.listing import job_named, list_jobs
+
+    jobs = list_jobs().jobs
+    if name is not None:
+        return job_named(name, jobs)
+    if len(own := [job for job in jobs if job.record is not None]) == 1:
+        return own[0]
+    listed = ", ".join(job.job for job in own)
+    raise LaunchError(f"name the job, one of {listed}" if own else "there is no job; 'up' asks for hosts")
+
+
+# -- commands -----------------------------------------------------------------------------------------
+
+
+def _up(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.asking import ask, given_options
+    from monarch_kernel.launchers.listing import plain_host
+
+    given = {
+        name: getattr(options, name)
+        for name in ("hosts", "gpus", "cpus", "memory", "walltime", "idle", "timeout", "python", "name")
+    }
+    given["env"] = _variables(options.env)
+    asked = ask(options.on, given, given_options(options), trust=options.trust, how="--trust")
+    said = ""
+
+    def progress(status: JobStatus) -> None:
+        nonlocal said
+        if sys.stderr.isatty() and (text := f"{asked.engine}: {status}") != said:
+            print(text, file=sys.stderr)
+            said = text
+
+    if asked.profile is not None:
+        print(f"profile {asked.profile.name} of {asked.profile.file}: {asked.describe()}", file=sys.stderr)
+    job = asked.job(progress)
+    try:
+        job.apply()
+        status = job.status() if options.no_wait else job.wait()
+    except BaseException:
+        job.kill()
+        raise
+    if options.json:
+        found = {"job": job.job_id, "engine": asked.engine, "hosts": [plain_host(host) for host in status.hosts]}
+        print(json.dumps(found))
+    else:
+        print(f"{status}; the job is {job.job_id}")
+    return 0
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.listing import list_jobs
+
+    found = list_jobs()
+    if options.json:
+        print(json.dumps([job.plain() for job in found.jobs]))
+    else:
+        print(found if found.jobs else "There is no job.")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.listing import HostList
+
+    job = _chosen(options.job)
+    if options.json:
+        print(json.dumps(job.plain()))
+    elif job.status is not None:
+        print(HostList(f"job {job.job} of {job.engine}, used by {job.used_by}", job.status))
+    if job.error:
+        print(f"monarch-kernel: {job.error}", file=sys.stderr)
+    return int(bool(job.error) or job.ended)
+
+
+def _logs(options: argparse.Namespace) -> int:
+    print(_chosen(options.job).log(options.host, max(1, options.lines)))
+    return 0
+
+
+def _kill(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.listing import job_named, list_jobs
+
+    if not options.jobs and not options.orphans:
+        print("monarch-kernel: say which job to end, or --orphans; 'jobs' lists them", file=sys.stderr)
+        return 2
+    jobs = list_jobs().jobs
+    ending = [job_named(name, jobs) for name in options.jobs]
+    ending += [job for job in jobs if options.orphans and job.is_left and job not in ending]
+    for job in ending:
+        job.end()
+        print(f"job {job.job} of {job.engine} ended")
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from monarch_kernel.job import EngineJob
+    from monarch_kernel.launchers.base import LaunchError
+    from monarch_kernel.launchers.remote_command import folded, run_command
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        print("monarch-kernel: exec needs a command: exec -- nvidia-smi", file=sys.stderr)
+        return 2
+    env = _variables(options.env)
+    listed = _chosen(options.job)
+    job = EngineJob.find(listed.job)
+    try:
+        hosts = getattr(job.attached(keep=True), options.mesh or next(iter(job.meshes)))
+        numbers = [0] if options.one else options.host or list(range(len(hosts)))
+        if strange := [number for number in numbers if not 0 <= number < len(hosts)]:
+            raise LaunchError(f"there is no host {strange[0]} in this mesh of {len(hosts)} (0 to {len(hosts) - 1})")
+        ends = run_command(hosts, numbers, command, env, options.workdir)
+    finally:
+        if options.kill:
+            job.kill()
+    if options.json:
+        print(json.dumps([end.plain() for end in ends]))
+    else:
+        sys.stdout.write(folded(ends))
+    return next((end.code for end in ends if end.code), 0) % 256

@@ -1,0 +1,113 @@
+"""The hosts that an engine gives to a mesh of the notebook: asking for them, waiting, and what each rank gets."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+
+from monarch_kernel.actor import HostMesh
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.job import EngineJob
+from monarch_kernel.launchers.base import HostPhase, JobStatus
+from monarch_kernel.launchers.devices import devices_each
+
+
+class EngineHosts:
+    """A job, as the place of one mesh.
+
+    Args:
+        job: the job; it may be applied already.
+        engine: the name of its launcher.
+        gpus: whether devices were asked for, so that each rank gets its own.
+        shared: whether the ranks of a host see all its devices nevertheless.
+        has_variables: whether its workers have the environment variables of the mesh already.
+    """
+
+    def __init__(self, job: EngineJob, engine: str, *, gpus: bool, shared: bool, has_variables: bool = False) -> None:
+        self.job = job
+        self.engine = engine
+        self.has_variables = has_variables
+        self._own = gpus and not shared
+        self._hosts: HostMesh | None = None
+        self._status: JobStatus | None = None
+        self._ended = threading.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its hosts are not there yet."""
+        return self._hosts is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the notebook has ended it."""
+        return self._ended.is_set()
+
+    def ask(self) -> None:
+        """Ask the engine, unless the job is applied.
+
+        Raises:
+            LaunchError: the engine refuses.
+        """
+        self.job.apply()
+
+    def wait(self, tell: Callable[[str], None]) -> None:
+        """Wait for the hosts, and attach to them. If that fails, or is interrupted, the job is ended.
+
+        Args:
+            tell: called with a line whenever the engine says something new.
+
+        Raises:
+            LaunchError: a host could not start, not all were up in time, or the job was ended meanwhile.
+        """
+
+        def progress(status: JobStatus) -> None:
+            self._status = status
+            tell(f"{self.engine}: {status}")
+
+        self.job.on_progress = progress
+        try:
+            meshes = self.job.attached()
+            self._hosts = getattr(meshes, next(iter(self.job.meshes)))
+            self._status = self.job.status()
+        except BaseException:
+            self.end()
+            raise
+
+    def hosts(self) -> HostMesh:
+        """The hosts, which are there."""
+        assert self._hosts is not None
+        return self._hosts
+
+    def devices_each(self, dims: Mapping[str, int]) -> int:
+        """How many devices each rank gets for its own; 0: it sees all that its host has.
+
+        Raises:
+            DeviceError: there are more ranks on a host than devices.
+        """
+        if not self._own or self._status is None:
+            return 0
+        up = self._status.of(HostPhase.UP)
+        named = [(host.name or f"host {host.host}", host.devices) for host in up]
+        return devices_each(named, math.prod(dims.values()))
+
+    def describe(self) -> str:
+        """Where the mesh is, or what is waited for, as part of a line."""
+        if self.waiting:
+            return f"{self.engine}: {self._status}" if self._status is not None else f"{self.engine} was asked"
+        count = len(self.hosts())
+        return f"on {count} host{'s' * (count != 1)} of {self.engine} (job {self.job.job_id})"
+
+    def end(self) -> str:
+        """End the job, whatever it does.
+
+        Returns:
+            A clause for the user.
+        """
+        self._ended.set()
+        job = self.job.job_id
+        try:
+            self.job.kill()
+        except (LaunchError, OSError) as error:
+            return f"job {job} of {self.engine} could not be ended: {error}; %mesh jobs kill {job} tries it again"
+        return f"job {job} of {self.engine} ended" if job else f"there is no job of {self.engine} left"

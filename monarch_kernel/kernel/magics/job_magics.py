@@ -1,0 +1,59 @@
+"""The subcommand of `%mesh` for jobs of engines."""
+
+from __future__ import annotations
+
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.kernel.magics.arguments import Arguments
+from monarch_kernel.kernel.magics.subcommands import Subcommands
+from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.listing import JobList, ListedJob, job_named, list_jobs
+
+_LINES = 50
+
+
+class JobMagics(Subcommands):
+    """All jobs of this user, on all engines."""
+
+    @magic_arguments("mesh jobs")
+    @argument("words", nargs="*", metavar="logs JOB | kill JOB ...", help="what to do; by default, all are listed")
+    @argument("--orphans", action="store_true", help="with kill: all whose program has ended")
+    @argument("--host", type=int, metavar="N", help="with logs: of this host only")
+    @argument("-n", "--lines", type=int, metavar="N", default=_LINES, help=f"with logs: the last N lines ({_LINES})")
+    def jobs(self, found: Arguments) -> JobList | None:
+        """List the jobs of yours on all engines, print what their workers have written, or end them."""
+        verb, names = (found.words[0], found.words[1:]) if found.words else ("", [])
+        if verb not in ("", "logs", "kill"):
+            raise usage_error(found.magic, f"there is no {verb!r} of jobs; write logs JOB, or kill JOB")
+        if found.orphans and verb != "kill":
+            raise usage_error(found.magic, "--orphans goes with kill: %mesh jobs kill --orphans")
+        if (verb == "logs" and len(names) != 1) or (verb == "kill" and not names and not found.orphans):
+            raise usage_error(found.magic, f"say which job: %mesh jobs {verb} JOB; %mesh jobs lists them")
+        if found.lines < 1:
+            raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
+        listed = list_jobs()
+        try:
+            chosen = [job_named(name, listed.jobs) for name in names]
+            if verb == "logs":
+                self.say(chosen[0].log(found.host, found.lines))
+                return None
+            if verb == "kill":
+                self._end([*chosen, *(job for job in listed.jobs if found.orphans and job.is_left)])
+                return None
+        except (LaunchError, OSError) as error:
+            raise usage_error(found.magic, str(error)) from None
+        if not listed.jobs:
+            self.say("No job is in the list; %mesh up --on ENGINE asks for hosts.")
+            return None
+        return listed
+
+    def _end(self, jobs: list[ListedJob]) -> None:
+        if not jobs:
+            self.say("There is no job whose program has ended.")
+        for job in jobs:
+            ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
+            job.end()
+            mesh = ours.get(job.job)
+            self._session.engine_hosts.pop(mesh or "", None)
+            self.say(f"job {job.job} of {job.engine} ended" + (f", and mesh {mesh} with it" if mesh else ""))

@@ -1,0 +1,255 @@
+"""All jobs of this user, on all engines, with what became of the programs that asked for them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.display.quantities import duration
+from monarch_kernel.display.tables import AsTable, TableView
+from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    JobStatus,
+    Launcher,
+    LaunchError,
+    Ticket,
+    launcher_class,
+    launcher_names,
+)
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.registry import JobRecord
+
+#: How many engines are asked at once.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class ListedJob:
+    """A job, and where its hosts are.
+
+    Attributes:
+        job: its id.
+        engine: the name of its launcher.
+        status: its hosts; None: the engine does not answer.
+        error: why it does not; "": it does.
+        record: what the list of jobs has of it; None: it is not in the list, but its engine knows it.
+        found: how to reach a job that is not in the list.
+    """
+
+    job: str
+    engine: str
+    status: JobStatus | None
+    error: str = ""
+    record: JobRecord | None = None
+    found: tuple[Launcher, Ticket] | None = None
+
+    @property
+    def orphan(self) -> bool:
+        """Whether no program of this host uses it any more, as far as one can tell."""
+        return self.record is None or registry.lives(self.record.holder) is False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is in the list, and its program has ended. One that is not may be in another list, and in use."""
+        return self.record is not None and self.orphan
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its hosts are gone."""
+        return self.status is not None and not any(host.state is not HostPhase.GONE for host in self.status.hosts)
+
+    @property
+    def used_by(self) -> str:
+        """Which program uses it."""
+        if self.record is None:
+            return "not in this list of jobs"
+        host, pid = [*self.record.holder.split(), "", ""][:2]
+        if not pid:
+            return self.record.creator
+        if self.record.holder == registry.this_process():
+            return "this process"
+        lives = registry.lives(self.record.holder)
+        return f"process {pid}" + {None: f" on {host}", True: "", False: ", which has ended"}[lives]
+
+    def plain(self) -> dict[str, Any]:
+        """The job as plain data, for ``--json``."""
+        record, status = self.record, self.status
+        return {
+            "job": self.job,
+            "engine": self.engine,
+            "meshes": {} if record is None else {name: len(numbers) for name, numbers in record.meshes.items()},
+            "created": None if record is None else record.created,
+            "folder": None if record is None else record.folder,
+            "used_by": self.used_by,
+            "orphan": self.orphan,
+            "error": self.error,
+            "hosts": [] if status is None else [plain_host(host) for host in status.hosts],
+        }
+
+    def end(self) -> None:
+        """End its hosts, and take it out of the list.
+
+        Raises:
+            LaunchError, OSError: its engine cannot be asked.
+        """
+        if self.record is not None:
+            EngineJob.find(self.job).kill()
+        elif self.found is not None:
+            self.found[0].end(self.found[1])
+
+    def log(self, host: int | None, lines: int) -> str:
+        """What its workers have written; see ``EngineJob.log``."""
+        if self.record is not None:
+            return EngineJob.find(self.job).log(host, lines)
+        assert self.found is not None
+        launcher, ticket = self.found
+        numbers = range(ticket.hosts) if host is None else [host]
+        return "\n".join(f"== host {number} ==\n{launcher.log(ticket, number, lines)}" for number in numbers)
+
+
+@dataclass(frozen=True, repr=False)
+class JobList(AsTable):
+    """All jobs of this user, as a table."""
+
+    jobs: Sequence[ListedJob]
+    notes: Sequence[str] = ()
+
+    def table(self) -> TableView:
+        """One row for each job."""
+        now = time.time()
+        rows: list[list[str]] = []
+        for each in self.jobs:
+            record = each.record
+            meshes = {} if record is None else record.meshes
+            age = "" if record is None else duration(max(0.0, now - record.created))
+            rows.append(
+                [
+                    each.job,
+                    each.engine,
+                    ", ".join(f"{name}={len(numbers)}" for name, numbers in meshes.items()),
+                    each.error or ("ended" if each.ended else str(each.status)),
+                    age,
+                    each.used_by,
+                    "" if record is None else record.folder,
+                ]
+            )
+        headings = ["job", "engine", "meshes", "hosts", "since", "used by", "folder"]
+        return TableView(headings, rows, right=(4,), note="\n".join(self.notes)).without_empty_columns()
+
+
+@dataclass(frozen=True, repr=False)
+class HostList(AsTable):
+    """The hosts of a job, as a table."""
+
+    caption: str
+    status: JobStatus
+
+    def table(self) -> TableView:
+        """One row for each host."""
+        now = time.time()
+        rows = [
+            [
+                str(host.host),
+                host.name,
+                str(host.state),
+                duration(now - host.since) if host.since else "",
+                ", ".join(host.devices or ()),
+                f"in {duration(max(0.0, host.expected_start - now))}" if host.expected_start else "",
+                f"in {duration(max(0.0, host.ends_at - now))}" if host.ends_at else "",
+                host.reason,
+            ]
+            for host in self.status.hosts
+        ]
+        headings = ["host", "name", "state", "for", "devices", "expected", "ends", "reason"]
+        return TableView(headings, rows, self.caption, right=(0,)).without_empty_columns()
+
+
+def list_jobs() -> JobList:
+    """All jobs in the list, and those that engines know beside them, oldest first; engines are asked at the same time.
+
+    A job that was asked for and never got a ticket, as its program was killed then, is in it without hosts.
+    """
+    records = registry.records()
+    notes: list[str] = []
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "monarch-jobs") as pool:
+        listed = pool.map(_listed, records)
+        beside = [(name, pool.submit(_beside, name)) for name in launcher_names()]
+        jobs = list(listed)
+        known = {record.job for record in records}
+        for name, answer in beside:
+            try:
+                others = [found for found in answer.result() if found[1].job not in known]
+            except (LaunchError, OSError) as e:
+                notes.append(f"{name} cannot be asked for further jobs: {e}")
+                continue
+            for launcher, ticket in others:
+                status, error = _poll(launcher, ticket)
+                jobs.append(ListedJob(ticket.job, name, status, error, None, (launcher, ticket)))
+    return JobList(jobs, notes)
+
+
+def job_named(text: str, jobs: Sequence[ListedJob]) -> ListedJob:
+    """The job whose id is, or begins with, a text.
+
+    Raises:
+        LaunchError: there is none, or several.
+    """
+    ids = [job.job for job in jobs]
+    found = id_of(text, ids)
+    if found is None:
+        raise LaunchError(
+            f"there is no one job of yours that is {text!r}, or begins so (there are: {', '.join(ids) or 'none'})"
+        )
+    return jobs[ids.index(found)]
+
+
+def id_of(text: str, ids: Sequence[str]) -> str | None:
+    """The one id that is a text, or begins with it (four characters at least); None if it is not one."""
+    found = [each for each in ids if each == text or (len(text) >= 4 and each.startswith(text))]
+    return found[0] if len(found) == 1 else None
+
+
+def plain_host(host: HostStatus) -> dict[str, Any]:
+    """A host as plain data, for ``--json``."""
+    return {
+        "host": host.host,
+        "name": host.name,
+        "state": str(host.state),
+        "url": host.url,
+        "reason": host.reason,
+        "since": host.since or None,
+        "expected_start": host.expected_start or None,
+        "ends_at": host.ends_at or None,
+        "devices": None if host.devices is None else list(host.devices),
+        "exit_code": host.exit_code,
+    }
+
+
+def _listed(record: JobRecord) -> ListedJob:
+    if record.ticket is None:
+        return ListedJob(record.job, record.launcher, None, "its engine was being asked", record)
+    try:
+        launcher = launcher_class(record.launcher).of(record.options)
+    except (LaunchError, TypeError, ValueError) as e:
+        return ListedJob(record.job, record.launcher, None, str(e), record)
+    status, error = _poll(launcher, record.ticket)
+    if status is not None:
+        members = {number for numbers in record.meshes.values() for number in numbers}
+        status = JobStatus(tuple(host for host in status.hosts if host.host in members))
+    return ListedJob(record.job, record.launcher, status, error, record)
+
+
+def _poll(launcher: Launcher, ticket: Ticket) -> tuple[JobStatus | None, str]:
+    try:
+        return launcher.poll(ticket), ""
+    except (LaunchError, OSError) as e:
+        return None, str(e)
+
+
+def _beside(name: str) -> list[tuple[Launcher, Ticket]]:
+    return launcher_class(name).found()
