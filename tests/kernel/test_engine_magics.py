@@ -103,9 +103,9 @@ def test_without_waiting(engine: Kernel) -> None:
 
 def test_an_interrupt_cancels(engine: Kernel, folder: Path) -> None:
     slow = folder / "ssh"
-    slow.write_text("#!/bin/sh\ntouch $0.began\nexec sleep 600\n")
+    slow.write_text("#!/bin/sh\n[ -e $0.began ] && exit 255\ntouch $0.began\nexec sleep 600\n")
     slow.chmod(0o700)
-    cell = engine.send(f"%mesh up slow --on ssh --nodes h1,h2 --ssh {slow}")
+    cell = engine.send(f"%mesh up slow --on ssh --nodes h1 --ssh {slow}")
     wait_until(lambda: (folder / "ssh.began").exists(), "a start has begun")
     engine.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
