@@ -62,6 +62,10 @@ ensure "tests of syncs to a file system with short names" installed encfs encfs
 ensure "tests of mounts of other hosts' folders" fuse
 ensure "tests of hosts by ssh" installed openssh-server sshd
 ensure "tests of hosts by ssh (the client)" installed openssh-client ssh
+ensure "tests of hosts by Slurm" installed slurmctld slurmctld
+ensure "tests of hosts by Slurm (the nodes)" installed slurmd slurmd
+ensure "tests of hosts by Slurm (the client)" installed slurm-client sbatch
+ensure "tests of hosts by Slurm (its credentials)" installed munge munged
 ensure "the comparison of syncs with rsync" installed rsync rsync
 ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines
 [[ -e ../labextension/node_modules/.installed ]] || skip "tests of the panel of JupyterLab" "it is built with node 20 or later, and npm"

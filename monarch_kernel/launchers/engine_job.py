@@ -146,10 +146,13 @@ class EngineJob(Job):
         try:
             with registry.changing(self._id) as kept:
                 names = tuple(f"{name}{at}" for name, count in self._requested.items() for at in range(count))
-                kept.ticket = self._launcher.submit(self._request(sum(self._requested.values()), names))
+                kept.ticket = self._submit(self._request(sum(self._requested.values()), names))
         except BaseException:
             self._forget()
             raise
+
+    def _submit(self, request: LaunchRequest) -> Ticket:
+        return self._launcher.submit(request)
 
     def _hosts(self) -> dict[str, HostMesh]:
         try:

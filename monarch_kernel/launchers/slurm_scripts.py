@@ -1,0 +1,112 @@
+"""The scripts of a Slurm job, for sh. They hold no secret: a worker reads its key from a file, or from munge.
+
+``keeper`` runs in the allocation for as long as it is kept: as the command of ``salloc`` on the machine that asked for
+it, or as the batch script of ``sbatch``. It runs ``start`` for each host, and so does a later program for a
+replacement. ``start`` runs ``worker`` on the node, as a step of its own, and keeps its output and exit code.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from monarch_kernel.launchers.base import MARKER, KeyWay, LaunchRequest
+
+#: What srun sets for one task, and by which programs such as Lightning and MPI would take a rank for that task.
+_OF_TASKS = (
+    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_TASK_PID SLURM_NTASKS SLURM_NPROCS "
+    "SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
+)
+#: In the command line of a worker, what is known on its node only.
+_ADDRESS, _NAME = "tcp://ADDRESS:0", "NODENAME"
+#: How often the keeper of an allocation without workers looks for new ones (seconds).
+_PAUSE = 5
+
+
+def keeper(folder: str, request: LaunchRequest) -> str:
+    """The command of an allocation: the number of its first host and how many it has are its arguments; an element of
+    an array has one."""
+    linger = max(1, int(request.command.idle))
+    return f"""#!/bin/sh
+# Keeps an allocation of monarch_kernel while workers run in it.
+n=$(($1 + ${{SLURM_ARRAY_TASK_ID:-0}})); end=$((n + $2))
+cd {shlex.quote(folder)} || exit 1
+trap 'kill $pause 2>/dev/null; exit 1' TERM HUP
+i=$n
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+  [ "$i" -lt "$end" ] || break
+  sh ./start.sh "$SLURM_JOB_ID" "$i" "$node" &
+  i=$((i + 1))
+done
+wait
+# A worker that was lost may be replaced here: until its idle time is over.
+lost=0; quiet=0
+while [ "$n" -lt "$i" ]; do [ "$(cat "$n.exit")" = 0 ] || lost=1; n=$((n + 1)); done
+while [ "$quiet" -lt {linger} ]; do
+  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ] || break
+  if squeue -h -s -j "$SLURM_JOB_ID" -o %j | grep -q '^{request.command.job}[.]'; then quiet=0
+  elif [ "$lost" = 0 ]; then break
+  else quiet=$((quiet + {_PAUSE})); fi
+  sleep {min(_PAUSE, linger)} & pause=$!
+  wait "$pause"
+done
+"""
+
+
+def start(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> str:
+    """Runs the worker of one host as a step: the Slurm job, the number of the host and its node are the arguments."""
+    # An expired credential has its payload all the same; then unmunge reports an error.
+    key_in = "</dev/null" if shared_home else '--input=all < "$2.credential"'
+    credential = "" if shared_home else '( umask 077; munge --restrict-uid="$(id -u)" < secret > "$2.credential" )\n'
+    input_none = "--input=none " if shared_home else ""
+    return f"""#!/bin/sh
+# Runs a worker of monarch_kernel on a node. $1: the job, $2: the number of the host, $3: the node
+cd {shlex.quote(folder)} || exit 1
+echo "$3" > "$2.node"
+unset SLURM_CPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS
+address=$(scontrol show node --oneliner "$3" | sed -n 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/p')
+end=$(date -d "$(squeue -h -j "$1" -o %e)" +%s 2>/dev/null) && left=$((end - $(date +%s))) || left=
+{credential}srun --jobid="$1" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --mem=0 --mpi=none --cpu-bind=none \\
+  --job-name={request.command.job}."$2" {input_none}\\
+  sh -c {shlex.quote(_worker(folder, request, port, interface, shared_home))} \\
+  worker "$2" "${{address:-$3}}" "$left" > "$2.out" 2> "$2.log" {key_in}
+echo $? > "$2.ended" && mv "$2.ended" "$2.exit"
+"""
+
+
+def _worker(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> str:
+    command = request.command
+    argv = command.argv(_ADDRESS, key=KeyWay.STDIN, announce=("-",), name=_NAME)
+    line = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{port}"').replace(_NAME, '"${SLURMD_NODENAME:-$2}"')
+    run = f'exec env {MARKER}={command.job}."$1" {line} ${{3:+--walltime "$3"}}'
+    if shared_home:
+        run += f" < {shlex.quote(f'{folder}/secret')}"
+    else:
+        run = f"unmunge --metadata=/dev/null --output=- | ( {run} )"
+    of_interface = (
+        f"a=$(ip -o addr show dev {shlex.quote(interface)} | "
+        "sed -n 's/.* inet6\\{0,1\\} \\([^/ ]*\\).*/\\1/p' | head -n 1)"
+    )
+    of_name = (
+        'look() { getent "$1" "$2" | sed -n "1s/ .*//p"; }\n'
+        'a=$(look ahostsv4 "$2"); a=${a:-$(look ahosts "$2")}\n'
+        # Some distributions give a host's own name an address of the loopback network.
+        'case "$a" in ""|127.*|::1) a=$(hostname -I | cut -d " " -f 1);; esac'
+    )
+    return f"""unset {_OF_TASKS}
+{of_interface if interface else of_name}
+[ -n "$a" ] || {{ echo "$2 has no address{f" at {interface}" * bool(interface)}" >&2; exit 2; }}
+case "$a" in *:*) a="[$a]";; esac
+{run}"""
+
+
+def batch(program: list[str]) -> str:
+    """Runs a program in the allocation, where ``SlurmJob`` finds that it is the client."""
+    return f"""#!/bin/sh
+# Runs the client of a job of monarch_kernel in its allocation.
+export {BATCH}="$SLURM_JOB_ID"
+exec {shlex.join(program)}
+"""
+
+
+#: Set by a batch script to the id of its Slurm job: the program's ``SlurmJob`` is the allocation that it runs in.
+BATCH = "MONARCH_KERNEL_SLURM_BATCH"

@@ -1,0 +1,190 @@
+"""Hosts from a real Slurm: what every launcher does, and what is Slurm's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.errors import InfeasibleError, LaunchError, StartTimeoutError, SubmissionRefusedError
+from monarch_kernel.job import EngineJob, SlurmJob
+from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.base import HostPhase, Launcher
+from monarch_kernel.launchers.slurm import SlurmLauncher
+from monarch_kernel.launchers.slurm_queue import expand
+from tests.conftest import wait_until
+from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
+from tests.launchers.slurm import Slurm, slurm
+
+__all__ = ["clean", "slurm"]
+
+
+class SlurmEngine(Engine):
+    """Two nodes."""
+
+    most = 2
+
+    def launcher(self) -> Launcher:
+        return SlurmLauncher()
+
+    def queue(self) -> Launcher:
+        return SlurmLauncher(arguments=["--begin=now+1hour"])
+
+
+@pytest.fixture
+def engine(slurm: Slurm) -> Engine:
+    return SlurmEngine()
+
+
+@pytest.fixture(autouse=True)
+def idle(slurm: Slurm) -> Iterator[None]:
+    """Each test begins with two free nodes, and leaves no job."""
+    slurm.wait_until_idle()
+    yield
+    left = slurm.say("squeue", "-h", "-t", "PD,R", "-o", "%i %j %T")
+    assert not left, f"the test left jobs in Slurm: {left}"
+
+
+class TestSlurm(Conformance):
+    pass
+
+
+def told(job: EngineJob) -> list[int]:
+    """The processes of a rank on each host."""
+    probers: Any = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1}).spawn("probers", Prober)
+    return [pid for pid, _, _ in probers.told.call().get().values()]
+
+
+def test_a_lost_node_is_replaced_in_the_same_allocation(slurm: Slurm) -> None:
+    job = SlurmJob({"hosts": 1}, spares=1, gpus_per_node=2, time_limit="0:30:00", idle=60)
+    procs = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1})
+    probers: Any = procs.spawn("probers", Prober)
+    first = probers.told.call_one().get()[0]
+    host = job.status().hosts[0]
+    allocation = slurm.say("squeue", "-h", "-o", "%i")
+    assert host.devices == ("0", "1") and host.ends_at > host.since > 0
+    slurm.lose(host.name)
+    try:
+        wait_until(lambda: not job.active, "Slurm tells of it")
+        assert f"Slurm has taken {host.name}" in job.status().reason or "srun" in job.status().reason
+        procs.heal(hosts=job).get()
+        assert probers.told.call_one().get()[0] != first
+        (other,) = job.status().hosts
+        assert other.state is HostPhase.UP and other.name != host.name and other.devices == ("0", "1")
+        assert slurm.say("squeue", "-h", "-o", "%i") == allocation
+        job.kill()
+    finally:
+        slurm.repair(host.name)
+
+
+def test_an_array_is_a_job_for_each_host_and_the_loss_of_one_asks_for_another(slurm: Slurm) -> None:
+    job = SlurmJob({"hosts": 2}, way="array", exclusive=False, idle=60)
+    assert len(told(job)) == 2
+    assert slurm.say("squeue", "-h", "-r", "-o", "%D").split() == ["1", "1"]
+    job.resize(1)
+    wait_until(lambda: slurm.say("squeue", "-h", "-r", "-t", "R", "-o", "%D").split() == ["1"], "its job has ended")
+    job.kill()
+
+
+def test_sbatch_keeps_an_allocation_too(slurm: Slurm) -> None:
+    job = SlurmJob({"hosts": 2}, way="sbatch", exclusive=False, idle=60)
+    assert len(told(job)) == 2
+    job.kill()
+    assert not processes_of(job.job_id or "none")
+
+
+def test_without_a_shared_home_the_key_goes_by_munge(slurm: Slurm) -> None:
+    job = SlurmJob({"hosts": 1}, shared_home=False, exclusive=False, idle=60)
+    assert len(told(job)) == 1
+    credential = Path(job._record().ticket.data["folder"], "0.credential")  # type: ignore[union-attr]
+    assert credential.read_text().startswith("MUNGE:") and credential.stat().st_mode & 0o777 == 0o600
+    job.kill()
+    assert not credential.parent.exists()
+
+
+def test_what_slurm_refuses_raises_its_own_words(slurm: Slurm) -> None:
+    for way, said in (("salloc", "salloc: error: invalid partition"), ("sbatch", "sbatch: error: invalid partition")):
+        with pytest.raises(LaunchError, match=said):
+            SlurmJob({"hosts": 1}, partition="nowhere", way=way).apply()
+    with pytest.raises(InfeasibleError, match="Requested node configuration is not available.*debug 2 nodes"):
+        SlurmJob({"hosts": 1}, gpus_per_node=5).apply()
+    with pytest.raises(InfeasibleError, match=r"PENDING \(PartitionNodeLimit\)"):
+        SlurmJob({"hosts": 3}, way="sbatch").apply()
+    with pytest.raises(SubmissionRefusedError, match="unrecognized option '--nonsense'"):
+        SlurmJob({"hosts": 1}, slurm_args=["--nonsense"]).apply()
+    assert not registry.records()
+
+
+def test_the_queue_says_why_a_job_waits(slurm: Slurm) -> None:
+    first = SlurmJob({"hosts": 2}, time_limit=600.0, idle=60)
+    first.apply()
+    second = SlurmJob({"hosts": 1}, idle=60, job_start_timeout=0.1, keep_partial=True)
+    with pytest.raises(StartTimeoutError, match=r"0 of 1 hosts .* PENDING \("):
+        second.state(cached_path=None)
+
+    def expected() -> bool:
+        (host,) = second.status().hosts
+        return host.state is HostPhase.QUEUED and host.reason == "PENDING (Resources)" and host.expected_start > 0
+
+    wait_until(expected, "Slurm has planned its start")
+    first.kill()
+    second.timeout = 60
+    assert len(second.state(cached_path=None).hosts) == 1
+    second.kill()
+
+
+CLIENT = """
+import sys
+sys.path.insert(0, {root!r})
+from monarch_kernel.job import SlurmJob
+job = SlurmJob.here(idle=60) if "here" in sys.argv else SlurmJob({{"hosts": 2}}, idle=60)
+procs = job.state().hosts.spawn_procs(per_host={{"gpus": 1}})
+procs.initialized.get()
+print("ranks", len(procs), [host.name for host in job.status().hosts], flush=True)
+job.kill()
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Path:
+    """A script that takes hosts of the allocation that it runs in."""
+    path = tmp_path / "client.py"
+    path.write_text(CLIENT.format(root=str(Path(__file__).parents[2])))
+    return path
+
+
+def test_a_script_runs_in_the_allocation(slurm: Slurm, client: Path) -> None:
+    job = SlurmJob({"hosts": 2}, idle=60)
+    job.apply(str(client))
+    wait_until(lambda: not job.active, "the script has ended", 100)
+    assert "ranks 2 ['n1', 'n2']" in job.log(0)
+    assert "COMPLETED" in job.status().reason
+    with pytest.raises(FileNotFoundError, match="nothing was submitted"):
+        SlurmJob({"hosts": 1}).apply("nowhere.py")
+    job.kill()
+
+
+def test_the_nodes_of_the_allocation_that_a_program_runs_in(slurm: Slurm, client: Path) -> None:
+    argv = ["salloc", "--no-bell", "-N2", sys.executable, str(client), "here"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert "ranks 2 ['n1', 'n2']" in done.stdout, done.stderr
+    with pytest.raises(LaunchError, match="runs in no allocation"):
+        SlurmJob.here()
+    with pytest.raises(SubmissionRefusedError, match="there is no such job of yours"):
+        SlurmJob({"hosts": 1}, attach_to=99999).apply()
+
+
+def test_arguments_are_checked() -> None:
+    assert expand("n[1-3,07],gpu[01-02]-ib,solo") == ("n1", "n2", "n3", "n07", "gpu01-ib", "gpu02-ib", "solo")
+    assert expand("a[1-2]b[3-4]") == ("a1b3", "a1b4", "a2b3", "a2b4")
+    limits = {"90": 5400, "1:30": 90, "2:00:00": 7200, "1-12": 129600, "1-00:30": 88200, 30.0: 30}
+    for text, seconds in limits.items():
+        assert SlurmJob({"hosts": 1}, time_limit=text)._resources.walltime == seconds
+    assert SlurmJob({"hosts": 1}, mem="64G")._resources.memory == 64 * 2**30
+    for wrong in ({"time_limit": "soon"}, {"mem": "much"}, {"way": "qsub"}, {"way": "array", "spares": 1}):
+        with pytest.raises(ValueError, match="no time limit|no amount of memory|no way|no spares"):
+            SlurmJob({"hosts": 1}, **wrong)  # type: ignore[arg-type]
