@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,8 @@ _FILES = ["*.sh", "*.node", "*.out", "*.log", "*.exit", "*.ended", "*.credential
 WAYS = ("salloc", "sbatch", "array")
 #: How long salloc may take to say that its request is in the queue (seconds).
 _SUBMIT_TIME = 60.0
+#: How long the scripts of a job that has ended may take to end (seconds).
+_KEEPER_TIME = 2.0
 #: How often files of an allocation are looked at (seconds).
 _PAUSE = 0.02
 _ID = re.compile(r"job allocation (\d+)|Submitted batch job (\d+)|^(\d+)(?:;\S*)?$", re.MULTILINE)
@@ -88,6 +90,14 @@ class _Data(msgspec.Struct):
         if (added := self.places.get(str(host))) is not None:
             return added
         return next(part.id for part in self.parts if part.first <= host < part.first + part.count)
+
+
+class _Place(NamedTuple):
+    """A node of a running job: the id of the job in tickets, its own number, and the node."""
+
+    job: str
+    number: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -177,7 +187,7 @@ class SlurmLauncher(Launcher):
         try:
             if self._allocation:
                 data.parts = [_Part(self._allocation, 0, 0, own=False)]
-                self._add(data, range(request.hosts), self._free(data, JobStatus(())), request)
+                self._add(data, range(request.hosts), self._free(data, JobStatus(())))
             else:
                 data.parts = self._new(path, 0, request)
         except BaseException:
@@ -216,7 +226,7 @@ class SlurmLauncher(Launcher):
         if len(here) < count:
             rest = new[len(here) :]
             data.parts += self._new(data.folder, rest.start, _for(request, len(rest)))
-        self._add(data, here, free, request)
+        self._add(data, here, free)
         return self._ticket(ticket.job, new.stop, data)
 
     def _ticket(self, job: str, hosts: int, data: _Data) -> Ticket:
@@ -341,14 +351,14 @@ class SlurmLauncher(Launcher):
 
     # -- places that a job has already ----------------------------------------------------------------
 
-    def _free(self, data: _Data, status: JobStatus) -> list[tuple[str, str]]:
-        """The nodes of running jobs on which no host lives, each with its job: first those that had none."""
+    def _free(self, data: _Data, status: JobStatus) -> list[_Place]:
+        """The nodes of running jobs on which no host lives: first those that had none."""
         jobs = self._jobs(data, fresh=True)
         used: dict[str, HostPhase] = {}
         for host in status.hosts:
             if used.get(host.name) is not HostPhase.UP:
                 used[host.name] = HostPhase.GONE if host.state is HostPhase.GONE else HostPhase.UP
-        free: list[tuple[str, str]] = []
+        free: list[_Place] = []
         for part in data.parts:
             job = jobs.get(part.id)
             if job is None or job.state != "RUNNING":
@@ -356,18 +366,20 @@ class SlurmLauncher(Launcher):
                     said = str(job) if job is not None else "there is no such job of yours"
                     raise SubmissionRefusedError(self.name, f"no worker can be started in job {part.id}: {said}")
                 continue
-            free += [(part.id, node) for node in job.nodes if used.get(node) is not HostPhase.UP]
-        return sorted(free, key=lambda place: place[1] in used)
+            nodes = [node for node in job.nodes if used.get(node) is not HostPhase.UP]
+            free += [_Place(part.id, job.number, node) for node in nodes]
+        return sorted(free, key=lambda place: place.node in used)
 
-    def _add(self, data: _Data, hosts: range, free: list[tuple[str, str]], request: LaunchRequest) -> None:
+    def _add(self, data: _Data, hosts: range, free: list[_Place]) -> None:
         """Start workers on nodes that a job has."""
         if len(free) < len(hosts):
             raise InfeasibleError(
                 f"{len(hosts)} hosts were asked for, and {len(free)} nodes of job {self._allocation} are free"
             )
-        for host, (job, node) in zip(hosts, free):
-            data.places[str(host)] = job
-            process = _detached(["sh", f"{data.folder}/start.sh", job, str(host), node], subprocess.DEVNULL)
+        for host, place in zip(hosts, free):
+            data.places[str(host)] = place.job
+            argv = ["sh", f"{data.folder}/start.sh", place.number, str(host), place.node]
+            process = _detached(argv, subprocess.DEVNULL)
             threading.Thread(target=process.wait, name="slurm-srun", daemon=True).start()
 
     # -- asking where they are ------------------------------------------------------------------------
@@ -401,12 +413,12 @@ class SlurmLauncher(Launcher):
         if job.waits:
             start = job.start if job.start > time.time() else 0.0
             return HostStatus(host=number, state=HostPhase.QUEUED, reason=str(job), expected_start=start)
+        if seen.node and seen.node not in job.nodes and job.state == "RUNNING":
+            why = f"Slurm has taken {seen.node} from job {job.id}: {self._node_reason(seen.node)}"
+            return HostStatus(host=number, state=HostPhase.GONE, name=seen.node, reason=why)
         said = find_announcement(seen.out)
         if seen.code is not None or (said is not None and said.error):
             return self._without_job(data, number, seen, f"exit {seen.code}")
-        if seen.node and seen.node not in job.nodes:
-            why = f"Slurm has taken {seen.node} from job {job.id}: {self._node_reason(seen.node)}"
-            return HostStatus(host=number, state=HostPhase.GONE, name=seen.node, reason=why)
         if said is not None and job.state != "COMPLETING":
             return HostStatus.announced(number, said, name=seen.node, ends_at=said.ends_at or job.end, since=job.start)
         why = "the client script runs" if data.script else "its worker is starting"
@@ -473,7 +485,17 @@ class SlurmLauncher(Launcher):
                 break  # Slurm has promised, and a node that does not answer takes its time
             time.sleep(0.1)
         if hosts is None:
+            self._wait_for_keepers(data.folder, ticket.hosts)
             _remove_folder(data.folder)
+
+    def _wait_for_keepers(self, folder: str, hosts: int) -> None:
+        """Wait until no script writes into the folder any more; one whose machine was lost never says so."""
+        limit = time.monotonic() + _KEEPER_TIME
+        while time.monotonic() < limit:
+            files = [_host(folder, number) for number in range(hosts)]
+            if all(seen.code is not None or not seen.node for seen in files):
+                return
+            time.sleep(_PAUSE)
 
     def _cancel(self, jobs: Sequence[str]) -> None:
         with contextlib.suppress(UnreachableError):  # it ended meanwhile

@@ -34,7 +34,8 @@ class QueuedJob:
     """A job, as squeue shows it.
 
     Attributes:
-        id: the number; of an element of an array, with the number of the element, as in "12_3".
+        id: the number; of an element of an array, that of the array with that of the element, as in "12_3".
+        number: the number of its own, for srun.
         state: "PENDING", "RUNNING", ...
         reason: why it is in that state; "" if squeue gives none.
         nodes: those it has; one that was lost is not among them.
@@ -43,6 +44,7 @@ class QueuedJob:
     """
 
     id: str
+    number: str
     state: str
     reason: str = ""
     nodes: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ def queue(limit: float, fresh: bool = False) -> Mapping[str, QueuedJob]:
     with _lock:
         answer = _answers.setdefault(os.environ.get("SLURM_CONF", ""), _Answer())
         if fresh or time.monotonic() - answer.at > _FRESH:
-            said = run(["squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T|%r|%N|%S|%e"], limit)
+            said = run(["squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%A|%T|%r|%N|%S|%e"], limit)
             answer.jobs = {job.id: job for job in map(_job, said.splitlines()) if job is not None}
             answer.at = time.monotonic()
         return answer.jobs
@@ -111,7 +113,7 @@ def ended(job: str, limit: float) -> str:
     """How a job has ended that squeue no longer shows, where accounting is kept; "" if it is not known."""
     try:
         said = run(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode"], limit)
-    except UnreachableError:
+    except (UnreachableError, LaunchError):
         return ""
     state, _, code = (said.strip().splitlines() or [""])[0].partition("|")
     return f"{state} (exit code {code})" if code and code != "0:0" else state
@@ -121,7 +123,7 @@ def partitions(limit: float) -> str:
     """What the partitions have, in a clause; "" if Slurm does not say."""
     try:
         said = run(["sinfo", "-h", "-o", "%P|%D|%c|%m|%G|%l"], limit)
-    except UnreachableError:
+    except (UnreachableError, LaunchError):
         return ""
     found: list[str] = []
     for line in said.splitlines():
@@ -185,12 +187,12 @@ def _numbers(text: str) -> list[str]:
 
 def _job(line: str) -> QueuedJob | None:
     fields = line.strip().split("|")
-    if len(fields) != 6:
+    if len(fields) != 7:
         return None
-    number, state, reason, nodes, start, end = fields
+    name, number, state, reason, nodes, start, end = fields
     reason = "" if reason in ("None", "(null)", "N/A") else reason
     try:
-        return QueuedJob(number, state, reason, expand(nodes), _time(start), _time(end))
+        return QueuedJob(name, number, state, reason, expand(nodes), _time(start), _time(end))
     except ValueError:
         return None
 

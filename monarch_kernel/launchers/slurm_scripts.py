@@ -69,7 +69,10 @@ end=$(date -d "$(squeue -h -j "$1" -o %e)" +%s 2>/dev/null) && left=$((end - $(d
   --job-name={request.command.job}."$2" {input_none}\\
   sh -c {shlex.quote(_worker(folder, request, port, interface, shared_home))} \\
   worker "$2" "${{address:-$3}}" "$left" > "$2.out" 2> "$2.log" {key_in}
-echo $? > "$2.ended" && mv "$2.ended" "$2.exit"
+code=$?
+# srun ends with 0 when it loses a node.
+[ "$code" = 0 ] && grep -q '^srun: error: ' "$2.log" && code=255
+echo "$code" > "$2.ended" && mv "$2.ended" "$2.exit"
 """
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.errors import InfeasibleError, LaunchError, StartTimeoutError, SubmissionRefusedError
+from monarch_kernel.errors import (
+    InfeasibleError,
+    LaunchError,
+    StartTimeoutError,
+    SubmissionRefusedError,
+    SupervisionError,
+)
 from monarch_kernel.job import EngineJob, SlurmJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher
@@ -69,8 +75,11 @@ def test_a_lost_node_is_replaced_in_the_same_allocation(slurm: Slurm) -> None:
     assert host.devices == ("0", "1") and host.ends_at > host.since > 0
     slurm.lose(host.name)
     try:
-        wait_until(lambda: not job.active, "Slurm tells of it")
-        assert f"Slurm has taken {host.name}" in job.status().reason or "srun" in job.status().reason
+        with pytest.raises(SupervisionError):
+            while True:
+                probers.told.call_one().get()
+        wait_until(lambda: "power supply" in job.status().reason, "Slurm tells of it")
+        assert f"Slurm has taken {host.name} from job {allocation}: down" in job.status().reason
         procs.heal(hosts=job).get()
         assert probers.told.call_one().get()[0] != first
         (other,) = job.status().hosts
@@ -81,12 +90,24 @@ def test_a_lost_node_is_replaced_in_the_same_allocation(slurm: Slurm) -> None:
         slurm.repair(host.name)
 
 
-def test_an_array_is_a_job_for_each_host_and_the_loss_of_one_asks_for_another(slurm: Slurm) -> None:
+def test_an_array_is_a_job_for_each_host(slurm: Slurm) -> None:
     job = SlurmJob({"hosts": 2}, way="array", exclusive=False, idle=60)
-    assert len(told(job)) == 2
-    assert slurm.say("squeue", "-h", "-r", "-o", "%D").split() == ["1", "1"]
+    procs = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1})
+    probers: Any = procs.spawn("probers", Prober)
+    before = [pid for pid, _, _ in probers.told.call().get().values()]
+    jobs = slurm.say("squeue", "-h", "-r", "-o", "%i %D").splitlines()
+    assert len(jobs) == 2 and all(line.endswith(" 1") for line in jobs)
+    TestSlurm()._lose(job, 1)
+    with pytest.raises(SupervisionError):
+        while True:
+            probers.told.call().get()
+    wait_until(lambda: not job.active, "Slurm knows of it")
+    procs.heal(hosts=job).get()
+    after = [pid for pid, _, _ in probers.told.call().get().values()]
+    assert after[0] == before[0] and after[1] != before[1]
+    assert slurm.say("squeue", "-h", "-r", "-o", "%i %D").splitlines() == jobs
     job.resize(1)
-    wait_until(lambda: slurm.say("squeue", "-h", "-r", "-t", "R", "-o", "%D").split() == ["1"], "its job has ended")
+    wait_until(lambda: len(slurm.say("squeue", "-h", "-r", "-t", "R", "-o", "%i").split()) == 1, "its job has ended")
     job.kill()
 
 
@@ -112,7 +133,7 @@ def test_what_slurm_refuses_raises_its_own_words(slurm: Slurm) -> None:
             SlurmJob({"hosts": 1}, partition="nowhere", way=way).apply()
     with pytest.raises(InfeasibleError, match="Requested node configuration is not available.*debug 2 nodes"):
         SlurmJob({"hosts": 1}, gpus_per_node=5).apply()
-    with pytest.raises(InfeasibleError, match=r"PENDING \(PartitionNodeLimit\)"):
+    with pytest.raises(InfeasibleError, match=r"PENDING \(Partition(Config|NodeLimit)\)"):
         SlurmJob({"hosts": 3}, way="sbatch").apply()
     with pytest.raises(SubmissionRefusedError, match="unrecognized option '--nonsense'"):
         SlurmJob({"hosts": 1}, slurm_args=["--nonsense"]).apply()
