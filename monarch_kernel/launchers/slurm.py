@@ -354,10 +354,10 @@ class SlurmLauncher(Launcher):
     def _free(self, data: _Data, status: JobStatus) -> list[_Place]:
         """The nodes of running jobs on which no host lives: first those that had none."""
         jobs = self._jobs(data, fresh=True)
-        used: dict[str, HostPhase] = {}
-        for host in status.hosts:
-            if used.get(host.name) is not HostPhase.UP:
-                used[host.name] = HostPhase.GONE if host.state is HostPhase.GONE else HostPhase.UP
+        # By job, too: several may share a node.
+        places = [(data.job_of(host.host), host.name) for host in status.hosts]
+        used = set(places)
+        living = {place for place, host in zip(places, status.hosts) if host.state is not HostPhase.GONE}
         free: list[_Place] = []
         for part in data.parts:
             job = jobs.get(part.id)
@@ -366,9 +366,9 @@ class SlurmLauncher(Launcher):
                     said = str(job) if job is not None else "there is no such job of yours"
                     raise SubmissionRefusedError(self.name, f"no worker can be started in job {part.id}: {said}")
                 continue
-            nodes = [node for node in job.nodes if used.get(node) is not HostPhase.UP]
+            nodes = [node for node in job.nodes if (part.id, node) not in living]
             free += [_Place(part.id, job.number, node) for node in nodes]
-        return sorted(free, key=lambda place: place.node in used)
+        return sorted(free, key=lambda place: (place.job, place.node) in used)
 
     def _add(self, data: _Data, hosts: range, free: list[_Place]) -> None:
         """Start workers on nodes that a job has."""
@@ -419,7 +419,9 @@ class SlurmLauncher(Launcher):
         said = find_announcement(seen.out)
         if seen.code is not None or (said is not None and said.error):
             return self._without_job(data, number, seen, f"exit {seen.code}")
-        if said is not None and job.state != "COMPLETING":
+        if job.state == "COMPLETING":
+            return self._without_job(data, number, seen, str(job))
+        if said is not None:
             return HostStatus.announced(number, said, name=seen.node, ends_at=said.ends_at or job.end, since=job.start)
         why = "the client script runs" if data.script else "its worker is starting"
         if job.state != "RUNNING":

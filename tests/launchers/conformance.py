@@ -301,7 +301,8 @@ class Conformance:
         assert done.returncode == -9 and job
         wait_until(lambda: not processes_of(job), "its host has ended after the idle time")
         found = EngineJob.find(job)
-        assert not found.active and found.status().hosts[0].state is HostPhase.GONE
+        wait_until(lambda: not found.active, "the engine knows of it")
+        assert found.status().hosts[0].state is HostPhase.GONE
         found.kill()
 
     def test_two_jobs_at_once(self, engine: Engine) -> None:

@@ -129,8 +129,7 @@ class Slurm:
 
     def repair(self, node: str) -> None:
         """It is there again."""
-        self.start(node)
-        self.say("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        self.start(node)  # Slurm takes it back as it registers (ReturnToService)
         self.wait_until_idle()
 
     def _of_node(self, node: str) -> list[int]:
