@@ -42,7 +42,7 @@ wait
 lost=0; quiet=0
 while [ "$n" -lt "$i" ]; do [ "$(cat "$n.exit")" = 0 ] || lost=1; n=$((n + 1)); done
 while [ "$quiet" -lt {linger} ]; do
-  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ] || break
+  squeue -h -j "$SLURM_JOB_ID" -o '%A %T' 2>/dev/null | grep -qx "$SLURM_JOB_ID RUNNING" || break
   if squeue -h -s -j "$SLURM_JOB_ID" -o %j | grep -q '^{request.command.job}[.]'; then quiet=0
   elif [ "$lost" = 0 ]; then break
   else quiet=$((quiet + {_PAUSE})); fi
@@ -64,7 +64,9 @@ cd {shlex.quote(folder)} || exit 1
 echo "$3" > "$2.node"
 unset SLURM_CPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS
 address=$(scontrol show node --oneliner "$3" | sed -n 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/p')
-end=$(date -d "$(squeue -h -j "$1" -o %e)" +%s 2>/dev/null) && left=$((end - $(date +%s))) || left=
+# One element of an array has the number of the array, for which squeue lists all of them.
+end=$(squeue -h -j "$1" -o '%A %e' | sed -n "s/^$1 //p")
+end=$(date -d "${{end:-unknown}}" +%s 2>/dev/null) && left=$((end - $(date +%s))) || left=
 {credential}srun --jobid="$1" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --mem=0 --mpi=none --cpu-bind=none \\
   --job-name={request.command.job}."$2" {input_none}\\
   sh -c {shlex.quote(_worker(folder, request, port, interface, shared_home))} \\
