@@ -44,11 +44,30 @@ _COMMANDS = {
     "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),
     "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
     "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.jobs:add_exec_command"),
+    "completion": _Command(
+        "print what bash or zsh needs to complete these commands",
+        "monarch_kernel.cli.completion:add_completion_command",
+    ),
     "keys": _Command(
         "make keys for controllers and workers, and lists of keys that may connect",
         "monarch_kernel.cli.keys:add_keys_command",
     ),
 }
+
+
+def commands() -> list[str]:
+    """The names of all commands."""
+    return list(_COMMANDS)
+
+
+def command_parser(name: str) -> argparse.ArgumentParser | None:
+    """The parser of a command; None: there is no such command."""
+    if name not in _COMMANDS:
+        return None
+    parser = argparse.ArgumentParser(prog=f"monarch-kernel {name}")
+    module, _, function = _COMMANDS[name].setup.partition(":")
+    getattr(import_module(module), function)(parser)
+    return parser
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:

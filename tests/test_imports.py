@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
         PROTOCOL,
         *FACADES,
         LAUNCHERS,
+        "monarch_kernel.__main__",
         f"{KERNEL}.install",
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_exec",

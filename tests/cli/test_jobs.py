@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     yield command
     command("kill", "--orphans")
-    assert os.listdir(root / "state" / "monarch_kernel" / "jobs") == []
+    assert not list((root / "state" / "monarch_kernel" / "jobs").glob("*"))
 
 
 def test_hosts_from_the_terminal(run: Run) -> None:
@@ -66,3 +66,16 @@ def test_lines_that_are_wrong(run: Run) -> None:
     assert "--nodes HOST,..." in run("up", "ssh", "--help").stdout
     gone = run("exec", "--", "true")
     assert gone.returncode == 1 and "there is no job" in gone.stderr
+
+
+def test_completion(run: Run) -> None:
+    def words(*typed: str) -> list[str]:
+        return run("completion", "words", "--", *typed).stdout.split()
+
+    assert words("st") == ["status"]
+    assert words("up", "") == ["process", "ssh"]
+    assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
+    assert words("kill", "--o") == ["--orphans"]
+    script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)
+    assert "-F _monarch_kernel monarch-kernel" in done.stdout

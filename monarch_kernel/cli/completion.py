@@ -1,0 +1,72 @@
+"""``monarch-kernel completion bash|zsh``: completes commands, options, engines, profiles and jobs in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+#: Each asks this program for the completions of its words; without any, the shell completes files.
+_SCRIPTS = {
+    "bash": """\
+_monarch_kernel() {
+  local IFS=$'\\n'
+  COMPREPLY=($(monarch-kernel completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _monarch_kernel monarch-kernel
+""",
+    "zsh": """\
+#compdef monarch-kernel
+_monarch_kernel() {
+  local -a found
+  found=("${(@f)$(monarch-kernel completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+  [[ -n "$found" ]] && compadd -a found || _files
+}
+compdef _monarch_kernel monarch-kernel
+""",
+}
+_JOB_COMMANDS = ("status", "logs", "kill")
+
+
+def add_completion_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel completion``."""
+    parser.description = (
+        'Prints what a shell needs to complete the words of monarch-kernel. In ~/.bashrc: eval "$(monarch-kernel '
+        'completion bash)"; in ~/.zshrc, after compinit: eval "$(monarch-kernel completion zsh)".'
+    )
+    parser.add_argument("shell", choices=[*_SCRIPTS, "words"], help="words: print the completions of some words")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="with words: those after monarch-kernel")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.shell in _SCRIPTS:
+        print(_SCRIPTS[options.shell], end="")
+        return 0
+    words = options.words or [""]
+    print("\n".join(sorted({each for each in _candidates(words) if each.startswith(words[-1])})))
+    return 0
+
+
+def _candidates(words: Sequence[str]) -> Iterable[str]:
+    """What the last word may be, after the others."""
+    from monarch_kernel.__main__ import command_parser, commands
+    from monarch_kernel.launchers.asking import add_engine_options, job_ids, places
+
+    if len(words) == 1:
+        return commands()
+    command, before, word = words[0], words[-2], words[-1]
+    parser = command_parser(command)
+    if parser is None or "--" in words[1:-1]:
+        return ()
+    on = next((each for each in words[1:-1] if not each.startswith("-")), "")
+    if command == "up" and on:
+        add_engine_options(parser, on)
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    action = options.get(before)
+    if action is not None and action.nargs != 0:
+        return job_ids() if before == "--job" else map(str, action.choices or ())
+    if word.startswith("-"):
+        return [name for name in options if name.startswith("--")]
+    if command in _JOB_COMMANDS:
+        return job_ids()
+    return set(places()) - {"local", *job_ids()} if command == "up" and not on else ()
