@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future as ThreadFuture
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.errors import build_actor_error
@@ -211,7 +213,7 @@ class Pool:
     def _of_rank(self, error: ActorError, rank: int) -> BaseException:
         """Convert the error of a call to one worker to an error of a call on the mesh, which names the rank."""
         failures = [
-            replace(failure, rank=rank, coords=dict(self.extent.point(rank)), proc=failure.proc)
+            msgspec.structs.replace(failure, rank=rank, coords=dict(self.extent.point(rank)), proc=failure.proc)
             for failure in error.failures[:1]
         ]
         if not failures:

@@ -5,8 +5,6 @@ with the part of that tree that leads to them. A group is installed once; each c
 message once. ``runtime.node.relay`` documents the protocol.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from typing import Any

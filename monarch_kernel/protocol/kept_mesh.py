@@ -4,8 +4,6 @@ Such an agent (a *keeper*) has at most one controller at a time, its *holder*. T
 with keys, of what a later holder needs to continue. The keeper stores the record without decoding it.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from monarch_kernel.protocol.private_files import NEW

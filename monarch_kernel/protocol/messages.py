@@ -8,8 +8,8 @@ precede the pickle in the body.
 This file is long because the wire is one list: a new message is added next to all others and their version.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` in modules of messages: msgspec would evaluate each annotation from its
+# text, which takes longer than everything else in them.
 import struct
 from collections.abc import Callable
 from typing import Any

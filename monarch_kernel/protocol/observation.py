@@ -3,8 +3,6 @@
 Every request is a lease: when it is not renewed in time, reports end, so a controller that is gone costs nothing.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from monarch_kernel.protocol.refs import Seconds
@@ -52,7 +50,7 @@ class RankActivity(msgspec.Struct, array_like=True, tag=82):
     sent: int = 0  # bytes of answers so far
     received: int = 0  # bytes of calls
 
-    def joined(self, later: RankActivity) -> RankActivity:
+    def joined(self, later: "RankActivity") -> "RankActivity":
         """This report and a later one of the same rank, as one."""
         actors = {actor.actor: actor for actor in self.actors if actor.actor not in later.gone}
         actors.update((actor.actor, actor) for actor in later.actors)

@@ -5,8 +5,6 @@ turns them into the host's own. So a message that starts procs is the same for e
 placement changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec
@@ -30,12 +28,12 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
         """The host's path for a path of the controller; None if it is in none of the folders."""
         return moved(path, self.folders)
 
-    def updated(self, newer: Placement) -> Placement:
+    def updated(self, newer: "Placement") -> "Placement":
         """This placement with everything that another one says; folders inside its folders are its own, too."""
         kept = {here: there for here, there in self.folders.items() if moved(here, newer.folders) is None}
         return Placement({**kept, **newer.folders}, {**self.env, **newer.env}, newer.python or self.python)
 
-    def without(self, folder: str) -> Placement:
+    def without(self, folder: str) -> "Placement":
         """This placement without anything that names a folder of the host or what is in it."""
         python = "" if is_below(self.python, folder) else self.python
         env = {name: None if value and is_below(value, folder) else value for name, value in self.env.items()}

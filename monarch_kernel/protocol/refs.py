@@ -1,7 +1,5 @@
 """References to processes and memory, and deaths, as messages carry them."""
 
-from __future__ import annotations
-
 import enum
 from typing import Annotated
 
@@ -28,7 +26,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
     gateway: str = ""
     gateway_address: str = ""  # a URL where others may connect; "" for a gateway that only connects to others
 
-    def agent_ref(self) -> ProcRef:
+    def agent_ref(self) -> "ProcRef":
         """The reference of its host agent."""
         return ProcRef(
             self.agent,
@@ -46,7 +44,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
         """Whether this is a controller: it has no host agent, is its own gateway, and cannot be dialled."""
         return self.agent == self.id and self.gateway == self.id and not self.gateway_address
 
-    def beside(self, proc: str, address: str) -> ProcRef:
+    def beside(self, proc: str, address: str) -> "ProcRef":
         """A reference to another proc of the same agent."""
         return ProcRef(
             proc,
@@ -79,7 +77,7 @@ class DeathKind(enum.IntEnum):
     HOST_ENDING = 13  # a proc whose host agent stops all procs, as its host is about to end
 
     @classmethod
-    def _missing_(cls, value: object) -> DeathKind:
+    def _missing_(cls, value: object) -> "DeathKind":
         return cls.UNKNOWN  # of a later version
 
     @property
@@ -136,7 +134,7 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
         pid: int = 0,
         detail: str = "",
         signal: int = 0,
-    ) -> Death:
+    ) -> "Death":
         """A death of this kind."""
         return cls(cause, kind.what, proc, host, pid, detail, kind, signal)
 

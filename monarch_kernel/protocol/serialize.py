@@ -9,14 +9,13 @@ A body consists of the out-of-band buffers, each padded to 64 bytes so that arra
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
-
-import cloudpickle
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
@@ -63,6 +62,10 @@ def _goes_by_value(obj: Any) -> bool:
 
 
 def _registered() -> Any:
+    if "cloudpickle" not in sys.modules:  # then no module can be registered
+        return ()
+    import cloudpickle
+
     return cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
 
 
@@ -83,17 +86,22 @@ class _FastPickler(pickle.Pickler):
         return NotImplemented
 
 
-class _ByValuePickler(cloudpickle.Pickler):
-    """cloudpickle, with tensors' memory out of band."""
+@functools.cache
+def _by_value_pickler() -> Any:
+    """cloudpickle's pickler, with tensors' memory out of band."""
+    import cloudpickle
 
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        reduce = _OUT_OF_BAND.get(kind.__name__)
-        if reduce is not None:
-            reduced = reduce(obj, kind)
-            if reduced is not NotImplemented:
-                return reduced
-        return super().reducer_override(obj)
+    class ByValuePickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            kind = type(obj)
+            reduce = _OUT_OF_BAND.get(kind.__name__)
+            if reduce is not None:
+                reduced = reduce(obj, kind)
+                if reduced is not NotImplemented:
+                    return reduced
+            return super().reducer_override(obj)
+
+    return ByValuePickler
 
 
 def _reduce_array(array: Any, kind: type) -> Any:
@@ -192,7 +200,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
         # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
         kept.clear()
         out = io.BytesIO()
-        _ByValuePickler(out, 5, buffer_callback=keep).dump(obj)  # type: ignore[no-untyped-call]
+        _by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
     if not kept:
         return out.getvalue(), ()
     pieces: Buffers = []
@@ -215,6 +223,8 @@ def dumps_flat(obj: Any) -> bytes:
     try:
         _FastPickler(out, 5).dump(obj)
     except (_ByValue, pickle.PicklingError, AttributeError):
+        import cloudpickle
+
         return cloudpickle.dumps(obj, 5)  # type: ignore[no-untyped-call]
     return out.getvalue()
 

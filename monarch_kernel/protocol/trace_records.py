@@ -1,7 +1,5 @@
 """What a process has recorded for a trace, as it crosses to the process that collects it."""
 
-from __future__ import annotations
-
 import msgspec
 
 #: Kinds of records.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 #: The longest path that a Unix socket can have (bytes).
 _LONGEST_PATH = 107
-_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s]+):(\d+)")
+_TCP = r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s]+):(\d+)"
 _EVERYWHERE = {"*", "0.0.0.0", "[::]", "[::0]"}
 
 
@@ -97,11 +97,11 @@ def _check(url: str, whole: str) -> None:
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise AddressError(f"{whole}: the path of a socket has at most {_LONGEST_PATH} bytes")
         return
-    match = _TCP.fullmatch(url)
+    match = re.fullmatch(_TCP, url)
     if match is None or int(match[2]) > 65535:
         raise AddressError(f"{whole} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
 
 
 def _host_and_port(url: str) -> tuple[str, int]:
-    match = _TCP.fullmatch(url)
+    match = re.fullmatch(_TCP, url)
     return (match[1], int(match[2])) if match else ("", 0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_kernel.runtime.actor.context import context
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node.future import Future
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,6 +75,8 @@ class _Deferred(Future[Any]):
         return super().get(timeout)
 
     def _drive(self, body: Coroutine[Any, Any, Any], timeout: float | None) -> None:
+        import asyncio
+
         async def limited() -> Any:
             task = asyncio.get_running_loop().create_task(body, context=self._context)
             try:
@@ -97,6 +101,8 @@ class _Deferred(Future[Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         body = self._claim()
         if body is not None:
+            import asyncio
+
             self._task = asyncio.get_running_loop().create_task(body, context=self._context)
             self._task.add_done_callback(self._settle)
         return (yield from super().__await__())
@@ -104,6 +110,8 @@ class _Deferred(Future[Any]):
     def _settle(self, task: asyncio.Task[Any]) -> None:
         self._task = None
         if task.cancelled():
+            import asyncio
+
             self._reject(asyncio.CancelledError(f"{self.what} was cancelled"))
         elif (error := task.exception()) is not None:
             self._reject(error)
@@ -125,6 +133,8 @@ class _Deferred(Future[Any]):
 
 
 def _loop_runs_here() -> bool:
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
+
+import msgspec
 
 from monarch_kernel.runtime.actor.context import context
 
 
-@dataclass(frozen=True, slots=True)
-class Undeliverable:
+class Undeliverable(msgspec.Struct, frozen=True):
     """A message whose receiver is dead.
 
     Attributes:
@@ -93,6 +94,8 @@ class EndpointProperty:
         self.instrument = instrument
         self.concurrent = concurrent
         self.is_async = inspect.iscoroutinefunction(function)
+        if self.is_async and not function.__module__.startswith("monarch_kernel."):
+            import_module("asyncio")  # fork servers load it, too, if it is loaded here
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         self.__wrapped__ = function

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
+
+import msgspec
 
 from monarch_kernel.protocol.faults import Fault, static_base
 from monarch_kernel.protocol.messages import Death, DeathKind
@@ -19,8 +20,7 @@ from monarch_kernel.runtime.actor import error_text
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
+class RankFailure(msgspec.Struct, frozen=True):
     """One failed rank: its location, and the fault that it raised or its death."""
 
     rank: int
@@ -44,18 +44,17 @@ class RankFailure:
         return self.death.cause if self.death is not None else "unknown"
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(msgspec.Struct):
     """The data of an `ActorError`, in one attribute because the original's type may use the same names."""
 
     exception: BaseException | None
     message: str
     call_name: str = ""
     extent: Extent | None = None
-    failures: list[RankFailure] = field(default_factory=list["RankFailure"])
-    values: dict[int, Any] = field(default_factory=dict[int, Any])
-    unanswered: list[int] = field(default_factory=list[int])
-    released: list[RankFailure] = field(default_factory=list["RankFailure"])
+    failures: list[RankFailure] = msgspec.field(default_factory=list)
+    values: dict[int, Any] = msgspec.field(default_factory=dict)
+    unanswered: list[int] = msgspec.field(default_factory=list)
+    released: list[RankFailure] = msgspec.field(default_factory=list)
     text: str | None = None
 
 

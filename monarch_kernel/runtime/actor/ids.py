@@ -6,14 +6,14 @@ that make and compare identifiers themselves.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import Any
 
 _DIGITS = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
-_LABEL = re.compile(r"[a-z](?:[a-zA-Z0-9_-]*[a-z0-9])?")
+_LABEL = r"[a-z](?:[a-zA-Z0-9_-]*[a-z0-9])?"
 _LONGEST = 63
-_UID = re.compile(r"(?P<label>[^<>]*)(?:<(?P<value>[^<>]*)>)?")
+_UID = r"(?P<label>[^<>]*)(?:<(?P<value>[^<>]*)>)?"
 
 
 class Uid:
@@ -45,7 +45,7 @@ class Uid:
         Raises:
             ValueError: the text is not a uid.
         """
-        found = _UID.fullmatch(uid)
+        found = re.fullmatch(_UID, uid)
         if found is None or not uid:
             raise ValueError(f"invalid uid: {uid!r} is neither a label nor LABEL<NUMBER>")
         label, digits = found["label"] or None, found["value"]
@@ -57,7 +57,7 @@ class Uid:
     @staticmethod
     def instance(label: str | None = None) -> Uid:
         """A new instance, with a random number."""
-        return Uid._make(label, secrets.randbits(64))
+        return Uid._make(label, int.from_bytes(os.urandom(8), "little"))
 
     @staticmethod
     def anonymous() -> Uid:
@@ -165,7 +165,7 @@ class ProcId:
 def _check_label(label: str) -> None:
     if len(label) > _LONGEST:
         raise ValueError(f"invalid uid label: {label!r} exceeds {_LONGEST} characters")
-    if not _LABEL.fullmatch(label):
+    if not re.fullmatch(_LABEL, label):
         raise ValueError(
             f"invalid uid label: {label!r} is not letters, digits, '_' and '-' that start with a lowercase letter and "
             "end with a lowercase letter or digit"

@@ -13,21 +13,21 @@ from typing import Any
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.actor import transports
-from monarch_kernel.runtime.actor.execution import async_instance, instance
+from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 from monarch_kernel.runtime.actor.output import output_hub as output
 from monarch_kernel.runtime.transfer import backend_settings as transfer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")
+_PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*"
 
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, str):
         raise TypeError(f"it must be a string such as '10s' or '500ms', not {value!r}")
-    parts = _PART.findall(value)
-    if not parts or _PART.sub("", value).strip():
+    parts = re.findall(_PART, value)
+    if not parts or re.sub(_PART, "", value).strip():
         raise TypeError(f"{value!r} is not a duration: write '10s', '500ms' or '1m 30s'")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
@@ -160,7 +160,7 @@ def _bytes(value: Any) -> int:
 
 _SETTINGS: dict[str, _Setting] = {
     # How long the __cleanup__ of an actor of this process may take.
-    "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance, async_instance), _seconds, _duration),
+    "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance,), _seconds, _duration),
     # How long a proc that this process stops may take before it is killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
     # How long procs that this process spawns may take to start.

@@ -54,7 +54,6 @@ from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.actor.definition import ActorSpec, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import postmortem
-from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
 from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold, HeldMessage
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
@@ -290,8 +289,11 @@ class ActorSystem:
     def _instance(
         self, create: Create, spec: ActorSpec, build: Callable[[], Any], link: MessageLink, proc_mesh: Any
     ) -> ActorInstance:
-        kind = AsyncActorInstance if spec.is_async else ActorInstance
-        return kind(self, create, spec, build, link, proc_mesh)
+        if spec.is_async:
+            from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
+
+            return AsyncActorInstance(self, create, spec, build, link, proc_mesh)
+        return ActorInstance(self, create, spec, build, link, proc_mesh)
 
     def _born_dead(self, link: MessageLink, create: Create, error: bytes, death: Death) -> None:
         """Report an actor that cannot be created here as ended."""

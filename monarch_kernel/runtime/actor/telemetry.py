@@ -30,7 +30,7 @@ T = TypeVar("T")
 _NAME = "monarch"
 #: The module that has OpenTelemetry's spans.
 TRACE = "opentelemetry.trace"
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT = r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def traceparent() -> str:
 @contextmanager
 def continued(traceparent: str, name: str) -> Generator[None]:
     """Run the block in a span below a span of another process; in none if OpenTelemetry is not installed here."""
-    found = _TRACEPARENT.fullmatch(traceparent)
+    found = re.fullmatch(_TRACEPARENT, traceparent)
     trace = _opentelemetry("trace")
     if found is None or trace is None:
         yield

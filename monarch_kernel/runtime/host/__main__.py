@@ -50,7 +50,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller, config.asyncio)
     theirs.close()
     forkserver.set_name("monarch-agent")
     from monarch_kernel.runtime.host.owned_agent import OwnedAgent
@@ -68,7 +68,13 @@ def restore_python_path(path: str | None) -> None:
 
 
 def serve_forks(
-    sock: socket.socket, agent: str, run_dir: str, lock_fd: int, sys_path: list[str], controller: int | None
+    sock: socket.socket,
+    agent: str,
+    run_dir: str,
+    lock_fd: int,
+    sys_path: list[str],
+    controller: int | None,
+    asyncio: bool,
 ) -> NoReturn:
     """Run an agent's fork server, and in each fork a rank.
 
@@ -79,6 +85,7 @@ def serve_forks(
         lock_fd: the run folder's lock.
         sys_path: the import path of ranks.
         controller: a pidfd of the controller, or None.
+        asyncio: whether ranks will probably have async actors.
     """
     forkserver.set_name(cleanup.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -88,7 +95,10 @@ def serve_forks(
     sys.path[:] = sys_path
     # torch then allocates large CPU tensors in huge pages, as numpy does, which is three times as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    importlib.import_module(RANK_ENTRY.partition(":")[0])
+    rank = importlib.import_module(RANK_ENTRY.partition(":")[0])
+    importlib.import_module("cloudpickle")  # most ranks get classes of scripts and notebooks, by value
+    if asyncio:
+        rank.load_async_actors()
     forkserver.freeze()
 
     parent = os.getppid()

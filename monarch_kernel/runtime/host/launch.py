@@ -145,6 +145,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
         python_path,
         path,
         descriptors.users_limit(),
+        "asyncio" in sys.modules,
     )
     lifeline, far_end = socket.socketpair()
     node.expect(ref)

@@ -42,7 +42,7 @@ def main() -> None:
         for inherited in own:
             if inherited >= 0:
                 os.close(inherited)
-        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None, asyncio=True)
     theirs.close()
     forkserver.set_name("monarch-worker")
     level = logging.INFO if start.lifeline < 0 else logging.WARNING

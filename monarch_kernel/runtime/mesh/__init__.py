@@ -1,10 +1,14 @@
 """Shapes of meshes and values over them. Pure values: no I/O, and no imports from the rest of this project."""
 
+from typing import TYPE_CHECKING, Any
+
 from monarch_kernel.runtime.mesh.ndslice import NDSlice, Shape
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
-from monarch_kernel.runtime.mesh.selection import Selection
 from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, UnknownDimensionError
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.mesh.selection import Selection
 
 __all__ = [
     "Extent",
@@ -20,3 +24,11 @@ __all__ = [
     "format_ranks",
     "parse_ranks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Selection":  # few programs use it
+        from monarch_kernel.runtime.mesh.selection import Selection
+
+        return Selection
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -144,8 +144,8 @@ def _parse_points(text: str, extent: Extent) -> list[int]:
     return ranks
 
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?")
+_RANGE = r"(\d+)(?:-(\d+))?"
+_SLICE = r"(-?\d+)?:(-?\d+)?(?::(\d+)?)?"
 
 
 def _parse_set(text: str, size: int, what: str) -> list[int]:
@@ -156,7 +156,7 @@ def _parse_set(text: str, size: int, what: str) -> list[int]:
     for item in (token.strip() for token in text.split(",")):
         if item in ("*", "all"):
             found.update(range(size))
-        elif match := _RANGE.fullmatch(item):
+        elif match := re.fullmatch(_RANGE, item):
             first = int(match[1])
             last = int(match[2]) if match[2] else first
             if last < first:
@@ -164,7 +164,7 @@ def _parse_set(text: str, size: int, what: str) -> list[int]:
             if last >= size:
                 raise ValueError(f"{what} {item!r} is out of range: there are {size} (0 to {size - 1})")
             found.update(range(first, last + 1))
-        elif match := _SLICE.fullmatch(item):
+        elif match := re.fullmatch(_SLICE, item):
             start, stop, step = (int(group) if group else None for group in match.groups())
             if step == 0:
                 raise ValueError(f"{what} slice {item!r} must have a positive step")

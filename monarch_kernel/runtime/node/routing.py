@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
 import time
 from collections import Counter
@@ -516,7 +515,7 @@ class _Dial:
             self.link.peer = known.id if known else ""
         if known is not None:
             node.links[known.id] = self.link
-            name = secrets.token_hex(8)
+            name = os.urandom(8).hex()
             routes._connections.setdefault(known.id, {})[name] = self.link
             hello = make_hello(node, False, name, routes._lost_connections.get(known.id, ()))
         else:

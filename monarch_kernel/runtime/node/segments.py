@@ -14,7 +14,6 @@ Deaths: a dead receiver's segments are released at once; a dead owner's memory s
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import os
@@ -225,6 +224,8 @@ def _held(size: int) -> Any:
 
     A ctypes array exports the mapping's memory and, unlike a memoryview, is kept alive by every view of a view.
     """
+    import ctypes
+
     return type("Held", (ctypes.c_char * size,), {"drop": None, "__del__": _drop})
 
 

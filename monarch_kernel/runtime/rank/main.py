@@ -6,7 +6,6 @@ interrupts reach only the main thread.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import gc
 import inspect
@@ -192,6 +191,8 @@ class Rank:
         try:
             result = loads(body, message.buffers)()
             if inspect.isawaitable(result):
+                import asyncio
+
                 asyncio.run(_awaited(result))
         except BaseException as e:
             status, answer = ERROR, fault_body(e)
@@ -231,6 +232,11 @@ async def _awaited(result: Any) -> Any:
 
 def _flush() -> None:
     output_capture.flush()
+
+
+def load_async_actors() -> None:
+    """Load what runs async actors, a fifth of what a rank may need, in the fork server of ranks that will have some."""
+    import monarch_kernel.runtime.actor.execution.async_instance  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def main(config: bytes) -> None:

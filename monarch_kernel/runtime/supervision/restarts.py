@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 WHEN = ("never", "on_failure")
 SCOPES = ("rank", "all")
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """What happens automatically when procs of a mesh die.
 
     Attributes:

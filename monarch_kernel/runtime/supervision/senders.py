@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
-@dataclass(frozen=True, slots=True)
-class Sender:
+class Sender(msgspec.Struct, frozen=True):
     """An actor, or a process, that was given a port.
 
     Attributes:

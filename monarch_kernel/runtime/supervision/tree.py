@@ -7,14 +7,14 @@ calls ``__supervise__``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
-@dataclass(slots=True)
-class OwnedMesh:
+class OwnedMesh(msgspec.Struct):
     """The spawner's record of a mesh of actors or procs.
 
     Attributes:
@@ -37,11 +37,10 @@ class OwnedMesh:
     tool: bool = False
     cls: str = ""
     stopped: bool = False
-    dead: set[int] = field(default_factory=set[int])
+    dead: set[int] = msgspec.field(default_factory=set[int])
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """A notice to the owner of ``mesh`` that these ranks died.
 
     ``key`` identifies the event: a pending call that has already raised it marks the same key as reported.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -119,7 +118,7 @@ class Endpoint(Generic[R]):
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
         target = self._mesh._target()
-        rank = random.randrange(len(target.procs))
+        rank = _any_of(target)
         return self._single(rank, target, *self._body(args, kwargs, rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
@@ -386,13 +385,19 @@ def send(
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         mesh = endpoint._mesh
-        endpoint = endpoint.at(dict(mesh.extent.point(random.randrange(len(mesh._target().procs)))))
+        endpoint = endpoint.at(dict(mesh.extent.point(_any_of(mesh._target()))))
     body, buffers, ports, tensors = endpoint._body(args, kwargs)
     if port is not None:
         ports = (*ports, port)
     endpoint._cast(body, buffers, ports, number, None, reply_to, tensors)
     if tensors is not None:
         tensors.sent()
+
+
+def _any_of(target: Target) -> int:
+    import random
+
+    return random.randrange(len(target.procs))
 
 
 class Accumulator(Generic[A, R]):

@@ -17,7 +17,8 @@ from typing import Any
 from monarch_kernel.protocol.messages import Call, StopActor
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
-from monarch_kernel.runtime.actor.execution.instance import CLEANUP_TIMEOUT, FAILURE, ActorInstance, CalledEndpoint
+from monarch_kernel.runtime.actor.execution import instance
+from monarch_kernel.runtime.actor.execution.instance import FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
 from monarch_kernel.runtime.actor.tracing import call_hooks
@@ -257,12 +258,12 @@ class AsyncActorInstance(ActorInstance):
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=CLEANUP_TIMEOUT)
+            await asyncio.wait(tasks, timeout=instance.CLEANUP_TIMEOUT)
         cleanup = getattr(self._object, "__cleanup__", None)
         if cleanup is not None:
             await asyncio.to_thread(self.stop_owned, "its owner ended")
             try:
-                await asyncio.wait_for(cleanup(error), CLEANUP_TIMEOUT)
+                await asyncio.wait_for(cleanup(error), instance.CLEANUP_TIMEOUT)
             except Exception:
                 log.exception("%s.__cleanup__ failed", self.class_name)
         return error

@@ -42,10 +42,9 @@ _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 #: Methods that wait for work started earlier: methods of `Work`, and methods that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
 #: Error messages which mean that another rank is gone, or did not join.
-_OF_PEER = re.compile(
+_OF_PEER = (
     r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart"
-    r"|connection refused|connection was likely closed|failed to recv|failed to send",
-    re.IGNORECASE,
+    r"|connection refused|connection was likely closed|failed to recv|failed to send"
 )
 
 
@@ -377,7 +376,7 @@ def failed_by_peer(error: BaseException) -> bool:
         at = at.tb_next
     if not of_torch and not (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return False
-    return _OF_PEER.search(said_first(error)) is not None
+    return re.search(_OF_PEER, said_first(error), re.IGNORECASE) is not None
 
 
 def said_first(error: BaseException) -> str:

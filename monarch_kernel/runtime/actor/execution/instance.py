@@ -6,8 +6,6 @@ mailbox is empty. The main thread can drive one actor per proc. `async_instance`
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import logging
 import sys
 import threading
@@ -52,6 +50,8 @@ from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 from monarch_kernel.runtime.node import recorder
 
 if TYPE_CHECKING:
+    import asyncio
+
     from monarch_kernel.runtime.actor.process import SpawnedMesh, System
 
 log = logging.getLogger(__name__)
@@ -373,6 +373,8 @@ class ActorInstance(Instance):
 
     def _wait_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the mailbox in an event loop; another thread polls."""
+        import asyncio
+
         event = asyncio.Event()
         self._woken = (loop, event)
         waiting = loop.create_task(event.wait())
@@ -627,6 +629,8 @@ class ActorInstance(Instance):
         if self._thread == threading.main_thread().ident:
             self._system.signal_main_thread()  # a signal also interrupts a system call
         elif self._interruptible:
+            import ctypes
+
             self.interrupted_here()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)

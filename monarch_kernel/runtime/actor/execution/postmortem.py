@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
+
+import msgspec
 
 from monarch_kernel import environment
 from monarch_kernel.subscriptions import Subscribers
@@ -24,8 +25,7 @@ _TORCH = os.path.join("torch", "distributed", "")
 _GROUPS = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """One exception that ended an endpoint or a cell.
 
     Attributes:

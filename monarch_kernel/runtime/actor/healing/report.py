@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from monarch_kernel.runtime.node.future import Future
 
@@ -16,8 +16,7 @@ class HealError(RuntimeError):
     """A mesh could not be healed completely; the message says what is missing and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
+class Replacement(msgspec.Struct, frozen=True):
     """One rank that was healed.
 
     Attributes:
@@ -35,8 +34,7 @@ class Replacement:
     old_pid: int
 
 
-@dataclass(slots=True)
-class Healed:
+class Healed(msgspec.Struct):
     """The report of one ``heal``.
 
     Attributes:
@@ -47,9 +45,9 @@ class Healed:
     """
 
     mesh: str
-    replaced: list[Replacement] = field(default_factory=list[Replacement])
-    respawned: list[str] = field(default_factory=list[str])
-    restored: list[str] = field(default_factory=list[str])
+    replaced: list[Replacement] = msgspec.field(default_factory=list)
+    respawned: list[str] = msgspec.field(default_factory=list)
+    restored: list[str] = msgspec.field(default_factory=list)
     seconds: float = 0.0
 
     def __bool__(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
 from monarch_kernel.runtime.actor.healing.host_source import HostSource
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 
 
-@dataclass(slots=True)
-class SpawnedActors:
+class SpawnedActors(msgspec.Struct):
     """How the actors of one mesh were created."""
 
     mesh: ActorMesh[Any]
@@ -24,12 +24,11 @@ class SpawnedActors:
     ports: Sequence[Any] = ()  # the ports in that pickle; each successor gets them again
 
 
-@dataclass(slots=True)
-class SpawnedProcs:
+class SpawnedProcs(msgspec.Struct):
     """How the procs of one mesh were started."""
 
     messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and the index of the rank's proc in it
     bootstrap: tuple[Any, tuple[int, ...]]
     spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
-    incarnations: dict[int, int] = field(default_factory=dict[int, int])
+    incarnations: dict[int, int] = msgspec.field(default_factory=dict)
     source: HostSource | None = None  # where further hosts come from

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from monarch_kernel.protocol.messages import Launch
 
 
-@dataclass(frozen=True)
-class BootstrapCommand:
+class BootstrapCommand(msgspec.Struct, frozen=True):
     """How to start a proc in a separate interpreter instead of forking it.
 
     Procs that such a proc starts with ``this_host().spawn_procs()`` start in the same way.
@@ -28,7 +28,7 @@ class BootstrapCommand:
     program: str
     arg0: str | None = None
     args: tuple[str, ...] = ()
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    env: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from monarch_kernel import aliases
 from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
@@ -38,8 +39,7 @@ START_TIMEOUT = 30.0
 START_LIMIT = 0.0
 
 
-@dataclass(frozen=True)
-class HostRef:
+class HostRef(msgspec.Struct, frozen=True):
     """One host: its agent."""
 
     agent: ProcRef

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What stands in the place of `current/tree` where symbolic links were resolved, as in a working directory, in the tree
 # that a host has and in those that it had (docs/sync.md).
-_RESOLVED = re.compile(r"/(?:generations/[^/]+/tree|slots/[^/]+)(?=/|$)")
+_RESOLVED = r"/(?:generations/[^/]+/tree|slots/[^/]+)(?=/|$)"
 
 
 class Placements:
@@ -94,8 +94,8 @@ class Placements:
     def client_path(self, path: str) -> str | None:
         """The controller's path for a path of a placed folder on any host; None if it is in none."""
         found = moved(path, self._back)
-        if found is None and self._back and _RESOLVED.search(path):
-            found = moved(_RESOLVED.sub("/current/tree", path, count=1), self._back)
+        if found is None and self._back and re.search(_RESOLVED, path):
+            found = moved(re.sub(_RESOLVED, "/current/tree", path, count=1), self._back)
         return found
 
 

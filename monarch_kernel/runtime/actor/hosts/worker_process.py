@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_kernel.protocol.worker_addresses import worker_address
 from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, load_key_files
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node import coredumps
 from monarch_kernel.runtime.node.future import Future
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: How long a worker may take to start, and to end (seconds).
 START_TIMEOUT = 30.0
@@ -92,9 +94,11 @@ def start_worker_loop_forever(
     Raises:
         ValueError: the address is invalid, or there is no key.
     """
+    from subprocess import PIPE
+
     del private_key, ca
     node = get_system().node
-    lifeline, process = _start(address, key_file, allow, audit, subprocess.PIPE)
+    lifeline, process = _start(address, key_file, allow, audit, PIPE)
 
     def end() -> None:
         os.close(lifeline)
@@ -120,6 +124,8 @@ def _start(
     address: str, key_file: StrPath | None, allow: StrPath | None, audit: StrPath | None, stdout: int | None
 ) -> tuple[int, subprocess.Popen[bytes]]:
     """Start a worker process; returns the descriptor whose closing ends it, and the process."""
+    import subprocess
+
     if worker_address(address).listen.startswith("tcp://"):
         load_key_files(key_file, allow)
     read, write = os.pipe()
@@ -145,9 +151,11 @@ def _start(
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
+    from subprocess import TimeoutExpired
+
     try:
         process.wait(END_TIMEOUT)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
         process.wait()
 

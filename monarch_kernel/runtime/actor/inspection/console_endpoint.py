@@ -11,9 +11,10 @@ import logging
 import os
 import socket
 import threading
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole, Reply, encode
@@ -31,8 +32,7 @@ log = logging.getLogger(__name__)
 _LONGEST = 107
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
+class Controller(msgspec.Struct, frozen=True):
     """A controller process on this machine.
 
     Attributes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
@@ -13,6 +12,9 @@ from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -31,6 +33,8 @@ class _Directory(Actor):
 
     @concurrent_endpoint
     async def get(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+        import asyncio
+
         if name in self._failed:
             raise ValueError(f"Failure on {name}: {self._failed[name].report()}")
         making = self._made.get(name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RankOutput:
+
+class RankOutput(msgspec.Struct, frozen=True):
     """One output of one rank; ``kind``, ``cell`` and ``data`` are as in ``protocol.output_records.OutputEvent``."""
 
     mesh: str

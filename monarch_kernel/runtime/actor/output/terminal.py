@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.process import System
@@ -15,8 +16,7 @@ from monarch_kernel.runtime.mesh.rankset import format_ranks
 LONGEST_LINE = 1_000_000
 
 
-@dataclass
-class LoggingOption:
+class LoggingOption(msgspec.Struct):
     """The ``logging_option`` of one mesh."""
 
     prefix: bool = False
@@ -26,11 +26,10 @@ class LoggingOption:
 NO_OPTION = LoggingOption()
 
 
-@dataclass
-class _Line:
+class _Line(msgspec.Struct):
     """The beginning of a line whose end has not arrived."""
 
-    parts: list[str] = field(default_factory=list[str])
+    parts: list[str] = msgspec.field(default_factory=list)
     size: int = 0
 
     def add(self, text: str) -> None:

@@ -5,8 +5,9 @@ A process records for one controller at a time, and stops when that controller i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from monarch_kernel.protocol.messages import AskTrace, Death, ProcRef
 from monarch_kernel.protocol.trace_records import RecordedTrace, decode_recorded, encode_recorded
@@ -86,8 +87,7 @@ class TraceService:
 # -- asking -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRank:
+class TracedRank(msgspec.Struct, frozen=True):
     """A rank that can be asked for its records.
 
     Attributes:
