@@ -154,7 +154,7 @@ def test_a_rank_whose_input_failed_takes_part(grid: Any, kind: str, scatter: boo
 def test_a_rank_that_fails_in_a_collective_frees_the_others(grid: Any) -> None:
     def meet(t: Any) -> Any:
         from monarch_kernel.runtime.tensor.rank import groups
-        from monarch_kernel.runtime.tensor.rank.worker import here
+        from monarch_kernel.runtime.tensor.rank.current_worker import here
 
         with groups.meeting():
             if here().rank == 2:
@@ -177,7 +177,7 @@ def test_a_dead_rank_frees_the_others() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 3}, name="three")
 
     def die(t: Any) -> Any:
-        from monarch_kernel.runtime.tensor.rank.worker import here
+        from monarch_kernel.runtime.tensor.rank.current_worker import here
 
         if here().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ import torch
 from monarch_kernel.runtime.mesh.shape import unknown_dimension
 from monarch_kernel.runtime.tensor.api.activation import tensor_mesh
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh

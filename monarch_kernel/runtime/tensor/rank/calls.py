@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.results import ResultLike, description
 from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, end_call
-from monarch_kernel.runtime.tensor.rank.worker import here
 
 Tensors = Sequence[tuple[str, int]]
 

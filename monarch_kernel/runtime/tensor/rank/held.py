@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 
 
 class HeldValue(NamedTuple):

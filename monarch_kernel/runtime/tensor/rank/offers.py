@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.values import LENT
-from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.wire.offered import OfferedLayout, OfferedTensor
 
 _numbers = itertools.count(1)

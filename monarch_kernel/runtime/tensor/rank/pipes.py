@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.groups import refuse_failed
 from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     END,
@@ -30,7 +31,6 @@ from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     receive,
     send,
 )
-from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.pipes import PipePlace, PipeYield
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot

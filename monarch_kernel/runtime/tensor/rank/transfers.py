@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting, refuse_failed
-from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.moves import RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import traceback
 from array import array
 from typing import Any
@@ -16,6 +15,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import runs_here
 from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedPrograms
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
@@ -30,17 +30,6 @@ from monarch_kernel.runtime.tensor.wire.template import TensorSlot
 #: How many lines of a traceback on a rank are kept.
 LINES = 12
 
-# A stream's worker has a thread of its own.
-_local = threading.local()
-
-
-def here() -> TensorWorker:
-    """The worker that runs the current operation, for functions of the ranks."""
-    worker = getattr(_local, "worker", None)
-    if worker is None:
-        raise RuntimeError("no tensor worker runs on this thread: this function is for the ranks of a mesh")
-    return worker
-
 
 class TensorWorker(Actor):
     """Runs the records of one stream; values are shared with the other streams of the engine."""
@@ -48,7 +37,7 @@ class TensorWorker(Actor):
     __tool__ = True
 
     def __init__(self, engine: str, stream: str, together: int) -> None:
-        _local.worker = self
+        runs_here(self)
         share_cores(together)
         self.engine = engine
         self.stream = stream

@@ -12,8 +12,8 @@ from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.program import operation_of
-from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of
 from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from monarch_kernel.runtime.tensor.rank.worker import here
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue

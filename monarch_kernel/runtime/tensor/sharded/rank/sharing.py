@@ -15,9 +15,9 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
 from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.offers import taken
 from monarch_kernel.runtime.tensor.rank.values import awaited_store
-from monarch_kernel.runtime.tensor.rank.worker import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of
 from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules

@@ -173,7 +173,7 @@ def _rebuilding(module: RemoteModule, arguments: tuple[Any, ...]) -> Callable[[]
 
 
 def _on_some(ranks: set[int], function: Callable[[], None]) -> None:
-    from monarch_kernel.runtime.tensor.rank.worker import here
+    from monarch_kernel.runtime.tensor.rank.current_worker import here
 
     if here().rank in ranks:
         function()
