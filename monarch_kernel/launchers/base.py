@@ -56,6 +56,7 @@ GROUP = "monarch_kernel.launchers"
 #: Our own launchers, also known in a checkout. No package in a working folder replaces them.
 _OWN = {
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
+    "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
     "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
 }
 #: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.

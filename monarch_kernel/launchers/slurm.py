@@ -6,10 +6,11 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from monarch_kernel.launchers.base import (
     InfeasibleError,
     JobStatus,
     Launcher,
+    LauncherOption,
     LaunchError,
     LaunchRequest,
     SubmissionRefusedError,
@@ -129,6 +131,31 @@ class SlurmLauncher(Launcher):
     """
 
     name = "slurm"
+    OPTIONS = (
+        *(
+            LauncherOption(name=name, metavar=metavar, help=what, wish=True, plain=True)
+            for name, metavar, what in (
+                ("partition", "NAME", "where; by default the cluster's"),
+                ("account", "NAME", "that is charged"),
+                ("qos", "NAME", "the quality of service"),
+                ("constraint", "FEATURES", "features that nodes must have"),
+                ("reservation", "NAME", "take nodes of this reservation"),
+                ("gres", "LIST", 'generic resources of a node, such as "gpu:a100:4"'),
+                ("nodelist", "NODES", "nodes that must be among them"),
+                ("exclude", "NODES", "nodes that must not"),
+            )
+        ),
+        LauncherOption(name="way", choices=WAYS, help="how Slurm is asked (default: salloc)", plain=True),
+        LauncherOption(name="exclusive", type=bool, help="whether nodes are for this job alone (default)", plain=True),
+        LauncherOption(name="spares", type=int, metavar="N", help="more nodes, in place of lost ones", plain=True),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(name="interface", metavar="NAME", help='where they listen, such as "ib0"', plain=True),
+        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh to their nodes", plain=True),
+        LauncherOption(name="shared_home", type=bool, help="whether nodes see this home (default)"),
+        LauncherOption(name="folder", metavar="FOLDER", help="for the scripts, the key and the logs"),
+        LauncherOption(name="allocation", metavar="JOB", help="a running job in which workers are started"),
+        LauncherOption(name="arguments", metavar="TEXT", help="further ones for salloc or sbatch"),
+    )
 
     def __init__(
         self,
@@ -162,6 +189,14 @@ class SlurmLauncher(Launcher):
         self._allocation = allocation
         self._tunnels: dict[str, Tunnel] = {}
         self._lock = threading.Lock()
+
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> SlurmLauncher:
+        """See ``Launcher``."""
+        given = dict(values)
+        if "arguments" in given:
+            given["arguments"] = shlex.split(given["arguments"])
+        return cls(**given)
 
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""

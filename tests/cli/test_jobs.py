@@ -73,7 +73,7 @@ def test_completion(run: Run) -> None:
         return run("completion", "words", "--", *typed).stdout.split()
 
     assert words("st") == ["status"]
-    assert words("up", "") == ["process", "ssh"]
+    assert words("up", "") == ["process", "slurm", "ssh"]
     assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
     assert words("kill", "--o") == ["--orphans"]
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"

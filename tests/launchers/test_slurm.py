@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,6 +198,20 @@ def test_the_nodes_of_the_allocation_that_a_program_runs_in(slurm: Slurm, client
         SlurmJob.here()
     with pytest.raises(SubmissionRefusedError, match="there is no such job of yours"):
         SlurmJob({"hosts": 1}, attach_to=99999).apply()
+
+
+def test_from_the_command_line(slurm: Slurm) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-P", "-m", "monarch_kernel", *words]
+        return subprocess.run(line, capture_output=True, text=True, timeout=100)
+
+    refused = run("up", "slurm", "--hosts", "1", "--partition", "nowhere")
+    assert refused.returncode == 1 and "invalid partition" in refused.stderr
+    made = run("up", "slurm", "--hosts", "2", "--partition", "debug", "--idle", "60", "--json")
+    assert made.returncode == 0, made.stderr
+    job = json.loads(made.stdout)["job"]
+    assert run("exec", "--job", job, "--", "echo", "here").stdout == "== 0-1 ==\nhere\n"
+    assert run("kill", job).returncode == 0
 
 
 def test_arguments_are_checked() -> None:
