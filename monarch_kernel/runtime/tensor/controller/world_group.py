@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Partition = tuple[tuple[int, ...], ...]
 
+#: How long all ranks may take to join a group (seconds), and how often one is formed until they have.
+JOIN_PATIENCE = 30.0
+JOINS = 3
+
 
 class WorldGroup:
     """Process groups, formed when a collective first needs them.
@@ -111,9 +115,19 @@ class WorldGroup:
                     return None
                 on_gpu = "cuda" in everywhere(engine, groups.device_type)
                 self._groups = ProcessGroups(engine.world, "cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-            group = self._groups.form(hosts).get()
-            engine.note_replaced()
-            everywhere(engine, groups.join, group)
+            left = JOINS
+            while True:
+                left -= 1
+                group = self._groups.form(hosts).get()
+                engine.note_replaced()
+                try:
+                    everywhere(engine, groups.join, group, timeout=JOIN_PATIENCE)
+                    break
+                except TimeoutError:
+                    # A rank that began a collective of the old group just after it was released may wait there: the
+                    # next release frees it, or it is replaced.
+                    if not left:
+                        raise
             self._formed = True
             self._joined()
             return group
@@ -133,8 +147,12 @@ class WorldGroup:
         self._formed = False
 
 
-def everywhere(engine: TensorEngine, function: Any, *args: Any) -> list[Any]:
-    """Call a function on all ranks of the engine's world, in order with the main stream; answers in rank order."""
+def everywhere(engine: TensorEngine, function: Any, *args: Any, timeout: float | None = None) -> list[Any]:
+    """Call a function on all ranks of the engine's world, in order with the main stream; answers in rank order.
+
+    Raises:
+        TimeoutError: a rank has not answered in time.
+    """
     mesh = engine.mesh_of(engine.world)
     with engine.lock, _disable_current_modes():
         mesh.check_alive()
@@ -142,4 +160,4 @@ def everywhere(engine: TensorEngine, function: Any, *args: Any) -> list[Any]:
         call = MAIN.workers_of(engine).ask.call(
             b"", b"", engine.record, cloudpickle.dumps(functools.partial(function, *args)), []
         )
-    return list(engine.answer(mesh, call).values())
+    return list(engine.answer(mesh, call, timeout).values())
