@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import report
-from bench.__main__ import machine
 from bench.environments import STATE
 from bench.run import adopt_orphans, end_leftovers
+from bench.session import machine
 from bench.sync.phases import CABLE, Bench
 from bench.sync.rows import MONARCH, OURS, ROWS, RSYNC
 

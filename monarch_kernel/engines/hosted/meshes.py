@@ -305,12 +305,15 @@ class HostedHostMesh(HostMesh):
         preload: Sequence[str] = (),
         restart: Any = "never",
         spares: Any = None,
+        devices: int = 0,
     ) -> ProcMesh:
         """Start procs on every host; see ``HostMesh.spawn_procs``.
 
         Raises:
-            NotOffered: for restart policies, spare hosts and other interpreters.
+            NotOffered: for restart policies, spare hosts, other interpreters, and GPUs of each process.
         """
+        if devices:
+            raise NotOffered(f"{self._controller.engine_name} gives each process all GPUs: leave devices out")
         if restart != "never" or spares is not None:
             raise NotOffered(f"{self._controller.engine_name} restarts no ranks: leave restart and spares out")
         if bootstrap_command is not None or proc_bind is not None or bootstrap is not None:
