@@ -23,7 +23,6 @@ from monarch_kernel.launchers.base import (
     InfeasibleError,
     JobStatus,
     Launcher,
-    LauncherOption,
     LaunchError,
     LaunchRequest,
     SubmissionRefusedError,
@@ -32,14 +31,13 @@ from monarch_kernel.launchers.base import (
     tail,
 )
 from monarch_kernel.launchers.registry import jobs_folder
+from monarch_kernel.launchers.slurm_options import OPTIONS, WAYS
 from monarch_kernel.launchers.slurm_queue import QueuedJob, UnreachableError
 from monarch_kernel.launchers.tunnel import Tunnel
 from monarch_kernel.private_files import PrivateFolder
 
 _WHAT = "Slurm job"
 _FILES = ["*.sh", "*.node", "*.out", "*.log", "*.exit", "*.ended", "*.credential", "secret"]
-#: How a job is asked for.
-WAYS = ("salloc", "sbatch", "array")
 #: How long salloc may take to say that its request is in the queue (seconds).
 _SUBMIT_TIME = 60.0
 #: How long the scripts of a job that has ended may take to end (seconds).
@@ -131,31 +129,7 @@ class SlurmLauncher(Launcher):
     """
 
     name = "slurm"
-    OPTIONS = (
-        *(
-            LauncherOption(name=name, metavar=metavar, help=what, wish=True, plain=True)
-            for name, metavar, what in (
-                ("partition", "NAME", "where; by default the cluster's"),
-                ("account", "NAME", "that is charged"),
-                ("qos", "NAME", "the quality of service"),
-                ("constraint", "FEATURES", "features that nodes must have"),
-                ("reservation", "NAME", "take nodes of this reservation"),
-                ("gres", "LIST", 'generic resources of a node, such as "gpu:a100:4"'),
-                ("nodelist", "NODES", "nodes that must be among them"),
-                ("exclude", "NODES", "nodes that must not"),
-            )
-        ),
-        LauncherOption(name="way", choices=WAYS, help="how Slurm is asked (default: salloc)", plain=True),
-        LauncherOption(name="exclusive", type=bool, help="whether nodes are for this job alone (default)", plain=True),
-        LauncherOption(name="spares", type=int, metavar="N", help="more nodes, in place of lost ones", plain=True),
-        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
-        LauncherOption(name="interface", metavar="NAME", help='where they listen, such as "ib0"', plain=True),
-        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh to their nodes", plain=True),
-        LauncherOption(name="shared_home", type=bool, help="whether nodes see this home (default)"),
-        LauncherOption(name="folder", metavar="FOLDER", help="for the scripts, the key and the logs"),
-        LauncherOption(name="allocation", metavar="JOB", help="a running job in which workers are started"),
-        LauncherOption(name="arguments", metavar="TEXT", help="further ones for salloc or sbatch"),
-    )
+    OPTIONS = OPTIONS
 
     def __init__(
         self,

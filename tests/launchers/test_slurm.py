@@ -23,6 +23,7 @@ from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher
 from monarch_kernel.launchers.slurm import SlurmLauncher
 from monarch_kernel.launchers.slurm_queue import expand
+from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.slurm import Slurm, slurm
@@ -74,9 +75,9 @@ def test_a_lost_node_is_replaced_in_the_same_allocation(slurm: Slurm) -> None:
     host = job.status().hosts[0]
     allocation = slurm.say("squeue", "-h", "-o", "%i")
     assert host.devices == ("0", "1") and host.ends_at > host.since > 0
-    slurm.lose(host.name)
     try:
-        with pytest.raises(SupervisionError):
+        with hook(lambda _failure: None), pytest.raises(SupervisionError):
+            slurm.lose(host.name)
             while True:
                 probers.told.call_one().get()
         wait_until(lambda: "power supply" in job.status().reason, "Slurm tells of it")
@@ -98,8 +99,8 @@ def test_an_array_is_a_job_for_each_host(slurm: Slurm) -> None:
     before = [pid for pid, _, _ in probers.told.call().get().values()]
     jobs = slurm.say("squeue", "-h", "-r", "-o", "%i %D").splitlines()
     assert len(jobs) == 2 and all(line.endswith(" 1") for line in jobs)
-    TestSlurm()._lose(job, 1)
-    with pytest.raises(SupervisionError):
+    with hook(lambda _failure: None), pytest.raises(SupervisionError):
+        TestSlurm()._lose(job, 1)
         while True:
             probers.told.call().get()
     wait_until(lambda: not job.active, "Slurm knows of it")
