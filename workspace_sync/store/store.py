@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable
 
@@ -49,6 +50,7 @@ class Store:
         self._facts: Facts | None = None
         self._folders: dict[str, WorkspaceFolder] = {}
         self._forgotten: list[WorkspaceFolder] = []
+        self._opening = threading.Lock()  # two objects of one workspace would not know of each other's locks
 
     def _note_version(self) -> None:
         """Write the record of a new store. Others may do so at the same time, as agents of hosts that share it."""
@@ -114,13 +116,14 @@ class Store:
         """
         if _ID.fullmatch(name) is None:
             raise StoreError(f"{name!r} is no id of a workspace")
-        folder = self._folders.get(name)
-        if folder is not None and not folder.is_there():
-            self._forgotten.append(self._folders.pop(name))  # threads may still use its descriptors
-            folder = None
-        if folder is None:
-            folder = self._folders[name] = WorkspaceFolder(self, name)
-        return folder
+        with self._opening:
+            folder = self._folders.get(name)
+            if folder is not None and not folder.is_there():
+                self._forgotten.append(self._folders.pop(name))  # threads may still use its descriptors
+                folder = None
+            if folder is None:
+                folder = self._folders[name] = WorkspaceFolder(self, name)
+            return folder
 
     def has(self, name: str) -> bool:
         """Whether a workspace is here."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.kernel.harness import Kernel, stop_kernel
 from tests.kernel.screen import text
 from tests.sync.kernel.project import Project
@@ -57,6 +58,8 @@ def test_a_host_that_fails_is_named(
 def test_an_interrupt_changes_nothing(kernel: Kernel, project: Project) -> None:
     """The stop button, while a host does not answer; until then the cell shows how far the sync is."""
     kernel.ok("%mesh sync")
+    trees = "w/*/slots/tree-*/**/load.py"
+    wait_until(lambda: len(list(project.store.glob(trees))) == 2, "the tree that the next sync changes is there")
     project.write("model.py", "VERSION = 'second'\n")
     kernel.ok("from workspace_sync.transfer import agents")
     pids = kernel.ok("[pid for link in agents._agents.values() for pid in link.procs.pids().values()]").text

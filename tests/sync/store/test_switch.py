@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -122,3 +124,16 @@ def test_a_step_back_skips_generations_with_the_same_trees(folder: WorkspaceFold
     assert on_disk(tree(folder)) == expected(first)
     with folder.lock("the test", 5), pytest.raises(StoreError, match="no generation to go back to"):
         folder.rollback()
+
+
+def test_threads_have_one_object_of_a_workspace(tmp_path: Path) -> None:
+    """Each knows only of the locks that are held through it."""
+    with Store(str(tmp_path / "store")) as store, ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            together = Barrier(8)
+
+            def opened(name: str, together: Barrier = together) -> int:
+                together.wait(60)
+                return id(store.workspace(name))
+
+            assert len(set(pool.map(opened, [f"{number:016x}"] * 8))) == 1
