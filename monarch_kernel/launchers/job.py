@@ -211,6 +211,9 @@ class Job(ABC):
         """Whether the job was applied and all its hosts still exist."""
         return self.apply_id is not None and self._is_alive()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.dumps(), self._mounts)
+
     def dumps(self) -> bytes:
         """The job as bytes (JSON), for ``job_loads``."""
         found = JobFile(FORMAT, VERSION, type(self).__name__, self.apply_id, self._fields())
@@ -250,6 +253,13 @@ def job_load(filename: Path) -> Job:
         ValueError: the file does not belong to a job.
     """
     return _job(_read(os.path.abspath(filename)))
+
+
+def _unpickled(_cls: type[Job], data: bytes, mounts: JobMounts) -> Job:
+    """Load a job whose class has been imported with the pickle."""
+    job = job_loads(data)
+    job._mounts = mounts
+    return job
 
 
 def _read(path: str) -> JobFile:
