@@ -477,6 +477,8 @@ ROOT = "MONARCH_KERNEL_ROOT"
 AGENT = "MONARCH_KERNEL_AGENT"
 #: The job and the number of the host for which a launcher started a worker.
 JOB = "MONARCH_KERNEL_JOB"
+#: In a batch job whose script is the client: the id of that job of Slurm.
+SLURM_BATCH = "MONARCH_KERNEL_SLURM_BATCH"
 #: The key of a worker, which it removes before it starts anything.
 WORKER_KEY = "MONARCH_KERNEL_WORKER_KEY"
 #: Set if ``import monarch`` must import this package.

@@ -24,6 +24,7 @@ OURS = {
     environment.IMPORTS,
     environment.JOB,
     environment.WORKER_KEY,
+    environment.SLURM_BATCH,
 }
 NAME = re.compile(r"MONARCH_KERNEL_[A-Z_]*[A-Z]")
 

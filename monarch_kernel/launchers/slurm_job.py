@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.launchers import slurm_queue
 from monarch_kernel.launchers.base import LaunchError, LaunchRequest, Resources, Ticket
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
 from monarch_kernel.launchers.job import CACHED_PATH, JobState, Path
 from monarch_kernel.launchers.slurm import SlurmLauncher
-from monarch_kernel.launchers.slurm_scripts import BATCH
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -109,7 +109,7 @@ class SlurmJob(EngineJob):
             options={name: value for name, value in wishes.items() if value},
         )
         # The script of a batch job makes its job as the program did that submitted it, and has its allocation.
-        batch = os.environ.get(BATCH, "")
+        batch = os.environ.get(environment.SLURM_BATCH, "")
         self._in_batch = bool(batch) and batch == os.environ.get("SLURM_JOB_ID") and attach_to is None
         launcher = SlurmLauncher(
             way,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 
+from monarch_kernel import environment
 from monarch_kernel.launchers.base import MARKER, KeyWay, LaunchRequest
 
 #: What srun sets for one task, and by which programs such as Lightning and MPI would take a rank for that task.
@@ -108,10 +109,6 @@ def batch(program: list[str]) -> str:
     """Runs a program in the allocation, where ``SlurmJob`` finds that it is the client."""
     return f"""#!/bin/sh
 # Runs the client of a job of monarch_kernel in its allocation.
-export {BATCH}="$SLURM_JOB_ID"
+export {environment.SLURM_BATCH}="$SLURM_JOB_ID"
 exec {shlex.join(program)}
 """
-
-
-#: Set by a batch script to the id of its Slurm job: the program's ``SlurmJob`` is the allocation that it runs in.
-BATCH = "MONARCH_KERNEL_SLURM_BATCH"
