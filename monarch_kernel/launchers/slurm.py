@@ -33,7 +33,7 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.registry import jobs_folder
 from monarch_kernel.launchers.slurm_options import OPTIONS, WAYS
 from monarch_kernel.launchers.slurm_queue import QueuedJob, UnreachableError
-from monarch_kernel.launchers.tunnel import Tunnel
+from monarch_kernel.launchers.tunnels import Tunnels
 from monarch_kernel.private_files import PrivateFolder
 
 _WHAT = "Slurm job"
@@ -161,8 +161,7 @@ class SlurmLauncher(Launcher):
         self._shared_home = shared_home
         self._tunnel = tunnel
         self._allocation = allocation
-        self._tunnels: dict[str, Tunnel] = {}
-        self._lock = threading.Lock()
+        self._tunnels = Tunnels()
 
     @classmethod
     def configured(cls, values: Mapping[str, Any]) -> SlurmLauncher:
@@ -518,19 +517,11 @@ class SlurmLauncher(Launcher):
         """See ``Launcher``."""
         if not self._tunnel:
             return host.url
-        with self._lock:
-            tunnel = self._tunnels.get(host.url)
-            if tunnel is None:
-                command = ["ssh", "-W", host.url.removeprefix("tcp://"), host.name]
-                tunnel = self._tunnels[host.url] = Tunnel(command)
-        return f"tcp://127.0.0.1:{tunnel.port}"
+        return self._tunnels.to(host.url, ["ssh", "-W", host.url.removeprefix("tcp://"), host.name])
 
     def close(self) -> None:
         """See ``Launcher``."""
-        with self._lock:
-            tunnels, self._tunnels = list(self._tunnels.values()), {}
-        for tunnel in tunnels:
-            tunnel.close()
+        self._tunnels.close()
 
 
 def _data(ticket: Ticket) -> _Data:

@@ -29,7 +29,7 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.engine_job import EngineJob
-from monarch_kernel.launchers.tunnel import Tunnel
+from monarch_kernel.launchers.tunnels import Tunnels
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class SSHLauncher(Launcher):
         self._tunnel = tunnel
         self._parallel = max(1, parallel)
         self._starts: dict[str, _Start] = {}
-        self._tunnels: dict[str, Tunnel] = {}
+        self._tunnels = Tunnels()
         self._lock = threading.Lock()
 
     def options(self) -> dict[str, Any]:
@@ -360,18 +360,11 @@ class SSHLauncher(Launcher):
         if self._tunnel is False or (self._tunnel is None and _reaches(address)):
             return host.url
         place = ticket.data["hosts"][host.host]
-        with self._lock:
-            tunnel = self._tunnels.get(host.url)
-            if tunnel is None:
-                tunnel = self._tunnels[host.url] = Tunnel([*self._ssh, *_OPTIONS, "-W", address, place])
-        return f"tcp://127.0.0.1:{tunnel.port}"
+        return self._tunnels.to(host.url, [*self._ssh, *_OPTIONS, "-W", address, place])
 
     def close(self) -> None:
         """See ``Launcher``."""
-        with self._lock:
-            tunnels, self._tunnels = list(self._tunnels.values()), {}
-        for tunnel in tunnels:
-            tunnel.close()
+        self._tunnels.close()
 
     def _run(self, host: str, script: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
