@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import monarch_kernel
 from monarch_kernel.builtins.random import seed_remote, set_manual_seed_remote
@@ -41,6 +42,40 @@ def test_seeds_and_states(four: Any) -> None:
     assert torch.equal(inspect(own), local) and not torch.equal(inspect(own, gpus=1), local)
     with pytest.raises(ValueError, match="no device mesh"):
         manual_seed(1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_regions_draw_the_same_again(four: Any, reentrant: bool) -> None:
+    def region(x: Any) -> Any:
+        return torch.nn.functional.dropout(torch.nn.functional.dropout(x, 0.3) * x, 0.5)
+
+    with four.activate():
+        torch.manual_seed(3)
+        given = torch.rand(64)
+        found = []
+        for checkpointed in (True, False):
+            manual_seed(11, per_rank=True)
+            torch.random.default_generator.manual_seed(5)
+            x = given.clone().requires_grad_()
+            y = torch.nn.functional.dropout(x * 2, 0.1)
+            for _ in range(3):
+                y = checkpoint(region, y, use_reentrant=reentrant) if checkpointed else region(y)
+                y = torch.nn.functional.dropout(y + 1, 0.1)
+            y.sum().backward()
+            after = torch.rand(8)  # what the program draws next is not what the backward pass drew
+            found.append([inspect(t, gpus=k).clone() for t in (y, x.grad, after) for k in (0, 3)])
+    for one, other in zip(*found):
+        assert torch.equal(one, other)
+
+
+def test_numbers_that_are_not_kept_are_drawn_anew(four: Any) -> None:
+    with four.activate():
+        x = torch.ones(256, requires_grad=True)
+        y = checkpoint(
+            lambda x: torch.nn.functional.dropout(x, 0.5) * x, x, use_reentrant=False, preserve_rng_state=False
+        )
+        y.sum().backward()
+        assert inspect(x.grad).shape == (256,)
 
 
 def test_gradients_by_name(four: Any) -> None:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.redraws import Redraws
 from monarch_kernel.runtime.tensor.rank import randomness
 
 
@@ -29,6 +30,7 @@ def manual_seed(seed: int, *, per_rank: bool = False) -> None:
     """
     mesh = tensor_mesh()
     places = {rank: place for place, rank in enumerate(mesh.ranks)} if per_rank else None
+    Redraws.of(mesh.engine).seeded()
     mesh.call(randomness.seed, lambda *_: None, operator.index(seed), places, key=("seed", per_rank))
 
 
@@ -40,12 +42,15 @@ def seed_by_place(seed: int, process_idx: int | Tensor | None = None) -> None:
     """
     place = 0 if process_idx is None else process_idx
     mesh = place._spec.mesh if type(place) is Tensor else tensor_mesh()
+    Redraws.of(mesh.engine).seeded()
     mesh.call(randomness.seed_by_place, lambda *_: None, operator.index(seed), place, key="seed by place")
 
 
 def random_seed() -> None:
     """Seed the random numbers of each rank of the active mesh with a number of its own that nobody can foresee."""
-    tensor_mesh().call(randomness.seed_at_random, lambda: None, key="seed at random")
+    mesh = tensor_mesh()
+    Redraws.of(mesh.engine).seeded()
+    mesh.call(randomness.seed_at_random, lambda: None, key="seed at random")
 
 
 def get_rng_state() -> Tensor:
@@ -57,7 +62,9 @@ def get_rng_state() -> Tensor:
 
 def set_rng_state(state: Tensor) -> None:
     """Have each rank go on from what `get_rng_state` gave."""
-    state._spec.mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
+    mesh = state._spec.mesh
+    Redraws.of(mesh.engine).seeded()
+    mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
 
 
 class State(NamedTuple):

@@ -23,10 +23,12 @@ class Signature:
         inputs, floats: how many there are.
         mutates: positions of the inputs that it writes.
         follows: whether it may change what is known here of values (see `constants`).
+        draws: whether it draws random numbers.
     """
 
     __slots__ = (
         "answer",
+        "draws",
         "floats",
         "follows",
         "inputs",
@@ -52,6 +54,7 @@ class Signature:
     floats: int
     mutates: tuple[int, ...]
     follows: bool
+    draws: bool
 
 
 #: Numbers of signatures that ranks do not know.

@@ -31,6 +31,7 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, 
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
+from monarch_kernel.runtime.tensor.controller.redraws import Redraws
 from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups
@@ -192,6 +193,8 @@ class TensorMesh:
             result = _make_of(spec)
             result._spec, result._owner, result._constant = spec, source._owner, source._constant
             return result
+        if signature.draws and not self.sharded:
+            Redraws.of(self.engine).before_draw(self)
         result = self.emit(signature, ins, floats)
         if signature.follows:
             if self.engine.recording is not None:
@@ -337,6 +340,7 @@ class TensorMesh:
             label, label, tree_unflatten(template, tree), out, inputs, mutated(func, args, kwargs, ins)
         )
         signature.follows = label in constants.FOLLOWED or bool(signature.mutates)
+        signature.draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if func in SHARED and signature.spec is not None:
             signature.shared = 0
         return self._keep(key, signature)
@@ -683,5 +687,5 @@ def without_record(number: int, answer: Any) -> Signature:
     signature.spec = signature.outs = signature.tree = signature.shared = None
     signature.label, signature.template = "", None
     signature.inputs = signature.floats = 0
-    signature.mutates, signature.follows = (), False
+    signature.mutates, signature.follows, signature.draws = (), False, False
     return signature

@@ -127,7 +127,7 @@ def _segment(
     slots = (*(TensorSlot(k) for k in range(len(ins))), *(FloatSlot(k) for k in range(len(given))))
     signature = Signature()
     signature.label, signature.template, signature.answer = label, (slots, {}), None
-    signature.spec, signature.shared, signature.follows = None, None, False
+    signature.spec, signature.shared, signature.follows, signature.draws = None, None, False, False
     signature.outs = [specs[number] for number in outs]
     signature.tree = _tree_of(len(outs))
     signature.inputs, signature.floats, signature.mutates = len(ins), len(given), mutates

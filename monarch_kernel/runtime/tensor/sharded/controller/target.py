@@ -154,7 +154,7 @@ class ShardedMesh(TensorMesh):
                 f"{func}: expected tensors of the same dtype, but got {dtypes}: convert one, t.to(dtype)"
             )
         signature = super()._define(key, func, args, kwargs, ins, fixed_floats)
-        if signature.number > 0 and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+        if signature.number > 0 and signature.draws:
             self._random.add(signature.number)
         return signature
 
