@@ -76,8 +76,9 @@ class Redraws:
         elif here != self._expected or mesh not in self._after:
             if (mesh, here) not in self._kept:
                 raise RuntimeError(
-                    f"a checkpointed region draws random numbers again that mesh {mesh.name} has forgotten: it remembers "
-                    f"the newest {REMEMBERED:,} draws of such regions. Checkpoint fewer of them before a backward pass"
+                    f"a checkpointed region draws random numbers again that mesh {mesh.name} has forgotten: it "
+                    f"remembers the newest {REMEMBERED:,} draws of such regions. Checkpoint fewer of them before a "
+                    "backward pass"
                 )
             if mesh not in self._after:
                 self._after[mesh] = _state(mesh)
