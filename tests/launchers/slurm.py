@@ -14,12 +14,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import alive, describe, wait_until
+from tests.launchers.engines import CannotRunError
 
 CLONE_NEWNET = 0x40000000  # of sched.h
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -175,18 +177,25 @@ class Slurm:
         assert not shown, f"Slurm's tests left processes: {shown}"
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A Slurm for the tests of a module, whose commands find it."""
+@contextmanager
+def running(folder: Path) -> Generator[Slurm]:
+    """A Slurm in a network namespace that this thread is in meanwhile; commands that it starts find it.
+
+    Args:
+        folder: an empty one for all that belongs to it.
+
+    Raises:
+        CannotRunError: it is not installed, or this user cannot run it here.
+    """
     if missing := [name for name in PROGRAMS if shutil.which(name, path=SBIN) is None]:
-        pytest.skip(f"{', '.join(missing)} not installed (tests/prepare.sh)")
+        raise CannotRunError(f"{', '.join(missing)} not installed (tests/prepare.sh)")
     if os.getuid() != 0:
-        pytest.skip("only root can run a Slurm of its own here")
+        raise CannotRunError("only root can run a Slurm of its own here")
     libc = ctypes.CDLL(None, use_errno=True)
     outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     if libc.unshare(CLONE_NEWNET):
         os.close(outside)
-        pytest.skip(f"this machine makes no network namespaces: {os.strerror(ctypes.get_errno())}")
+        raise CannotRunError(f"this machine makes no network namespaces: {os.strerror(ctypes.get_errno())}")
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
     try:
         # slurmctld needs an address beside the loopback one.
@@ -198,11 +207,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             "link set v1 up",
         ):
             subprocess.run(["ip", *command.split()], check=True)
-        daemons = Slurm(tmp_path_factory.mktemp("slurm"))
+        daemons = Slurm(folder)
         os.environ["SLURM_CONF"] = str(daemons.conf)
         os.environ["PATH"] = f"{daemons.folder}/bin:{os.environ['PATH']}"
-        yield daemons
-        daemons.close()
+        try:
+            yield daemons
+        finally:
+            daemons.close()
     finally:
         for name, value in before.items():
             if value is None:
@@ -211,3 +222,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
                 os.environ[name] = value
         assert libc.setns(outside, CLONE_NEWNET) == 0
         os.close(outside)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm for the tests of a module, whose commands find it."""
+    try:
+        with running(tmp_path_factory.mktemp("slurm")) as daemons:
+            yield daemons
+    except CannotRunError as why:
+        pytest.skip(str(why))

@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
+from tests.launchers.engines import CannotRunError
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -60,13 +62,32 @@ class Sshd:
         self._log.close()
 
 
+@contextmanager
+def running(folder: Path) -> Generator[Sshd]:
+    """An sshd of this machine.
+
+    Args:
+        folder: an empty one for all that belongs to it.
+
+    Raises:
+        CannotRunError: it is not installed, or this user cannot run it here.
+    """
+    if SSHD is None or shutil.which("ssh") is None:
+        raise CannotRunError("openssh-server and openssh-client are not installed (tests/prepare.sh)")
+    if os.getuid() != 0:
+        raise CannotRunError("only root can run an sshd of its own here")
+    daemon = Sshd(folder)
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """An sshd for the tests of a module."""
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("openssh-server and openssh-client are not installed (tests/prepare.sh)")
-    if os.getuid() != 0:
-        pytest.skip("only root can run an sshd of its own here")
-    daemon = Sshd(tmp_path_factory.mktemp("sshd"))
-    yield daemon
-    daemon.close()
+    try:
+        with running(tmp_path_factory.mktemp("sshd")) as daemon:
+            yield daemon
+    except CannotRunError as why:
+        pytest.skip(str(why))

@@ -1,0 +1,129 @@
+"""Hosts by ssh from a real sshd of this machine: ``python -m bench.launch.ssh GROUP``.
+
+``ssh8``, ``ssh64``: from ``SSHJob(...)`` until so many workers are attached; the limit is ``ssh HOST true`` to as many
+hosts, with as many connections at once. ``message``: 64 MB from a rank of one host to a rank of another, until it has
+answered; the limit is what an open connection of ssh takes for as much, until the other side has answered.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from bench.launch.hosts import PATIENCE, engine, first_answer
+from bench.launch.rows import LIMIT
+from bench.measure import PEER, QUICK, bandwidth, emit, percentile, run, sample, version
+from monarch_kernel._version import __version__
+from monarch_kernel.actor import Actor, endpoint, shutdown_context
+from monarch_kernel.job import SSHJob
+from monarch_kernel.launchers.ssh import PARALLEL
+from tests.launchers.sshd import Sshd, running
+
+REPEATS = 1 if QUICK else 3
+#: A message (bytes).
+SIZE = 64_000_000
+
+
+def logins(daemon: Sshd, count: int) -> None:
+    """The limit: a command that does nothing on each host."""
+
+    def login(number: int) -> None:
+        command = [*daemon.command, "-T", f"node{number}", "true"]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+
+    times: list[float] = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(login, range(count)))
+        times.append(time.perf_counter() - began)
+    emit(f"ssh{count}_s", round(percentile(times, 0.5), 3), n=REPEATS)
+
+
+def start(daemon: Sshd, count: int) -> None:
+    """A worker on each host, and a rank on each worker."""
+    attached: list[float] = []
+    answered: list[float] = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        job = SSHJob([f"node{number}" for number in range(count)], ssh=daemon.command, idle=120)
+        hosts = job.state(cached_path=None).hosts
+        attached.append(time.perf_counter() - began)
+        first_answer(hosts)
+        answered.append(time.perf_counter() - began)
+        job.kill()
+    emit(f"ssh{count}_s", round(percentile(attached, 0.5), 3), n=REPEATS, most=round(max(attached), 3))
+    emit(f"ssh{count}_answer_s", round(percentile(answered, 0.5), 3), n=REPEATS)
+
+
+class Peer(Actor):
+    """One of two ends of messages."""
+
+    @endpoint
+    def take(self, value: Any) -> int:
+        return value.nbytes
+
+    @endpoint
+    def send(self, other: Any) -> list[float]:
+        """Send messages to another; the seconds of each."""
+        value = np.ones(SIZE, np.uint8)
+
+        def once() -> None:
+            if other.take.call_one(value).get(PATIENCE) != SIZE:
+                raise AssertionError("a part of the message is missing")
+
+        return sample(once, 3.0, 5, 200, warm=3)
+
+
+def message(daemon: Sshd) -> None:
+    """From rank to rank."""
+    job = SSHJob(["node0", "node1"], ssh=daemon.command, idle=120)
+    peers: Any = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1}).spawn("peer", Peer)
+    times = peers.slice(hosts=0).send.call_one(peers.slice(hosts=1)).get(PATIENCE)
+    taken = percentile(times, 0.5)
+    emit("message_GBps", round(SIZE / taken / 1e9, 3), n=len(times), best=round(SIZE / min(times) / 1e9, 3))
+    job.kill()
+
+
+def piped(daemon: Sshd) -> None:
+    """The limit: the same bytes through ``cat`` at the other end of one connection."""
+    remote = f"while head -c {SIZE} | cat >/dev/null; do echo; done"
+    value = bytes(SIZE)
+    process = subprocess.Popen([*daemon.command, "-T", "node0", remote], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+
+    def once(stdin: Any = process.stdin, stdout: Any = process.stdout) -> None:
+        stdin.write(value)
+        stdin.flush()
+        if stdout.read(1) != b"\n":
+            raise RuntimeError("the connection has ended")
+
+    try:
+        bandwidth("message", SIZE, once)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def main() -> None:
+    """The group that is named on the command line."""
+    with engine(running) as daemon:
+        work, between = (logins, piped) if PEER == LIMIT else (start, message)
+        if PEER == LIMIT:
+            said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()
+            version(ssh=said.partition(",")[0])
+        else:
+            version(monarch_kernel=__version__)
+        starts = {f"ssh{count}": functools.partial(work, daemon, count) for count in (8, 64)}
+        run({**starts, "message": lambda: between(daemon)})
+        if PEER != LIMIT:
+            shutdown_context().get(PATIENCE)
+
+
+if __name__ == "__main__":
+    main()
