@@ -107,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
         if start.quiet:
             start.announce_to.append(os.dup(1))
             os.dup2(2, 1)
-        _read_input(options, start)
+        start = _read_input(options, start)
         if options.log:
             _redirect(_absolute(options.log))
         if worker_address(start.address).listen.startswith("tcp://"):
@@ -131,10 +131,10 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _read_input(options: argparse.Namespace, start: WorkerStart) -> None:
-    """Read what comes by standard input, and take the key from the environment."""
+def _read_input(options: argparse.Namespace, start: WorkerStart) -> WorkerStart:
+    """Read what comes by standard input, and take the key from the environment; the options with it."""
     if options.key_file == "-":
-        start.key_file, start.key, start.key_from = None, _line("the key"), "standard input"
+        start = start._replace(key_file=None, key=_line("the key"), key_from="standard input")
     if options.env:
         try:
             found: Any = json.loads(_line("the environment"))
@@ -142,13 +142,14 @@ def _read_input(options: argparse.Namespace, start: WorkerStart) -> None:
         except (ValueError, TypeError) as e:
             raise ValueError(f"--env -: the line of standard input is no JSON object of variables: {e}") from None
     if options.key_env:
-        start.key, start.key_from = os.environ.pop(options.key_env, ""), f"the variable {options.key_env}"
+        start = start._replace(key=os.environ.pop(options.key_env, ""), key_from=f"the variable {options.key_env}")
         if not start.key:
             raise ValueError(f"--key-env: there is no environment variable {options.key_env} with a key")
     if options.key_file == "-" or options.env or options.background:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+    return start
 
 
 def _line(what: str) -> str:

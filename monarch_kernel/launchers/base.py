@@ -515,6 +515,14 @@ class Launcher(ABC):
         del ticket
         return host.url
 
+    def rest(self, seconds: float) -> None:
+        """Wait between two polls. A launcher that hears of a change in between returns then.
+
+        Args:
+            seconds: the longest.
+        """
+        time.sleep(seconds)
+
     def close(self) -> None:  # noqa: B027  most launchers hold nothing
         """Release what this process holds for hosts, such as tunnels; the hosts stay."""
 

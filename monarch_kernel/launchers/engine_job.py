@@ -470,7 +470,7 @@ class EngineJob(Job):
                 waiting = [host for host in status.hosts if host.state is not HostPhase.UP]
                 logs = "\n".join(filter(None, (self._launcher.log(ticket, host.host, 5) for host in waiting[:3])))
                 raise StartTimeoutError(len(up), len(numbers), limit, status.reason, logs)
-            time.sleep(min(pause, max(0.0, end - time.monotonic())))
+            self._launcher.rest(min(pause, max(0.0, end - time.monotonic())))
             pause = min(pause * 1.3, _LAST_POLL)
 
     def _failure(self, ticket: Ticket, host: HostStatus) -> LaunchError:

@@ -111,6 +111,7 @@ class SSHLauncher(Launcher):
         self._starts: dict[str, _Start] = {}
         self._tunnels = Tunnels()
         self._lock = threading.Lock()
+        self._news = threading.Event()  # a start has failed, or the last one has ended
 
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""
@@ -247,6 +248,8 @@ class SSHLauncher(Launcher):
             )
         with self._lock:
             start.said, start.status, start.seen = text, status, time.monotonic()
+            if found is None or all(one.status is not None for one in list(self._starts.values())):
+                self._news.set()
 
     # -- asking ---------------------------------------------------------------------------------------
 
@@ -256,6 +259,7 @@ class SSHLauncher(Launcher):
         ask: list[int] = []
         now = time.monotonic()
         with self._lock:
+            self._news.clear()
             mine = [self._starts.get(_mark(ticket, number)) for number in range(ticket.hosts)]
             starting = any(start is not None and start.status is None for start in mine)
             for number, host in enumerate(ticket.data["hosts"]):
@@ -276,6 +280,10 @@ class SSHLauncher(Launcher):
                 start = self._starts.setdefault(_mark(ticket, number), _Start())
                 start.status, start.seen = status, time.monotonic()
         return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
+
+    def rest(self, seconds: float) -> None:
+        """See ``Launcher``."""
+        self._news.wait(seconds)
 
     def _ask(self, ticket: Ticket, number: int) -> HostStatus:
         """Ask a host whether its worker lives."""

@@ -1,18 +1,17 @@
-"""How a process becomes a worker: it executes a fresh interpreter, which runs ``worker_main``. Loads little itself."""
+"""How a process becomes a worker: it executes a fresh interpreter, which runs ``worker_main``.
+
+What is loaded here is loaded twice for each worker, before hosts can be used: it is little, and not msgspec.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import secrets
-import socket
 import sys
 from typing import NoReturn
 
-import msgspec
-
 from monarch_kernel._version import __version__
-from monarch_kernel.protocol.announcement import WorkerAnnouncement
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.start_command import interpreter_command, memfd, package_root
 from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart, announce
@@ -25,12 +24,12 @@ def exec_worker(start: WorkerStart) -> NoReturn:
         OSError: the temporary folder is not writable.
     """
     run_dir = cleanup.make_run_dir()
-    worker = f"worker-{secrets.token_hex(4)}"
+    worker = f"worker-{os.urandom(4).hex()}"
     python_path = os.environ.get("PYTHONPATH")
     # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
     key_fd = memfd("key", start.key.encode()) if start.key else -1
-    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start=_without_key(start))
-    fd = memfd("config", msgspec.msgpack.encode(config))
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start._replace(key=""))
+    fd = memfd("config", json.dumps(config).encode())
     for inherited in (fd, key_fd, run_dir.lock_fd, start.lifeline, start.folder_lock, *start.announce_to):
         if inherited >= 0:
             os.set_inheritable(inherited, True)
@@ -44,12 +43,12 @@ def exec_worker(start: WorkerStart) -> NoReturn:
     os.execve(command[0], command, env)
 
 
-def _without_key(start: WorkerStart) -> WorkerStart:
-    return msgspec.structs.replace(start, key="")
-
-
 def report_failure(start: WorkerStart, error: Exception) -> None:
     """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
+    import socket
+
+    from monarch_kernel.protocol.announcement import WorkerAnnouncement
+
     announce(start, WorkerAnnouncement(monarch_kernel=__version__, host=socket.gethostname(), error=str(error)))
     with contextlib.suppress(OSError):
         sys.stderr.write(f"monarch-kernel worker: {error}\n")

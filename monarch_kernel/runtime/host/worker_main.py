@@ -22,7 +22,7 @@ def main() -> None:
     """Run a worker in this process, which ``exec_worker`` has prepared: fork the fork server, serve."""
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
-        config = msgspec.msgpack.decode(file.read(), type=WorkerConfig)
+        config = msgspec.json.decode(file.read(), type=WorkerConfig)
     start = config.start
     own = [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
     for inherited in (config.lock_fd, *own):

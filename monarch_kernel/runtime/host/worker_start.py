@@ -1,21 +1,27 @@
-"""What a worker is started with, and how it announces itself to those that wait for it."""
+"""What a worker is started with, and how it announces itself to those that wait for it.
+
+Named tuples, as the process that executes the worker loads as little as it can.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from monarch_kernel.protocol.announcement import WorkerAnnouncement
 from monarch_kernel.protocol.private_files import write_own_file
 
+if TYPE_CHECKING:
+    from monarch_kernel.protocol.announcement import WorkerAnnouncement
 
-class WorkerStart(msgspec.Struct, kw_only=True):
+
+class WorkerStart(NamedTuple):
     """The options of a worker.
 
     Attributes:
         address: where it listens, as ``worker_address`` reads it.
+        announce_to: descriptors that get its announcement, and are then closed.
+        announce_in: files that get it.
         name: of its host; "": the host's own.
         key_file: None: the user's default.
         key: the key itself, as ``key_line`` writes it, if it did not come by a file.
@@ -26,13 +32,13 @@ class WorkerStart(msgspec.Struct, kw_only=True):
         keep: the folder of a kept mesh; "": it keeps none.
         idle: how long it may be unused before it ends (seconds); 0: forever.
         ends_at: when the engine ends it (Unix time); 0: not known.
-        announce_to: descriptors that get its announcement, and are then closed.
-        announce_in: files that get it.
         quiet: whether its standard output is kept for the announcement.
         folder_lock: the lock of the folder of its socket, held until it ends; -1: none.
     """
 
     address: str
+    announce_to: list[int]
+    announce_in: list[str]
     name: str = ""
     key_file: str | None = None
     key: str = ""
@@ -43,14 +49,12 @@ class WorkerStart(msgspec.Struct, kw_only=True):
     keep: str = ""
     idle: float = 0.0
     ends_at: float = 0.0
-    announce_to: list[int] = []
-    announce_in: list[str] = []
     quiet: bool = False
     folder_lock: int = -1
 
 
-class WorkerConfig(msgspec.Struct, array_like=True):
-    """What a worker reads from the descriptor that its command line names, as MessagePack."""
+class WorkerConfig(NamedTuple):
+    """What a worker reads from the descriptor that its command line names, as JSON."""
 
     id: str
     run_dir: str
@@ -72,4 +76,5 @@ def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
             os.write(fd, line)
         with contextlib.suppress(OSError):
             os.close(fd)
-    start.announce_to, start.announce_in = [], []
+    start.announce_to.clear()
+    start.announce_in.clear()
