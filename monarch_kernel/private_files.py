@@ -4,12 +4,13 @@
 identify the process at the other end of a Unix socket and its user, ``listens`` tells whether a process listens on a
 socket, and ``remove_socket`` removes a socket of this user. ``PrivateFolder`` is a folder of mode 0700, opened
 component by component, and ``AppendOnlyFile`` a log file of mode 0600; ``NotPrivateError`` says whose a folder or file
-is that other users can access.
+is that other users can access. ``belongs_to`` tells whose a connection to a loopback port is.
 
 This module holds names only; ``monarch_kernel.protocol`` and ``monarch_kernel.runtime.node`` have the code.
 """
 
 from monarch_kernel.protocol.append_only_file import AppendOnlyFile
+from monarch_kernel.protocol.loopback_peers import belongs_to
 from monarch_kernel.protocol.private_files import (
     NotPrivateError,
     PrivateFolder,
@@ -23,6 +24,7 @@ __all__ = [
     "AppendOnlyFile",
     "NotPrivateError",
     "PrivateFolder",
+    "belongs_to",
     "is_ours",
     "listens",
     "peer_of",

@@ -33,6 +33,7 @@ INTERNAL = {
     "NoRule": "the tensor engine turns it into RemoteException",
     "Gone": "the data plane turns it into RDMAError",
     "KeyRefused": "a link reports it to its calls as the cause",
+    "LineError": "a command of the terminal prints its text",
     "LinkError": "ends a link, whose calls fail with SupervisionError",
     "ManifestError": "a host's report has its text",
     "NoGreeting": "ends a connection before it is a link",

@@ -24,7 +24,7 @@ _monarch_kernel() {
 compdef _monarch_kernel monarch-kernel
 """,
 }
-_JOB_COMMANDS = ("status", "logs", "kill")
+_JOB_COMMANDS = ("status", "logs", "kill", "shell")
 
 
 def add_completion_command(parser: argparse.ArgumentParser) -> None:

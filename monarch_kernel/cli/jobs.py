@@ -1,24 +1,32 @@
 """``monarch-kernel up|jobs|status|logs|kill|exec``: hosts of engines from a terminal.
 
-Exit codes: 0, done; 1, the engine or a host failed; 2, the line is wrong; 130, interrupted. ``exec`` ends with the
-first code other than 0 of its command.
+Exit codes are those of ``monarch_kernel.cli.lines``; ``exec`` ends with the first code other than 0 of its command.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from monarch_kernel.cli.lines import (
+    LineError,
+    add_environment,
+    add_job,
+    add_json,
+    add_mesh,
+    check_host,
+    chosen_job,
+    guarded,
+    hosts_of_line,
+    variables,
+)
 
 if TYPE_CHECKING:
     from monarch_kernel.launchers.base import JobStatus
-    from monarch_kernel.launchers.listing import ListedJob
 
 _LINES = 100
-_INTERRUPTED = 130
 
 
 def add_up_command(parser: argparse.ArgumentParser) -> None:
@@ -46,106 +54,54 @@ def add_up_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable for them")
     parser.add_argument("--no-wait", action="store_true", help="return once the engine has taken the request")
     parser.add_argument("--trust", action="store_true", help="trust the project's file with this profile as it is")
-    _json(parser)
+    add_json(parser)
     words = sys.argv[2:]
     on = next((word for word in words if not word.startswith("-")), "")
     if on:
         add_engine_options(parser, on)
-    parser.set_defaults(run=_guarded(_up))
+    parser.set_defaults(run=guarded(_up))
 
 
 def add_jobs_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel jobs``."""
-    _json(parser)
-    parser.set_defaults(run=_guarded(_jobs))
+    add_json(parser)
+    parser.set_defaults(run=guarded(_jobs))
 
 
 def add_status_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel status``."""
-    _job(parser)
-    _json(parser)
-    parser.set_defaults(run=_guarded(_status))
+    add_job(parser)
+    add_json(parser)
+    parser.set_defaults(run=guarded(_status))
 
 
 def add_logs_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel logs``."""
-    _job(parser)
+    add_job(parser)
     parser.add_argument("--host", type=int, metavar="N", help="of this host only")
     parser.add_argument("-n", "--lines", type=int, default=_LINES, metavar="N", help=f"the last N lines ({_LINES})")
-    parser.set_defaults(run=_guarded(_logs))
+    parser.set_defaults(run=guarded(_logs))
 
 
 def add_kill_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel kill``."""
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="its id, or how it begins")
     parser.add_argument("--orphans", action="store_true", help="all whose program has ended")
-    parser.set_defaults(run=_guarded(_kill))
+    parser.set_defaults(run=guarded(_kill))
 
 
 def add_exec_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel exec``."""
     parser.usage = "monarch-kernel exec [options] -- COMMAND ..."
     parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
-    parser.add_argument("--mesh", metavar="NAME", help="on the hosts of this mesh (default: of the only one)")
+    add_mesh(parser)
     parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
     parser.add_argument("--one", action="store_true", help="on the first host only")
     parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable; repeatable")
-    parser.add_argument("--workdir", metavar="PATH", help="run it in this folder of the hosts")
-    parser.add_argument("--kill", action="store_true", help="end the job afterwards")
+    add_environment(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
-    _json(parser)
-    parser.set_defaults(run=_guarded(_exec))
-
-
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print plain data")
-
-
-def _job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", metavar="JOB", help="its id, or how it begins (default: the only one)")
-
-
-def _guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Turn errors of engines and interrupts into exit codes."""
-
-    def guarded(options: argparse.Namespace) -> int:
-        from monarch_kernel.launchers.base import LaunchError
-
-        try:
-            return run(options)
-        except BrokenPipeError:  # whoever reads has enough, as head has
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except (LaunchError, OSError) as error:
-            print(f"monarch-kernel: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("monarch-kernel: interrupted", file=sys.stderr)
-            return _INTERRUPTED
-
-    return guarded
-
-
-def _variables(items: list[str]) -> dict[str, str]:
-    if wrong := next((item for item in items if not item.partition("=")[0].isidentifier() or "=" not in item), ""):
-        print(f"monarch-kernel: --env takes VARIABLE=VALUE, not {wrong!r}", file=sys.stderr)
-        raise SystemExit(2)
-    return dict(item.split("=", 1) for item in items)
-
-
-def _chosen(name: str | None) -> ListedJob:
-    """The job that a line names, or the only one."""
-    from monarch_kernel.launchers.base import LaunchError
-    from monarch_kernel.launchers.listing import job_named, list_jobs
-
-    jobs = list_jobs().jobs
-    if name is not None:
-        return job_named(name, jobs)
-    if len(own := [job for job in jobs if job.record is not None]) == 1:
-        return own[0]
-    listed = ", ".join(job.job for job in own)
-    raise LaunchError(f"name the job, one of {listed}" if own else "there is no job; 'up' asks for hosts")
+    add_json(parser)
+    parser.set_defaults(run=guarded(_exec))
 
 
 # -- commands -----------------------------------------------------------------------------------------
@@ -159,7 +115,7 @@ def _up(options: argparse.Namespace) -> int:
         name: getattr(options, name)
         for name in ("hosts", "gpus", "cpus", "memory", "walltime", "idle", "timeout", "python", "name")
     }
-    given["env"] = _variables(options.env)
+    given["env"] = variables(options.env)
     asked = ask(options.on, given, given_options(options), trust=options.trust, how="--trust")
     said = ""
 
@@ -200,7 +156,7 @@ def _jobs(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.listing import HostList
 
-    job = _chosen(options.job)
+    job = chosen_job(options.job)
     if options.json:
         print(json.dumps(job.plain()))
     elif job.status is not None:
@@ -211,7 +167,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    print(_chosen(options.job).log(options.host, max(1, options.lines)))
+    print(chosen_job(options.job).log(options.host, max(1, options.lines)))
     return 0
 
 
@@ -219,8 +175,7 @@ def _kill(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.listing import job_named, list_jobs
 
     if not options.jobs and not options.orphans:
-        print("monarch-kernel: say which job to end, or --orphans; 'jobs' lists them", file=sys.stderr)
-        return 2
+        raise LineError("say which job to end, or --orphans; 'jobs' lists them")
     jobs = list_jobs().jobs
     ending = [job_named(name, jobs) for name in options.jobs]
     ending += [job for job in jobs if options.orphans and job.is_left and job not in ending]
@@ -231,26 +186,15 @@ def _kill(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from monarch_kernel.job import EngineJob
-    from monarch_kernel.launchers.base import LaunchError
     from monarch_kernel.launchers.remote_command import folded, run_command
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        print("monarch-kernel: exec needs a command: exec -- nvidia-smi", file=sys.stderr)
-        return 2
-    env = _variables(options.env)
-    listed = _chosen(options.job)
-    job = EngineJob.find(listed.job)
-    try:
-        hosts = getattr(job.attached(keep=True), options.mesh or next(iter(job.meshes)))
+        raise LineError("exec needs a command: exec -- nvidia-smi")
+    env = variables(options.env)
+    with hosts_of_line(options) as hosts:
         numbers = [0] if options.one else options.host or list(range(len(hosts)))
-        if strange := [number for number in numbers if not 0 <= number < len(hosts)]:
-            raise LaunchError(f"there is no host {strange[0]} in this mesh of {len(hosts)} (0 to {len(hosts) - 1})")
-        ends = run_command(hosts, numbers, command, env, options.workdir)
-    finally:
-        if options.kill:
-            job.kill()
+        ends = run_command(hosts, [check_host(number, hosts) for number in numbers], command, env, options.workdir)
     if options.json:
         print(json.dumps([end.plain() for end in ends]))
     else:

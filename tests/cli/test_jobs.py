@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import pytest
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.cli.conftest import Cli
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Run a command with a list of jobs of its own, which is empty afterwards."""
-    root = tmp_path_factory.mktemp("cli")
-    (root / "project").mkdir()
-    env = {
-        **os.environ,
-        "XDG_STATE_HOME": str(root / "state"),
-        "XDG_CONFIG_HOME": str(root / "config"),
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-    }
-
-    def command(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-P", "-m", "monarch_kernel", *words]
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, env=env, cwd=root / "project")
-
-    yield command
-    command("kill", "--orphans")
-    assert not list((root / "state" / "monarch_kernel" / "jobs").glob("*"))
-
-
-def test_hosts_from_the_terminal(run: Run) -> None:
+def test_hosts_from_the_terminal(run: Cli) -> None:
     made = json.loads(run("up", "process", "--hosts", "2", "-e", "SIDE=left", "--json").stdout)
     job = made["job"]
     assert [host["state"] for host in made["hosts"]] == ["up", "up"]
@@ -57,7 +30,7 @@ def test_hosts_from_the_terminal(run: Run) -> None:
     assert run("status").returncode == 1
 
 
-def test_lines_that_are_wrong(run: Run) -> None:
+def test_lines_that_are_wrong(run: Cli) -> None:
     nowhere = run("up", "nowhere")
     assert nowhere.returncode == 1 and "engines: local, process" in nowhere.stderr
     assert run("kill").returncode == 2
@@ -68,7 +41,7 @@ def test_lines_that_are_wrong(run: Run) -> None:
     assert gone.returncode == 1 and "there is no job" in gone.stderr
 
 
-def test_completion(run: Run) -> None:
+def test_completion(run: Cli) -> None:
     def words(*typed: str) -> list[str]:
         return run("completion", "words", "--", *typed).stdout.split()
 

@@ -25,6 +25,7 @@ from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import NotOffered
+from monarch_kernel.private_files import belongs_to
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
@@ -43,9 +44,6 @@ ACCEPT_PAUSE = 0.1
 TOKEN = "token"
 # The number of the request that repeats the client's own to debugpy; no IDE uses it.
 _REPLAYED = 2**30
-# All connections of this machine, with their owners; see proc(5).
-_TCP = "/proc/net/tcp"
-_ESTABLISHED = "01"
 
 
 class Gateway:
@@ -298,30 +296,6 @@ def _readable(*fds: int, timeout: float | None = None) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)]
-
-
-def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: set[int]) -> bool:
-    """Whether the process at the other end of a loopback connection runs as one of these users.
-
-    Only an established connection that belongs to a process has an owner; the others are listed with uid 0.
-    """
-    wanted = [_hex(peer), _hex(here)]
-    try:
-        with open(_TCP) as table:
-            next(table)
-            for line in table:
-                fields = line.split()
-                if fields[1:3] == wanted:
-                    state, uid, inode = fields[3], int(fields[7]), int(fields[9])
-                    return state == _ESTABLISHED and inode != 0 and uid in users
-    except (OSError, StopIteration):
-        pass
-    return False
-
-
-def _hex(address: tuple[str, int]) -> str:
-    number = int.from_bytes(socket.inet_aton(address[0]), "little")
-    return f"{number:08X}:{address[1]:04X}"
 
 
 def _reason(error: ActorError | SupervisionError) -> str:

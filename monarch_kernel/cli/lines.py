@@ -1,0 +1,136 @@
+"""What the commands about jobs share: options that several have, the job and the hosts of a line, and exit codes.
+
+Exit codes: 0, done; 1, the engine or a host failed; 2, the line is wrong; 130, interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_kernel.actor import HostMesh
+    from monarch_kernel.launchers.listing import ListedJob
+
+INTERRUPTED = 130
+WRONG_LINE = 2
+
+
+class LineError(ValueError):
+    """A line that asks for what there is not; its text says what is wrong, and what to write."""
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print plain data")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the job as the first word."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="its id, or how it begins (default: the only one)")
+
+
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    """Add ``--mesh``."""
+    parser.add_argument("--mesh", metavar="NAME", help="on hosts of this mesh (default: of the first one)")
+
+
+def add_environment(parser: argparse.ArgumentParser) -> None:
+    """Add ``-e``, ``--workdir`` and ``--kill``: what a command there is run with."""
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable; repeatable")
+    parser.add_argument("--workdir", metavar="PATH", help="run it in this folder of the hosts")
+    parser.add_argument("--kill", action="store_true", help="end the job afterwards")
+
+
+def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Turn errors of lines, engines and hosts, and interrupts, into exit codes."""
+
+    def call(options: argparse.Namespace) -> int:
+        from monarch_kernel.errors import SupervisionError
+        from monarch_kernel.launchers.base import LaunchError
+
+        try:
+            return run(options)
+        except BrokenPipeError:  # whoever reads has enough, as head has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except LineError as error:
+            print(f"monarch-kernel: {error}", file=sys.stderr)
+            return WRONG_LINE
+        except (LaunchError, OSError, SupervisionError) as error:
+            print(f"monarch-kernel: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("monarch-kernel: interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+    return call
+
+
+def variables(items: list[str]) -> dict[str, str]:
+    """What ``--env`` was given.
+
+    Raises:
+        LineError: one is no VARIABLE=VALUE.
+    """
+    if wrong := next((item for item in items if not item.partition("=")[0].isidentifier() or "=" not in item), ""):
+        raise LineError(f"--env takes VARIABLE=VALUE, not {wrong!r}")
+    return dict(item.split("=", 1) for item in items)
+
+
+def chosen_job(name: str | None) -> ListedJob:
+    """The job that a line names, or the only one.
+
+    Raises:
+        LaunchError: there is none, or several.
+    """
+    from monarch_kernel.launchers.base import LaunchError
+    from monarch_kernel.launchers.listing import job_named, list_jobs
+
+    jobs = list_jobs().jobs
+    if name is not None:
+        return job_named(name, jobs)
+    if len(own := [job for job in jobs if job.record is not None]) == 1:
+        return own[0]
+    listed = ", ".join(job.job for job in own)
+    raise LaunchError(f"name the job, one of {listed}" if own else "there is no job; 'up' asks for hosts")
+
+
+@contextlib.contextmanager
+def hosts_of_line(options: argparse.Namespace) -> Generator[HostMesh]:
+    """The hosts of the mesh that a line names, or of the first one of its job, which ends afterwards with ``--kill``.
+
+    Raises:
+        LineError: the job has no such mesh.
+        LaunchError: there is no such job, or a host is gone.
+    """
+    from monarch_kernel import actor
+    from monarch_kernel.job import EngineJob
+
+    job = EngineJob.find(chosen_job(options.job).job)
+    try:
+        meshes = job.meshes
+        name = options.mesh or next(iter(meshes))
+        if name not in meshes:
+            raise LineError(f"job {job.job_id} has no mesh {name!r} (its meshes: {', '.join(meshes)})")
+        # The calls of a command report what becomes of its processes: the report of the root would be a second one.
+        actor.unhandled_fault_hook = lambda _failure: None
+        yield getattr(job.attached(keep=True), name)
+    finally:
+        if options.kill:
+            job.kill()
+
+
+def check_host(number: int, hosts: HostMesh) -> int:
+    """The number of a host, if the mesh has it.
+
+    Raises:
+        LineError: it has not.
+    """
+    if not 0 <= number < len(hosts):
+        raise LineError(f"there is no host {number} in this mesh of {len(hosts)} (0 to {len(hosts) - 1})")
+    return number

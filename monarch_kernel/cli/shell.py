@@ -1,0 +1,36 @@
+"""``monarch-kernel shell``: a shell on a host of a job, in this terminal. It ends with the code of the shell."""
+
+from __future__ import annotations
+
+import argparse
+
+from monarch_kernel.cli.lines import (
+    add_environment,
+    add_job,
+    add_mesh,
+    check_host,
+    guarded,
+    hosts_of_line,
+    variables,
+)
+
+
+def add_shell_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel shell``."""
+    parser.description = (
+        "Opens a shell on a host of a job. What it has started ends with it, and it ends with this command; setsid "
+        "starts what is to stay."
+    )
+    add_job(parser)
+    parser.add_argument("host", nargs="?", type=int, default=0, metavar="HOST", help="its number in the mesh (0)")
+    add_mesh(parser)
+    add_environment(parser)
+    parser.set_defaults(run=guarded(_shell))
+
+
+def _shell(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.remote_shell import run_shell
+
+    env = variables(options.env)
+    with hosts_of_line(options) as hosts:
+        return run_shell(hosts, check_host(options.host, hosts), env, options.workdir)

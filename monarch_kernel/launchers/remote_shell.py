@@ -1,0 +1,283 @@
+"""A shell at a pseudo-terminal of a host, in this terminal.
+
+Bytes of the terminal are arguments and results of endpoints, so they take the way of all messages: a connection that
+knows both sides. A few calls are under way at any time, so that neither side can flood the other. The shell ends with
+its actor, and so with this process, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import pwd
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Coroutine, Generator, Mapping
+from typing import Any
+
+from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint, endpoint
+from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.readiness import readable, writable
+
+#: So many bytes in one message, and so many messages of each direction under way.
+_PIECE, _WINDOW = 64 * 2**10, 4
+#: How long processes of a terminal may take to end after it was hung up (seconds).
+_GRACE = 1.0
+_POLL = 0.02
+#: A process gets a controlling terminal only by asking for it after ``setsid``, which subprocess has done.
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+class _Terminal(Actor):
+    """A shell and its pseudo-terminal, on a host."""
+
+    def __init__(self) -> None:
+        self._shell: subprocess.Popen[bytes] | None = None
+        self._master = -1
+        self._over = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None
+        self._reading = asyncio.Lock()  # in the order of the calls
+        self._writing = asyncio.Lock()
+
+    @endpoint
+    async def start(self, env: Mapping[str, str], workdir: str | None, size: tuple[int, int]) -> str:
+        """Start the shell. Returns why it could not be started, or ""."""
+        env = {**os.environ, **env}
+        shell = _shell_of(env)
+        self._master, slave = os.openpty()
+        try:
+            _resize(self._master, size)
+            os.set_blocking(self._master, False)
+            self._shell = _started(shell, slave, env, workdir)
+        except OSError as e:
+            return f"{e.filename or shell}: {e.strerror}"
+        finally:
+            os.close(slave)
+        self._waiting = asyncio.ensure_future(self._wait(self._shell))
+        return ""
+
+    async def _wait(self, shell: subprocess.Popen[bytes]) -> None:
+        ended = os.pidfd_open(shell.pid)
+        try:
+            await readable(ended)
+        finally:
+            os.close(ended)
+        shell.wait()
+        self._over.set()
+
+    @concurrent_endpoint
+    async def read(self) -> bytes | int:
+        """What the terminal shows next; after all of it, the exit code of the shell (128 and the signal)."""
+        async with self._reading:
+            assert self._shell is not None
+            while True:
+                over = self._over.is_set()  # asked before the read: what the shell wrote is there then
+                try:
+                    if data := os.read(self._master, _PIECE):
+                        return data
+                except BlockingIOError:
+                    pass
+                except OSError as e:
+                    if e.errno != errno.EIO:
+                        raise
+                    await self._over.wait()  # no process has the terminal open
+                    over = True
+                if over:
+                    code = self._shell.returncode
+                    return code if code >= 0 else 128 - code
+                await _first(readable(self._master), self._over.wait())
+
+    @concurrent_endpoint
+    async def write(self, data: bytes) -> None:
+        """Type into the terminal; waits while programs there do not read."""
+        async with self._writing:
+            while data and not self._over.is_set():
+                try:
+                    data = data[os.write(self._master, data) :]
+                except BlockingIOError:
+                    await _first(writable(self._master), self._over.wait())
+
+    @endpoint
+    async def resize(self, size: tuple[int, int]) -> None:
+        """Set the size of the terminal (rows, columns); its programs are told by SIGWINCH."""
+        _resize(self._master, size)
+
+    async def __cleanup__(self, _error: BaseException | None) -> None:
+        if self._shell is not None:
+            await asyncio.to_thread(self._hang_up, self._shell)
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._master >= 0:
+            os.close(self._master)
+
+    @staticmethod
+    def _hang_up(shell: subprocess.Popen[bytes]) -> None:
+        """End all processes of the terminal."""
+        end = time.monotonic() + _GRACE
+        _signal_all(shell, signal.SIGHUP, signal.SIGCONT)
+        while _signal_all(shell) and time.monotonic() < end:
+            time.sleep(_POLL)
+        _signal_all(shell, signal.SIGKILL)
+        shell.wait()
+
+
+def run_shell(hosts: HostMesh, number: int, env: Mapping[str, str], workdir: str | None) -> int:
+    """Run the user's shell (SHELL, or the one of their account there) on a host, at the terminal of this process.
+
+    The terminal is raw meanwhile, so that keys go to the programs there, Ctrl-C too, and is as before afterwards. All
+    processes of the session end with the shell, or with this process.
+
+    Args:
+        hosts: a mesh with the dimension ``hosts``.
+        number: the one of it.
+        env: further environment variables.
+        workdir: the folder there; None: that of this process, if the host has it.
+
+    Returns:
+        The exit code of the shell; 128 and the signal, if one ended it or this process.
+
+    Raises:
+        LaunchError: standard input or output is no terminal, or the shell cannot be started.
+        SupervisionError: the host, or the process at it, was lost.
+    """
+    if not (os.isatty(0) and os.isatty(1)):
+        raise LaunchError("a shell needs a terminal at its input and output; exec runs commands without one")
+    env = {"TERM": os.environ.get("TERM", "dumb"), **env}
+    procs = hosts.slice(hosts=slice(number, number + 1)).spawn_procs(name="shell")
+    try:
+        terminal = procs.spawn("terminal", _Terminal)
+        if refused := terminal.start.call_one(env, workdir, _size()).get():
+            raise LaunchError(f"no shell on host {number}: {refused}")
+        with _raw_terminal():
+            return asyncio.run(_connected(terminal))
+    finally:
+        procs.stop("the shell has ended").get()
+
+
+async def _connected(terminal: ActorMesh[_Terminal]) -> int:
+    """Copy between both terminals until the shell ends, or a signal ends this process."""
+    loop = asyncio.get_running_loop()
+    signaled: asyncio.Future[int] = loop.create_future()
+    resized: list[Future[None]] = []
+
+    def end(number: signal.Signals) -> None:
+        if not signaled.done():
+            signaled.set_result(128 + number)
+
+    def resize() -> None:
+        resized[:] = [terminal.resize.call_one(_size())]
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGWINCH, resize)
+    # Another file description than the one of those that share this terminal: it may be nonblocking alone.
+    shown = os.open("/proc/self/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    tasks = [asyncio.ensure_future(_show(terminal, shown)), asyncio.ensure_future(_type(terminal)), signaled]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        os.close(shown)
+
+
+async def _show(terminal: ActorMesh[_Terminal], fd: int) -> int:
+    """Show what the terminal there shows; returns the exit code of the shell."""
+    reads = deque(terminal.read.call_one() for _ in range(_WINDOW))
+    while not isinstance(data := await reads.popleft(), int):
+        reads.append(terminal.read.call_one())
+        while data:
+            try:
+                data = data[os.write(fd, data) :]
+            except BlockingIOError:
+                await writable(fd)
+    return data
+
+
+async def _type(terminal: ActorMesh[_Terminal]) -> int:
+    """Type there what is typed here. Returns only when this terminal is gone."""
+    writes: deque[Future[None]] = deque()
+    while True:
+        await readable(0)
+        try:
+            data = os.read(0, _PIECE)
+        except OSError:
+            data = b""
+        if not data:
+            return 128 + signal.SIGHUP
+        writes.append(terminal.write.call_one(data))
+        if len(writes) == _WINDOW:
+            await writes.popleft()
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first of these; the others end."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _raw_terminal() -> Generator[None]:
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what has been typed already goes there, too
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal itself is gone
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def _started(shell: str, terminal: int, env: Mapping[str, str], workdir: str | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, shell]
+    return subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=env, cwd=workdir, start_new_session=True
+    )
+
+
+def _signal_all(shell: subprocess.Popen[bytes], *signals: signal.Signals) -> bool:
+    """Send signals to all processes of the session of a shell; returns whether there were any."""
+    ended = shell.poll() is not None
+    found = False
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == shell.pid and not (ended and pid == shell.pid):
+                found = True
+                for number in signals:
+                    os.kill(pid, number)
+    return found
+
+
+def _shell_of(env: Mapping[str, str]) -> str:
+    try:
+        account = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:  # the host does not know this user, as in many containers
+        account = ""
+    return next((found for name in (env.get("SHELL"), account) if name and (found := shutil.which(name))), "/bin/sh")
+
+
+def _size() -> tuple[int, int]:
+    size = os.get_terminal_size(1)
+    return size.lines, size.columns
+
+
+def _resize(fd: int, size: tuple[int, int]) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))

@@ -1,0 +1,34 @@
+"""Whose process is at the other end of a connection of the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Set
+
+# All connections of this machine, with their owners; see proc(5).
+_TCP = "/proc/net/tcp"
+_ESTABLISHED = "01"
+
+
+def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: Set[int]) -> bool:
+    """Whether the process at the other end of a loopback connection runs as one of these users.
+
+    Only an established connection that belongs to a process has an owner; the others are listed with uid 0.
+    """
+    wanted = [_hex(peer), _hex(here)]
+    try:
+        with open(_TCP) as table:
+            next(table)
+            for line in table:
+                fields = line.split()
+                if fields[1:3] == wanted:
+                    state, uid, inode = fields[3], int(fields[7]), int(fields[9])
+                    return state == _ESTABLISHED and inode != 0 and uid in users
+    except (OSError, StopIteration):
+        pass
+    return False
+
+
+def _hex(address: tuple[str, int]) -> str:
+    number = int.from_bytes(socket.inet_aton(address[0]), "little")
+    return f"{number:08X}:{address[1]:04X}"
