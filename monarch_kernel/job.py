@@ -7,9 +7,21 @@ names only; ``monarch_kernel.launchers`` has the code.
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.job import Job as JobTrait
 from monarch_kernel.launchers.job import JobState, job_load, job_loads
+from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
 
-__all__ = ["EngineJob", "JobState", "JobTrait", "LocalJob", "ProcessJob", "SSHJob", "SlurmJob", "job_load", "job_loads"]
+__all__ = [
+    "EngineJob",
+    "JobState",
+    "JobTrait",
+    "LightningJob",
+    "LocalJob",
+    "ProcessJob",
+    "SSHJob",
+    "SlurmJob",
+    "job_load",
+    "job_loads",
+]

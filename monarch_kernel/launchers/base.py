@@ -55,6 +55,7 @@ __all__ = [
 GROUP = "monarch_kernel.launchers"
 #: Our own launchers, also known in a checkout. No package in a working folder replaces them.
 _OWN = {
+    "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
     "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
     "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",

@@ -1,0 +1,241 @@
+"""Requests to the Lightning platform, by the client that its SDK generates from the platform's own description.
+
+The classes ``lightning_sdk.Job``, ``Studio`` and ``Teamspace`` are not used: when one of their calls fails they send
+all of its arguments, so the key of a job and the environment of its user, to a history of commands. They also print,
+and repeat a request that was refused for half a minute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from monarch_kernel.launchers.base import LaunchError, SubmissionRefusedError
+
+_SDK = "lightning_sdk"
+#: Turns off the SDK's question to a package index whether there is a later version.
+_NO_CHECK = "LIGHTNING_DISABLE_VERSION_CHECK"
+#: In the environment of a Studio: the teamspace and the Studio itself.
+PROJECT, STUDIO = "LIGHTNING_CLOUD_PROJECT_ID", "LIGHTNING_CLOUD_SPACE_ID"
+#: Answers that tell nothing of the request: too many, and of a platform that is not well.
+_PASSING = (429, 500, 502, 503, 504)
+_FIRST_PAUSE, _LAST_PAUSE = 0.2, 5.0
+#: How many lines of logs one answer has.
+_PAGE = 1000
+
+
+class Studio(NamedTuple):
+    """A Studio: its id, and the cloud account in which it runs."""
+
+    id: str
+    account: str
+
+
+class LogLine(NamedTuple):
+    """A line of a log, and the id of the job that wrote it."""
+
+    job: str
+    text: str
+
+
+class LightningCloud:
+    """The jobs of one user.
+
+    Args:
+        patience: how long one question may take, repetitions included (seconds).
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        check = os.environ.get(_NO_CHECK)
+        os.environ[_NO_CHECK] = "1"
+        try:
+            self.models: Any = importlib.import_module(f"{_SDK}.lightning_cloud.openapi")
+            rest: Any = importlib.import_module(f"{_SDK}.lightning_cloud.rest_client")
+            login: Any = importlib.import_module(f"{_SDK}.lightning_cloud.login")
+            self._machine: Any = importlib.import_module(f"{_SDK}.machine").Machine
+            self._failed: Any = importlib.import_module(f"{_SDK}.lightning_cloud.openapi.rest").ApiException
+            self._unreachable: Any = importlib.import_module("urllib3").exceptions.HTTPError
+        except ImportError as e:
+            raise LaunchError(
+                f"jobs of Lightning need its SDK, which cannot be imported ({e}): "
+                "pip install 'monarch_kernel[lightning]'"
+            ) from e
+        finally:
+            if check is None:
+                del os.environ[_NO_CHECK]
+            else:
+                os.environ[_NO_CHECK] = check
+        found = login.Auth()
+        # Its own ``authenticate`` would open a browser, and wait.
+        if not (found.api_key or found.auth_token) and not (found.load() and (found.api_key or found.auth_token)):
+            raise SubmissionRefusedError(
+                "lightning", "you are not logged in", "run 'lightning login', or set LIGHTNING_API_KEY"
+            )
+        client = rest.create_swagger_client(with_auth=False)
+        client.default_headers["Authorization"] = found.auth_header
+        self._client: Any = rest.GridRestClient(api_client=client)
+
+    # -- names ----------------------------------------------------------------------------------------
+
+    def teamspace(self, name: str) -> str:
+        """The id of a teamspace by its name or id; "": that of this Studio, or the only one of the user."""
+        name = name or os.environ.get(PROJECT, "") or os.environ.get("LIGHTNING_TEAMSPACE", "")
+        answer = self._found(lambda: self._client.projects_service_list_memberships(filter_by_user_id=True))
+        found = (answer and answer.memberships) or ()
+        fitting = [one for one in found if not name or name in (one.project_id, one.name, one.display_name)]
+        if len(fitting) == 1:
+            return fitting[0].project_id
+        known = ", ".join(f"{one.name} ({one.project_id})" for one in found) or "none"
+        what = f"{len(fitting)} teamspaces are called {name!r}" if name else "no teamspace was named"
+        raise SubmissionRefusedError("lightning", what, f"name one of yours, or its id: {known}")
+
+    def studio(self, teamspace: str, name: str) -> Studio:
+        """A Studio by its name or id."""
+        answer = self._found(lambda: self._client.cloud_space_service_list_cloud_spaces(project_id=teamspace))
+        found = (answer and answer.cloudspaces) or ()
+        for one in found:
+            if name in (one.id, one.name, one.display_name):
+                return Studio(one.id, one.cluster_id or "")
+        known = ", ".join(one.name for one in found) or "none"
+        raise SubmissionRefusedError("lightning", f"there is no Studio {name!r}", f"the teamspace has: {known}")
+
+    def default_account(self, teamspace: str) -> str:
+        """The cloud account that a teamspace prefers; "": the platform chooses."""
+        answer = self._found(lambda: self._client.projects_service_get_project(teamspace))
+        settings = answer and answer.project_settings
+        return (settings and settings.preferred_cluster) or ""
+
+    def machine(self, name: str) -> tuple[str, int | None]:
+        """What requests call a machine type, by its name in the SDK ("L4_X_4") or its slug; and how many GPUs it has.
+
+        None: the SDK does not know it.
+        """
+        found = self._machine.from_str(name)
+        gpus = found.accelerator_count
+        if (found.family or "").upper() in ("CPU", "DATA-PREP"):
+            gpus = 0  # there the SDK counts processors
+        return found.instance_type or found.slug, gpus
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def submit(self, teamspace: str, name: str, spec: Any, machines: int | None) -> str:
+        """Ask for a job; the id of what the platform made.
+
+        Args:
+            machines: how many, for a multi-machine job; None: a job of one machine.
+
+        Raises:
+            SubmissionRefusedError: with the words of the platform.
+        """
+
+        def ask() -> Any:
+            if machines is None:
+                body = self.models.JobsServiceCreateJobBody(name=name, spec=spec)
+                return self._client.jobs_service_create_job(body=body, project_id=teamspace)
+            body = self.models.JobsServiceCreateMultiMachineJobBody(
+                name=name, spec=spec, cluster_id=spec.cluster_id, machines=machines, max_run_attempts=1
+            )
+            return self._client.jobs_service_create_multi_machine_job(body=body, project_id=teamspace)
+
+        try:
+            return self._ask(ask, again=False).id  # a second request could make a second job
+        except self._failed as e:
+            raise SubmissionRefusedError("lightning", _said(e), "check the machine type, your quota and credits") from e
+
+    def job(self, teamspace: str, job: str) -> Any:
+        """A job of one machine (the SDK's ``V1Job``); None if there is no such job any more."""
+        return self._found(lambda: self._client.jobs_service_get_job(project_id=teamspace, id=job))
+
+    def group(self, teamspace: str, group: str) -> Any:
+        """A multi-machine job (the SDK's ``V1MultiMachineJob``); None if there is no such job any more."""
+        return self._found(lambda: self._client.jobs_service_get_multi_machine_job(project_id=teamspace, id=group))
+
+    def machines(self, teamspace: str, group: str) -> Iterator[Any]:
+        """The jobs of the machines of a multi-machine job."""
+        token = ""
+        while True:
+            more = {"page_token": token} if token else {}
+            page = self._found(
+                lambda more=more: self._client.jobs_service_list_jobs(
+                    project_id=teamspace, multi_machine_job_id=group, **more
+                )
+            )
+            if page is None:
+                return
+            yield from page.jobs or ()
+            token = page.next_page_token or ""
+            if not token:
+                return
+
+    def stop(self, teamspace: str, job: str) -> None:
+        """Stop a machine; returns when the platform has promised it. One that is gone is no error."""
+        body = self.models.JobsServiceUpdateJobBody(state="stop")
+        self._found(lambda: self._client.jobs_service_update_job(body=body, project_id=teamspace, id=job))
+
+    def stop_group(self, teamspace: str, group: str) -> None:
+        """Stop all machines of a multi-machine job; returns when the platform has promised it."""
+        state = self.models.V1MultiMachineJobState.STOP
+        body = self.models.JobsServiceUpdateMultiMachineJobBody(desired_state=state)
+        self._found(
+            lambda: self._client.jobs_service_update_multi_machine_job(body=body, project_id=teamspace, id=group)
+        )
+
+    def log(self, teamspace: str, jobs: list[str], query: str = "") -> Iterator[LogLine]:
+        """The lines that machines have written, from the first on; only those with this word, if one is given."""
+        chosen = {"query": query} if query else {}
+        token = ""
+        while True:
+            more = {"page_token": token} if token else {}
+            page = self._found(
+                lambda more=more: self._client.jobs_service_get_logs(
+                    project_id=teamspace, job_ids=jobs, page_size=str(_PAGE), **chosen, **more
+                )
+            )
+            if page is None:
+                return
+            for entry in page.entries or ():
+                yield LogLine(entry.resource_id or (jobs[0] if len(jobs) == 1 else ""), entry.message or "")
+            token = page.next_page_token or ""
+            if not token:
+                return
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def _found(self, question: Callable[[], Any]) -> Any:
+        try:
+            return self._ask(question)
+        except self._failed as e:
+            if e.status == 404:
+                return None
+            raise ConnectionError(f"Lightning did not answer: {_said(e)}") from e
+
+    def _ask(self, question: Callable[[], Any], again: bool = True) -> Any:
+        """The answer to a question, which is repeated while the platform cannot be reached, unless it must not be."""
+        end = time.monotonic() + self._patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return question()
+            except self._failed as e:
+                if not again or e.status not in _PASSING or time.monotonic() + pause > end:
+                    raise
+            except self._unreachable as e:
+                if not again or time.monotonic() + pause > end:
+                    raise ConnectionError(f"Lightning cannot be reached: {e}") from e
+            time.sleep(pause)
+            pause = min(pause * 2, _LAST_PAUSE)
+
+
+def _said(error: Any) -> str:
+    """The platform's own words."""
+    try:
+        body = json.loads(error.body)
+        words = body.get("message") or body.get("error") or error.body
+    except (TypeError, ValueError, AttributeError):
+        words = error.body or error.reason
+    return f"{words} (HTTP {error.status})"
