@@ -14,6 +14,10 @@ from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
 
+#: Operations that make what their backward needs only where gradients are on; on ranks they are off, as the controller
+#: has autograd.
+_KEEP_MORE_WITH_GRAD = frozenset({"aten::mkldnn_rnn_layer.default"})
+
 
 class Program:
     """How a record of a definition is run.
@@ -70,6 +74,8 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
     operation = operation_of(definition.operation)
     if wrap is not None:
         operation = wrap(operation, definition)
+    if definition.operation in _KEEP_MORE_WITH_GRAD:
+        operation = _with_grad(operation)
     names: dict[str, Any] = {"op": bare(operation)}
     first_float = 1 + definition.inputs
     first_out = first_float + definition.floats
@@ -89,6 +95,14 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
     exec(compiled_source(f"def run(V, L, i, F):\n    {program.assignment(ins, outs)}{call}\n"), names)
     program.run = names["run"]
     return program
+
+
+def _with_grad(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return operation(*args, **kwargs)
+
+    return run
 
 
 def compiled_source(source: str) -> CodeType:

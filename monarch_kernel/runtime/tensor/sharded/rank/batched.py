@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 
+from monarch_kernel.runtime.tensor.sharded.rank.layout import strides_ordered_as
 from monarch_kernel.runtime.tensor.sharded.rank.special import leaves_a_rank_empty, made_of
 
 Run = Callable[..., Any]
@@ -34,19 +35,22 @@ _BATCHED = {
     "aten::upsample_bilinear2d.default": 2,
     "aten::upsample_bilinear2d_backward.default": 2,
 }
-#: Arguments of backward operations that say how large the result of all ranks is: its first entries are those of the
-#: batch.
-_SIZES = {
-    "aten::upsample_nearest1d_backward.default": 2,
-    "aten::upsample_nearest2d_backward.default": 2,
-    "aten::upsample_bilinear2d_backward.default": 3,
-}
+#: Backward operations with an argument, at this position, that says how large the result of all ranks is: its first
+#: entries are those of the batch.
+_SIZES_AT = 2
+_SIZED = frozenset(
+    {
+        "aten::upsample_nearest1d_backward.default",
+        "aten::upsample_nearest2d_backward.default",
+        "aten::upsample_bilinear2d_backward.default",
+    }
+)
 
 
 def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
     """The rule for an operation on a batch, if it is one."""
     if name in _BATCHED:
-        return _batched(op, _BATCHED[name], _SIZES.get(name), fallback)
+        return _batched(op, _BATCHED[name], name in _SIZED, fallback)
     if name == "aten::convolution.default":
         return _convolution(op, fallback)
     if name == "aten::convolution_backward.default":
@@ -56,7 +60,7 @@ def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
     return None
 
 
-def _batched(op: Any, dimensions: int, sizes: int | None, fallback: Run) -> Run:
+def _batched(op: Any, dimensions: int, sized: bool, fallback: Run) -> Run:
     def run(*args: Any, **kwargs: Any) -> Any:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DTensor)]
         first = given[0]
@@ -68,9 +72,9 @@ def _batched(op: Any, dimensions: int, sizes: int | None, fallback: Run) -> Run:
             or leaves_a_rank_empty(first)
         ):
             return fallback(*args, **kwargs)
-        if sizes is not None:
-            local_size = [*first._local_tensor.shape[:dimensions], *args[sizes][dimensions:]]
-            args = (*args[:sizes], local_size, *args[sizes + 1 :])
+        if sized:
+            local_size = [*first._local_tensor.shape[:dimensions], *args[_SIZES_AT][dimensions:]]
+            args = (*args[:_SIZES_AT], local_size, *args[_SIZES_AT + 1 :])
         out = op(*_locals(args), **_locals(kwargs))
 
         def wrapped(local: Any) -> Any:
@@ -154,9 +158,5 @@ def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
 
 def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """A DTensor of a local part; the whole has its order of dimensions in memory."""
-    order = sorted(range(local.dim()), key=lambda d: (local.stride(d), local.size(d)), reverse=True)
-    stride, step = [0] * local.dim(), 1
-    for d in reversed(order):
-        stride[d] = step
-        step *= max(1, shape[d])
-    return DTensor.from_local(local, mesh, layout, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+    stride = strides_ordered_as(local, shape)
+    return DTensor.from_local(local, mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride)

@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
+aten: Any = torch.ops.aten
+
 
 def whole_of(x: DTensor) -> torch.Tensor:
     """All of a tensor, on every rank; strides are those of the DTensor."""
@@ -25,9 +27,25 @@ def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> 
     """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor
+    strides = strides_ordered_as(whole, local.shape)
+    if local.stride() != strides and aten.is_non_overlapping_and_dense(whole):
+        # DTensor makes parts contiguous, and views that whole tensors allow would fail on them
+        local = made._local_tensor = torch.empty_strided(
+            local.shape, strides, dtype=local.dtype, device=local.device
+        ).copy_(local)
     if local.numel() < whole.numel() and local.untyped_storage().nbytes() > local.numel() * local.element_size():
         made._local_tensor = local.clone()  # a part must not keep the whole
     return made
+
+
+def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor of this shape, with its dimensions in memory in the order that `like` has."""
+    order = sorted(range(like.dim()), key=lambda d: (like.stride(d), like.size(d)), reverse=True)
+    strides, step = [0] * like.dim(), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(1, shape[d])
+    return tuple(strides)
 
 
 def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
