@@ -45,6 +45,9 @@ _COMMANDS = {
     "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
     "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.jobs:add_exec_command"),
     "shell": _Command("open a shell on a host of a job", "monarch_kernel.cli.shell:add_shell_command"),
+    "forward": _Command(
+        "bring a TCP port of a host of a job to this machine", "monarch_kernel.cli.forward:add_forward_command"
+    ),
     "completion": _Command(
         "print what bash or zsh needs to complete these commands",
         "monarch_kernel.cli.completion:add_completion_command",

@@ -24,7 +24,7 @@ _monarch_kernel() {
 compdef _monarch_kernel monarch-kernel
 """,
 }
-_JOB_COMMANDS = ("status", "logs", "kill", "shell")
+_JOB_COMMANDS = ("status", "logs", "kill", "shell", "forward")
 
 
 def add_completion_command(parser: argparse.ArgumentParser) -> None:

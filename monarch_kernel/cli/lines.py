@@ -46,6 +46,11 @@ def add_environment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kill", action="store_true", help="end the job afterwards")
 
 
+def add_per_host(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--per-host``."""
+    parser.add_argument("--per-host", action="append", default=[], metavar="DIM=N", help=text)
+
+
 def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     """Turn errors of lines, engines and hosts, and interrupts, into exit codes."""
 
@@ -80,6 +85,21 @@ def variables(items: list[str]) -> dict[str, str]:
     if wrong := next((item for item in items if not item.partition("=")[0].isidentifier() or "=" not in item), ""):
         raise LineError(f"--env takes VARIABLE=VALUE, not {wrong!r}")
     return dict(item.split("=", 1) for item in items)
+
+
+def sizes(option: str, items: list[str]) -> dict[str, int]:
+    """What an option was given that takes DIM=N, or several: ``gpus=4`` or ``hosts=0,gpus=3``.
+
+    Raises:
+        LineError: one is not that.
+    """
+    found: dict[str, int] = {}
+    for item in ",".join(items).split(",") if items else ():
+        name, _, number = (part.strip() for part in item.partition("="))
+        if not name.isidentifier() or not number.isdecimal() or name in found:
+            raise LineError(f"{option} takes DIMENSION=NUMBER, each dimension once, not {item!r}")
+        found[name] = int(number)
+    return found
 
 
 def chosen_job(name: str | None) -> ListedJob:

@@ -7,13 +7,14 @@ from collections.abc import Set
 
 # All connections of this machine, with their owners; see proc(5).
 _TCP = "/proc/net/tcp"
-_ESTABLISHED = "01"
+# Established, or with one direction ended: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
+_OPEN = {"01", "04", "05", "08"}
 
 
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: Set[int]) -> bool:
     """Whether the process at the other end of a loopback connection runs as one of these users.
 
-    Only an established connection that belongs to a process has an owner; the others are listed with uid 0.
+    Only an open connection that belongs to a process has an owner and an inode; the others are listed with uid 0.
     """
     wanted = [_hex(peer), _hex(here)]
     try:
@@ -23,7 +24,7 @@ def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: Set[int]) ->
                 fields = line.split()
                 if fields[1:3] == wanted:
                     state, uid, inode = fields[3], int(fields[7]), int(fields[9])
-                    return state == _ESTABLISHED and inode != 0 and uid in users
+                    return state in _OPEN and inode != 0 and uid in users
     except (OSError, StopIteration):
         pass
     return False
