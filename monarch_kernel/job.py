@@ -10,6 +10,7 @@ from monarch_kernel.launchers.job import JobState, job_load, job_loads
 from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
+from monarch_kernel.launchers.ray_job import RayJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
 
@@ -20,6 +21,7 @@ __all__ = [
     "LightningJob",
     "LocalJob",
     "ProcessJob",
+    "RayJob",
     "SSHJob",
     "SlurmJob",
     "job_load",

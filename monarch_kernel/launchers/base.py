@@ -57,6 +57,7 @@ GROUP = "monarch_kernel.launchers"
 _OWN = {
     "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
+    "ray": "monarch_kernel.launchers.ray:RayLauncher",
     "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
     "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
 }
@@ -148,9 +149,8 @@ _ADVICE = (
     ("Connection timed out", "Check that the host is up, and that no firewall is in between"),
     ("No route to host", "Check that the host is up, and that no firewall is in between"),
     ("cannot listen at", "Choose another port, or 0 for any free one, and check the host's own name and address"),
-    ("command not found", "Check that this interpreter exists on the host, or name another with python="),
     ("No such file or directory", "Check that this interpreter exists on the host, or name another with python="),
-    (": not found", "Check that this interpreter exists on the host, or name another with python="),
+    ("not found", "Check that this interpreter exists on the host, or name another with python="),
     ("key", "Check how the key reaches the host: the file's mode must be 0600"),
 )
 

@@ -412,6 +412,7 @@ class EngineJob(Job):
             for before, after in zip(old, new):
                 members = kept.meshes[places[before]]
                 members[members.index(before)] = after
+                self._urls.pop(before, None)  # nothing is there any more to end in good order
         return self._attach("replacements", new, self._wait_for(set(new), timeout))
 
     # -- asking the engine ----------------------------------------------------------------------------

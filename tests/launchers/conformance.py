@@ -288,7 +288,7 @@ class Conformance:
             from monarch_kernel.launchers.base import launcher_class
             options = json.loads(os.environ["OPTIONS"])
             launcher = launcher_class(os.environ["LAUNCHER"]).of(options)
-            job = EngineJob(launcher, {"hosts": 1}, idle=0.5)
+            job = EngineJob(launcher, {"hosts": 1}, idle=2.0)
             hosts = job.state(cached_path=None).hosts
             hosts.spawn_procs(per_host={"gpus": 1}).initialized.get()
             print(job.job_id, flush=True)

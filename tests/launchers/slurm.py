@@ -7,7 +7,6 @@ devices.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -22,8 +21,8 @@ import pytest
 
 from tests.conftest import alive, describe, wait_until
 from tests.launchers.engines import CannotRunError
+from tests.launchers.namespace import own_network
 
-CLONE_NEWNET = 0x40000000  # of sched.h
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
 NODES = ("n1", "n2")
@@ -189,39 +188,30 @@ def running(folder: Path) -> Generator[Slurm]:
     """
     if missing := [name for name in PROGRAMS if shutil.which(name, path=SBIN) is None]:
         raise CannotRunError(f"{', '.join(missing)} not installed (tests/prepare.sh)")
-    if os.getuid() != 0:
-        raise CannotRunError("only root can run a Slurm of its own here")
-    libc = ctypes.CDLL(None, use_errno=True)
-    outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    if libc.unshare(CLONE_NEWNET):
-        os.close(outside)
-        raise CannotRunError(f"this machine makes no network namespaces: {os.strerror(ctypes.get_errno())}")
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
-    try:
-        # slurmctld needs an address beside the loopback one.
-        for command in (
-            "link set lo up",
-            "link add v0 type veth peer name v1",
-            "addr add 10.99.0.1/24 dev v0",
-            "link set v0 up",
-            "link set v1 up",
-        ):
-            subprocess.run(["ip", *command.split()], check=True)
-        daemons = Slurm(folder)
-        os.environ["SLURM_CONF"] = str(daemons.conf)
-        os.environ["PATH"] = f"{daemons.folder}/bin:{os.environ['PATH']}"
+    with own_network():
         try:
-            yield daemons
+            # slurmctld needs an address beside the loopback one.
+            for command in (
+                "link add v0 type veth peer name v1",
+                "addr add 10.99.0.1/24 dev v0",
+                "link set v0 up",
+                "link set v1 up",
+            ):
+                subprocess.run(["ip", *command.split()], check=True)
+            daemons = Slurm(folder)
+            os.environ["SLURM_CONF"] = str(daemons.conf)
+            os.environ["PATH"] = f"{daemons.folder}/bin:{os.environ['PATH']}"
+            try:
+                yield daemons
+            finally:
+                daemons.close()
         finally:
-            daemons.close()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        assert libc.setns(outside, CLONE_NEWNET) == 0
-        os.close(outside)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 @pytest.fixture(scope="module")

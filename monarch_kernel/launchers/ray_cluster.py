@@ -1,0 +1,239 @@
+"""What the launcher asks Ray itself: connection, placement groups, nodes, in values of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.launchers.base import LaunchError
+
+#: The namespace of our actors, in whatever namespace a program works.
+NAMESPACE = "monarch_kernel"
+#: How bundles may lie on nodes.
+STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
+#: Where ``ray start`` notes the address of the cluster that a machine belongs to.
+_CURRENT = "/tmp/ray/ray_current_cluster"
+#: The order in which resources are shown, before custom ones.
+_ORDER = ("CPU", "GPU", "memory")
+#: Resources that Ray gives nodes for its own use.
+_INTERNAL = ("node:", "object_store_memory", "bundle_group")
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A node of the cluster: its id, what to call it, whether it is alive and if not, why; what it has in all."""
+
+    id: str
+    name: str
+    alive: bool
+    reason: str
+    resources: Mapping[str, float]
+
+    def fits(self, bundle: Mapping[str, float]) -> int:
+        """How many such bundles it could have if nothing else were there."""
+        return min((int(self.resources.get(name, 0.0) / amount) for name, amount in bundle.items()), default=0)
+
+
+@dataclass(frozen=True)
+class RayGroup:
+    """A placement group: its id and state, how far Ray is with it, what each bundle has, their nodes ("": none yet)."""
+
+    id: str
+    state: str
+    scheduling: str
+    bundle: Mapping[str, float]
+    nodes: tuple[str, ...]
+
+
+def load() -> Any:
+    """Ray's package.
+
+    Raises:
+        LaunchError: it is not installed.
+    """
+    try:
+        return importlib.import_module("ray")
+    except ImportError as e:
+        raise LaunchError(
+            f"hosts from Ray need its package in this interpreter ({e}): install monarch_kernel[ray], in the version "
+            "of the cluster"
+        ) from None
+
+
+def connect(address: str) -> Any:
+    """Ray's package, connected to a cluster: that of the program if it has one, else the one at this address.
+
+    Raises:
+        ConnectionError: there is no cluster, or this process is connected to another one.
+        LaunchError: the package is not installed, or does not fit the cluster.
+    """
+    ray = load()
+    if not ray.is_initialized():
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            # What others write into Ray's logs is not this program's output.
+            ray.init(
+                address=address or local_address(), namespace=NAMESPACE, log_to_driver=False, logging_level="error"
+            )
+        except (ConnectionError, OSError):
+            raise
+        except Exception as e:
+            raise LaunchError(f"Ray at {address or 'the address that it finds itself'} refused: {e}") from e
+        finally:
+            if main and signal.getsignal(signal.SIGTERM) is not before:
+                signal.signal(signal.SIGTERM, before)  # Ray ends the program by it, without its clean-up
+        return ray
+    here = address_here(ray)
+    if address and "://" not in address and here and address != here:
+        raise ConnectionError(
+            f"this program is connected to the Ray cluster at {here}, and the hosts are of the one at {address}: a "
+            "process can use one at a time"
+        )
+    return ray
+
+
+def address_here(ray: Any) -> str:
+    """The address of the cluster that this process is connected to; "" where Ray does not tell."""
+    with contextlib.suppress(Exception):
+        return ray.get_runtime_context().gcs_address or ""
+    return ""
+
+
+def local_address() -> str:
+    """The address of the cluster that ``RAY_ADDRESS`` names, or that this machine belongs to.
+
+    Ray itself would take any cluster that any user has started here, and so their objects: only one of this user or of
+    root is trusted.
+
+    Raises:
+        ConnectionError: there is none.
+    """
+    if named := os.environ.get("RAY_ADDRESS", ""):
+        return named
+    how = "name one by address= or RAY_ADDRESS"
+    try:
+        fd = os.open(_CURRENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        raise ConnectionError(f"there is no Ray cluster on this machine: start it with 'ray start', or {how}") from None
+    with open(fd) as file:
+        owner = os.fstat(fd).st_uid
+        if owner not in (0, os.geteuid()):
+            raise ConnectionError(f"the Ray cluster of this machine is another user's ({_CURRENT} is): {how}")
+        return file.read(200).strip()
+
+
+def nodes(ray: Any) -> dict[str, RayNode]:
+    """All nodes by their ids, dead ones included."""
+    found: dict[str, RayNode] = {}
+    for row in ray.nodes():
+        # Ray calls a node by its address unless told (--node-name).
+        given = row.get("NodeName", "")
+        name = given if given and given != row["NodeManagerAddress"] else row["NodeManagerHostname"]
+        found[row["NodeID"]] = RayNode(
+            row["NodeID"], name, row["Alive"], row.get("DeathReasonMessage") or "", row["Resources"]
+        )
+    return found
+
+
+def groups(ray: Any) -> dict[str, RayGroup]:
+    """All placement groups by their ids."""
+    found: dict[str, RayGroup] = {}
+    for number, row in ray.util.placement_group_table().items():
+        at = row["bundles_to_node_id"]
+        places = tuple(at[bundle] for bundle in sorted(at))
+        found[number] = RayGroup(number, row["state"], row["stats"]["scheduling_state"], row["bundles"][0], places)
+    return found
+
+
+def handle(ray: Any, group: str) -> Any:
+    """Ray's object for a placement group."""
+    # Of ``ray.util``, that name is the function.
+    module = importlib.import_module("ray.util.placement_group")
+    return module.PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group)))
+
+
+def make_group(
+    ray: Any, name: str, bundle: Mapping[str, float], count: int, strategy: str, apart_from: Collection[str]
+) -> str:
+    """Ask for a placement group that outlives this program; returns its id.
+
+    Args:
+        apart_from: nodes on which none of its bundles may be.
+    """
+    more: dict[str, Any] = {}
+    if apart_from:
+        more["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(sorted(apart_from))})"}] * count
+    made = ray.util.placement_group([dict(bundle)] * count, strategy, name, lifetime="detached", **more)
+    return made.id.hex()
+
+
+def could_fit(nodes: Sequence[RayNode], bundle: Mapping[str, float], count: int, strategy: str) -> bool:
+    """Whether these nodes could have so many bundles if nothing else were there."""
+    fits = [node.fits(bundle) for node in nodes if node.alive]
+    if strategy == "STRICT_SPREAD":
+        return sum(fit > 0 for fit in fits) >= count
+    if strategy == "STRICT_PACK":
+        return max(fits, default=0) >= count
+    return sum(fits) >= count
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """Resources as they are shown: ``CPU 4, GPU 2``."""
+    return ", ".join(f"{name} {_amount(name, resources[name])}" for name in _ordered(resources))
+
+
+def lacking(ray: Any, bundle: Mapping[str, float]) -> str:
+    """What of the resources of a bundle the cluster has and has free, in all."""
+    has, free = ray.cluster_resources(), ray.available_resources()
+    return ", ".join(
+        f"{name} {_amount(name, free.get(name, 0.0))} of {_amount(name, has.get(name, 0.0))}"
+        for name in _ordered(bundle)
+    )
+
+
+def offered(nodes: Sequence[RayNode], bundle: Mapping[str, float]) -> str:
+    """What the living nodes have, alike ones as one: ``2 nodes with CPU 4, GPU 2``. Memory only if wanted."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        if node.alive:
+            own = {
+                name: value
+                for name, value in node.resources.items()
+                if value
+                and not name.startswith(_INTERNAL)
+                and "_group_" not in name
+                and (name != "memory" or name in bundle)
+            }
+            shown = amounts(own) or "nothing"
+            counts[shown] = counts.get(shown, 0) + 1
+    most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return "; ".join(f"{count} node{'s' * (count != 1)} with {shown}" for shown, count in most) or "no node"
+
+
+def _ordered(resources: Mapping[str, float]) -> list[str]:
+    return [*(name for name in _ORDER if name in resources), *sorted(name for name in resources if name not in _ORDER)]
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value / 2**30:.3g} GiB" if name == "memory" else f"{value:g}"
+
+
+def being_launched(address: str) -> str:
+    """What the cluster's autoscaler is about to add, and what it could not; "" if there is none, or nothing."""
+    try:
+        sdk = importlib.import_module("ray.autoscaler.v2.sdk")
+        status = sdk.get_cluster_status(address, timeout=2)
+    except Exception:
+        return ""  # what it would tell is only shown
+    pending = [f"{each.count} of {each.ray_node_type_name}" for each in status.pending_launches]
+    starting = [f"{each.ray_node_type_name} at {each.ip_address or 'no address yet'}" for each in status.pending_nodes]
+    failed = [f"{each.ray_node_type_name}: {each.details or each.state}" for each in status.failed_launches]
+    parts = (("launches", pending), ("starts", starting), ("could not launch", failed))
+    return "; ".join(f"the autoscaler {verb} {', '.join(what)}" for verb, what in parts if what)
