@@ -132,7 +132,10 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
     def line_of(s: int) -> str:
         step, program = recorded.steps[s], programs[recorded.steps[s][0]]
         definition = program.definition
-        names[f"op{s}"] = bare(program.call)
+        # what a compiler traces must not depend on what was run before
+        names[f"op{s}"] = bare(
+            program.call if recorded.backend is None else getattr(program.call, "asking", program.call)
+        )
         ins = step[1 : 1 + definition.inputs]
         first_out = 1 + definition.inputs + definition.floats
         numbers = step[1 + definition.inputs : first_out]

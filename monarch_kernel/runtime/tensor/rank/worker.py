@@ -327,7 +327,9 @@ class TensorWorker(Actor):
         return len(self.store.values)
 
     def _sharded_rule(self, operation: Any, definition: Definition) -> Any:
-        return self._rule(operation, definition.label)
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
+
+        return rules_of(self.store.extras).of_definition(operation, definition)
 
     def _rule(self, operation: Any, name: str) -> Any:
         """What to call in place of an operation on DTensors."""

@@ -21,14 +21,20 @@ from monarch_kernel.runtime.tensor.rank.program import bare
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.batched import batched_rule
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
+from monarch_kernel.runtime.tensor.sharded.rank.direct import KnownLayouts, direct_rule
 from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of, part_of
 from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator, random_rule
 from monarch_kernel.runtime.tensor.sharded.rank.special import guarded, pointwise_rule, special_rule
 from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
 from monarch_kernel.runtime.tensor.sharded.rank.whole import run_replicated, run_whole
+from monarch_kernel.runtime.tensor.wire.definition import Definition
 
 #: Operations that may write into the terms of a sum (Partial) one by one; of others, DTensor gets some silently wrong.
 _LINEAR = frozenset({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::mul_.Scalar", "aten::div_.Scalar"})
+
+
+#: How many specs of tensors that came here are known at most; then their list begins anew.
+KINDS = 1024
 
 
 class NoRule(RuntimeError):
@@ -52,6 +58,24 @@ class OperationRules:
         self.meshes: dict[Any, Any] = {}
         self.former: dict[Any, Any] = {}
         self.shared: dict[Any, Any] = {}
+        self._known: list[KnownLayouts] = []
+        self._specs: dict[Any, Any] = {}
+
+    def of_definition(self, op: Any, definition: Definition) -> Callable[..., Any]:
+        """What a program of the ranks calls in place of its operation."""
+        run = self.of(op, definition.label)
+        direct = direct_rule(op, run, definition)
+        if direct is None:
+            return run
+        call, known = direct
+        self._known.append(known)
+        return call
+
+    def forget_layouts(self) -> None:
+        """Begin anew with what is known of specs: their meshes are those of a former process group."""
+        self._specs.clear()
+        for known in self._known:
+            known.forget()
 
     def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
         """What to call in place of an operation.
@@ -86,6 +110,10 @@ class OperationRules:
         if local.device != device.of_rank() or local.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
             # memory of its own: what came may be shared with other ranks of this host
             made._local_tensor = local.to(device.of_rank(), copy=True)
+        # tensors of one kind have one spec: operations on them are known again by it
+        if len(self._specs) >= KINDS:
+            self._specs.clear()
+        made._spec = self._specs.setdefault(made._spec, made._spec)
         return made
 
     def for_actors(self, value: Any) -> DTensor:

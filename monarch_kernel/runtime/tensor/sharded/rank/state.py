@@ -46,6 +46,7 @@ def begin(notes: Any) -> None:
     found = rules()
     found.former, found.meshes = {**found.former, **found.meshes}, {}
     found.strict.clear()
+    found.forget_layouts()
     told: set[str] = set()
 
     def tell(name: str, definition: int, record: int) -> None:
