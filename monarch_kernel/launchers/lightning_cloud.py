@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,9 @@ class LightningCloud:
                 "lightning", "you are not logged in", "run 'lightning login', or set LIGHTNING_API_KEY"
             )
         client = rest.create_swagger_client(with_auth=False)
+        # Requests and answers have the key of a job: neither DEBUG=1 nor a logger of level DEBUG may show them.
+        client.configuration.debug = False
+        logging.getLogger(f"{_SDK}.lightning_cloud.openapi.rest").setLevel(logging.INFO)
         client.default_headers["Authorization"] = found.auth_header
         self._client: Any = rest.GridRestClient(api_client=client)
 

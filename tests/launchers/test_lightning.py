@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,26 @@ def test_the_request_has_what_the_user_asked_for_and_the_command_has_no_key(plat
     wait_until(lambda: [one.state == "running" for one in platform.machines.values()] == [True, False], "one is left")
     job.kill()
     wait_until(lambda: not processes_of(ended), "the workers have ended")
+
+
+def test_no_log_has_the_key(
+    platform: Platform,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lightning_sdk.lightning_cloud import env  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(env, "DEBUG", True)  # DEBUG=1, when the SDK is imported
+    caplog.set_level(logging.DEBUG)
+    job = LightningJob({"hosts": 1}, idle=60)
+    job.apply()
+    job.wait(60)
+    (body,) = asked(platform)
+    private = json.loads(body["spec"]["env"][0]["value"])["private"]
+    job.kill()
+    out, err = capfd.readouterr()
+    assert private not in caplog.text and private not in out and private not in err
 
 
 def test_single_jobs_end_one_by_one_and_the_private_address_is_dialled(platform: Platform) -> None:
