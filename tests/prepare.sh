@@ -49,6 +49,12 @@ fuse() {
   installed fuse3 fusermount3
 }
 
+apiserver() { # that is built takes minutes, once on a machine: only where that was asked for
+  [[ -n ${BUILD_APISERVER-} || -x ${XDG_CACHE_HOME:-$HOME/.cache}/monarch_kernel_tests/kubernetes/kube-apiserver ]] \
+    || { echo "there is no API server: BUILD_APISERVER=1 make test builds one, which takes minutes, and keeps it"; return 1; }
+  launchers/apiserver.sh
+}
+
 another_user() { [[ $(id -u) == 0 ]] || { echo "only root can become another user"; return 1; }; }
 
 ensure "tests over several hosts" namespaces
@@ -66,6 +72,7 @@ ensure "tests of hosts by Slurm" installed slurmctld slurmctld
 ensure "tests of hosts by Slurm (the nodes)" installed slurmd slurmd
 ensure "tests of hosts by Slurm (the client)" installed slurm-client sbatch
 ensure "tests of hosts by Slurm (its credentials)" installed munge munged
+ensure "tests of hosts by Kubernetes" apiserver
 ensure "tests of hosts by Lightning" env -C .. .venv/bin/python -m tests.launchers.lightning
 ensure "the comparison of syncs with rsync" installed rsync rsync
 ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines

@@ -20,6 +20,7 @@ SHARED: dict[str, str] = {}
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
+    "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
     "PipeClosed": "the rank says what has become of the process",
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",

@@ -6,6 +6,8 @@ data. ``EngineJob`` does the rest: keys, waiting, attaching, the list of all job
 
 ``docs/launchers.md`` explains it with an example. A launcher is registered by an entry point of the group
 ``monarch_kernel.launchers``, whose name is ``Launcher.name``. ``tests/launchers/conformance.py`` tests any of them.
+
+It is long because all that a launcher's author has to know stands in one place.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ __all__ = [
 GROUP = "monarch_kernel.launchers"
 #: Our own launchers, also known in a checkout. No package in a working folder replaces them.
 _OWN = {
+    "kubernetes": "monarch_kernel.launchers.kubernetes:KubernetesLauncher",
     "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
     "ray": "monarch_kernel.launchers.ray:RayLauncher",
@@ -149,6 +152,7 @@ _ADVICE = (
     ("Connection timed out", "Check that the host is up, and that no firewall is in between"),
     ("No route to host", "Check that the host is up, and that no firewall is in between"),
     ("cannot listen at", "Choose another port, or 0 for any free one, and check the host's own name and address"),
+    ("ImagePull", "Check the name of the image, and that the cluster may pull it"),
     ("No such file or directory", "Check that this interpreter exists on the host, or name another with python="),
     ("not found", "Check that this interpreter exists on the host, or name another with python="),
     ("key", "Check how the key reaches the host: the file's mode must be 0600"),

@@ -32,7 +32,7 @@ def test_hosts_from_the_terminal(run: Cli) -> None:
 
 def test_lines_that_are_wrong(run: Cli) -> None:
     nowhere = run("up", "nowhere")
-    assert nowhere.returncode == 1 and "engines: local, process" in nowhere.stderr
+    assert nowhere.returncode == 1 and "engines: local, kubernetes, lightning, process" in nowhere.stderr
     assert run("kill").returncode == 2
     assert run("up", "process", "-e", "x").returncode == 2
     assert run("up", "process", "--nodes", "a").returncode == 2
@@ -46,7 +46,7 @@ def test_completion(run: Cli) -> None:
         return run("completion", "words", "--", *typed).stdout.split()
 
     assert words("st") == ["status"]
-    assert words("up", "") == ["process", "slurm", "ssh"]
+    assert words("up", "") == ["kubernetes", "lightning", "process", "ray", "slurm", "ssh"]
     assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
     assert words("kill", "--o") == ["--orphans"]
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"

@@ -1,0 +1,486 @@
+"""Hosts from Kubernetes: Pods with a worker in each, or Pods that others have made."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import getpass
+import importlib.util
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from monarch_kernel.launchers import kubernetes_api, kubernetes_pods
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    InfeasibleError,
+    JobStatus,
+    Launcher,
+    LauncherOption,
+    LaunchError,
+    LaunchRequest,
+    SubmissionRefusedError,
+    Ticket,
+    WorkerAnnouncement,
+    find_announcement,
+)
+from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS, USER_LABEL, PodPattern, SeenPod
+
+T = TypeVar("T")
+
+#: Where workers listen: each Pod has an address of its own, and Monarch's workers listen there, too.
+PORT = 26600
+#: By which Pods of others are numbered.
+ORDER = "apps.kubernetes.io/pod-index"
+#: How many requests are made at once.
+_PARALLEL = 16
+#: How much of a log is read for the announcement, which is at its beginning (bytes).
+_BEGINNING = 1 << 16
+#: How often Pods that are ending are looked at (seconds).
+_PAUSE = 0.1
+_GONE, _CONFLICT, _FORBIDDEN, _BAD_REQUEST = 404, 409, 403, 400
+#: Words of a refusal that no waiting changes: a LimitRange's.
+_INFEASIBLE = re.compile(r"(maximum|minimum) \S+ usage per|must be less than or equal to")
+
+
+class _Data(msgspec.Struct):
+    """What the tickets of this launcher hold.
+
+    Attributes:
+        namespace: of the Pods.
+        context: of the kubeconfig.
+        pods: their names, by the number of the host.
+        selector: labels of Pods of others; "": they are ours.
+        containers: of Pods of others, the containers that were found there; "": it did not run yet.
+    """
+
+    namespace: str
+    context: str
+    pods: list[str]
+    selector: str = ""
+    containers: list[str] = []
+
+
+class KubernetesLauncher(Launcher):
+    """Asks a Kubernetes cluster for Pods with a worker in each. It needs no operator there.
+
+    Args:
+        image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this process runs.
+        namespace: where; "": that of the context.
+        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod.
+        context: of that file; "": its current one.
+        gpu_resource: what the cluster calls the devices that ``Resources.gpus`` counts.
+        node_selector: labels that nodes must have.
+        tolerations: objects of the API, or ``KEY[=VALUE][:EFFECT]``.
+        labels: of the Pods, such as ``kueue.x-k8s.io/queue-name``.
+        annotations: of the Pods.
+        volumes: by the paths at which they are mounted: objects of the API, or the name of a PersistentVolumeClaim.
+        service_account: of the Pods; "": they have no rights in the cluster.
+        port: where workers listen; 0: any free port, as Pods in their node's network need.
+        key: how workers get their key from the Secret of the job: "environment", or "file".
+        pod: further fields of the spec of the Pods. Lists of named objects, such as containers, are merged by name; the
+            container of the worker is "worker".
+        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer". They are not ended.
+        order_label: the label by which those are numbered; without it, they are in the order of their names.
+    """
+
+    name = "kubernetes"
+    OPTIONS = (
+        LauncherOption(name="image", metavar="IMAGE", help="of the Pods (default: that of this Pod)"),
+        LauncherOption(name="namespace", metavar="NAME", help="where (default: the context's)", plain=True),
+        LauncherOption(name="kubeconfig", metavar="FILE", help="how the cluster is reached (default: as kubectl)"),
+        LauncherOption(name="context", metavar="NAME", help="of that file (default: its current one)"),
+        LauncherOption(name="gpu_resource", metavar="NAME", help="GPUs (default: nvidia.com/gpu)", plain=True),
+        LauncherOption(
+            name="node_selector", type=list, metavar="KEY=VALUE,...", help="labels that nodes must have", plain=True
+        ),
+        LauncherOption(
+            name="tolerations", type=list, metavar="KEY=VALUE:EFFECT,...", help="taints of nodes to bear", plain=True
+        ),
+        LauncherOption(name="labels", type=list, metavar="KEY=VALUE,...", help="of the Pods", plain=True),
+        LauncherOption(name="annotations", type=list, metavar="KEY=VALUE,...", help="of the Pods"),
+        LauncherOption(name="volumes", type=list, metavar="PATH=CLAIM,...", help="claims, and where they are mounted"),
+        LauncherOption(name="service_account", metavar="NAME", help="of the Pods (default: they have no rights)"),
+        LauncherOption(
+            name="port", type=int, metavar="PORT", help=f"where workers listen (default: {PORT})", plain=True
+        ),
+        LauncherOption(name="key", choices=tuple(KEYS), help="how workers get their key", plain=True),
+        LauncherOption(name="attach_to", metavar="LABELS", help="Pods of others that run workers"),
+    )
+
+    def __init__(
+        self,
+        image: str = "",
+        *,
+        namespace: str = "",
+        kubeconfig: str = "",
+        context: str = "",
+        gpu_resource: str = "nvidia.com/gpu",
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any] | str] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        volumes: Mapping[str, Mapping[str, Any] | str] | None = None,
+        service_account: str = "",
+        port: int = PORT,
+        key: str = "environment",
+        pod: Mapping[str, Any] | None = None,
+        attach_to: str = "",
+        order_label: str = ORDER,
+    ) -> None:
+        if key not in KEYS:
+            raise ValueError(f"there is no way {key!r} for a key to come: choose one of {', '.join(KEYS)}")
+        self._namespace = namespace
+        self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if kubeconfig else ""
+        self._context = context
+        self._attach_to = attach_to
+        self._order_label = order_label
+        self._pattern = PodPattern(
+            image=image,
+            gpu_resource=gpu_resource,
+            node_selector=dict(node_selector or {}),
+            tolerations=[_toleration(each) for each in tolerations],
+            labels=dict(labels or {}),
+            annotations=dict(annotations or {}),
+            volumes={path: _volume(source) for path, source in (volumes or {}).items()},
+            service_account=service_account,
+            port=port,
+            key=key,
+            pod=dict(pod or {}),
+        )
+        self._apis: dict[str, KubernetesApi] = {}
+        self._ended: dict[str, WorkerAnnouncement | None] = {}  # by containers that have ended: read once
+        self._lock = threading.Lock()
+
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> KubernetesLauncher:
+        """See ``Launcher``."""
+        given = dict(values)
+        for name in ("node_selector", "labels", "annotations", "volumes"):
+            if name in given:
+                given[name] = _pairs(name, given[name])
+        return cls(**given)
+
+    def options(self) -> dict[str, Any]:
+        """See ``Launcher``."""
+        pattern = self._pattern
+        return {
+            "image": pattern.image,
+            "namespace": self._namespace,
+            "kubeconfig": self._kubeconfig,
+            "context": self._context,
+            "gpu_resource": pattern.gpu_resource,
+            "node_selector": pattern.node_selector,
+            "tolerations": pattern.tolerations,
+            "labels": pattern.labels,
+            "annotations": pattern.annotations,
+            "volumes": pattern.volumes,
+            "service_account": pattern.service_account,
+            "port": pattern.port,
+            "key": pattern.key,
+            "pod": pattern.pod,
+            "attach_to": self._attach_to,
+            "order_label": self._order_label,
+        }
+
+    # -- asking for hosts -----------------------------------------------------------------------------
+
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        api = self._api(self._context)
+        data = _Data(self._namespace or api.namespace, api.context, [], self._attach_to)
+        if self._attach_to:
+            return self._attached(data, request)
+        pattern = self._with_image(api)
+        try:
+            path = f"{_of(data.namespace)}/secrets"
+            made = api.request("POST", path, kubernetes_pods.secret(request.command, _user()))
+            return self._created(data, request, pattern, made["metadata"]["uid"])
+        except BaseException as e:
+            with contextlib.suppress(LaunchError, OSError):
+                self._remove_secret(api, data.namespace, request.command.job)
+            if isinstance(e, ApiRefusedError):
+                raise self._refused(e, data) from None
+            raise
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``. Kubernetes itself gives new Pods the places of those that are gone."""
+        data = _data(ticket)
+        if data.selector:
+            return self._attached(data, request)
+        api = self._api(data.context)
+        try:
+            path = f"{_of(data.namespace)}/secrets/{kubernetes_pods.secret_name(ticket.job)}"
+            owner = api.request("GET", path)["metadata"]["uid"]
+            return self._created(data, request, self._with_image(api), owner)
+        except ApiRefusedError as e:
+            raise self._refused(e, data) from None
+
+    def _created(self, data: _Data, request: LaunchRequest, pattern: PodPattern, owner: str) -> Ticket:
+        """Create so many Pods, or none."""
+        api = self._api(data.context)
+        if not request.command.python and pattern.image != self._own_image(api):
+            # The path of this process's interpreter says nothing of another image.
+            request = replace(request, command=replace(request.command, python="python3"))
+        numbers = range(len(data.pods), len(data.pods) + request.hosts)
+
+        def create(number: int) -> None:
+            made = kubernetes_pods.pod(pattern, request, number, owner, _user())
+            api.request("POST", f"{_of(data.namespace)}/pods", made)
+
+        names = [kubernetes_pods.pod_name(request, number) for number in numbers]
+        try:
+            _each(create, numbers)
+        except BaseException:
+            with contextlib.suppress(LaunchError, OSError):
+                self._delete(api, data.namespace, names)
+            raise
+        return self._ticket(request.command.job, _with_pods(data, [*data.pods, *names]))
+
+    def _attached(self, data: _Data, request: LaunchRequest) -> Ticket:
+        """Take Pods of others in which no host of the job lives."""
+        api = self._api(data.context)
+        found = [
+            pod for pod in self._pods(api, data.namespace, data.selector).values() if not pod.leaving and not pod.over
+        ]
+        used = set(zip(data.pods, data.containers))
+        names = {name for name, container in used if not container}
+        free = [pod for pod in found if pod.name not in names and (pod.name, pod.container_id) not in used]
+        if len(free) < request.hosts:
+            raise InfeasibleError(
+                f"{request.hosts} hosts were asked for, and {len(free)} Pods in the namespace {data.namespace} have "
+                f"the labels {data.selector} and are free: ask for fewer, or have more Pods started"
+            )
+        free.sort(key=self._order)
+        chosen = free[: request.hosts]
+        data = _with_pods(data, [*data.pods, *(pod.name for pod in chosen)])
+        data.containers = [*data.containers, *(pod.container_id for pod in chosen)]
+        return self._ticket(request.command.job, data)
+
+    def _order(self, pod: SeenPod) -> tuple[float, str]:
+        number = pod.labels.get(self._order_label, "")
+        return (float(number) if number.isdigit() else float("inf"), pod.name)
+
+    def _ticket(self, job: str, data: _Data) -> Ticket:
+        return Ticket(launcher=self.name, job=job, hosts=len(data.pods), data=msgspec.to_builtins(data))
+
+    def _with_image(self, api: KubernetesApi) -> PodPattern:
+        image = self._pattern.image or self._own_image(api)
+        if not image:
+            raise SubmissionRefusedError(
+                self.name, "a Pod needs an image", "name one that has monarch_kernel, with image="
+            )
+        return replace(self._pattern, image=image)
+
+    def _own_image(self, api: KubernetesApi) -> str:
+        """The image of the Pod in which this process runs; "" elsewhere."""
+        if not kubernetes_api.in_cluster():
+            return ""
+        try:
+            own = api.request("GET", f"{_of(api.namespace)}/pods/{socket.gethostname()}")
+        except (LaunchError, OSError):
+            return ""
+        return str(own["spec"]["containers"][0]["image"])
+
+    def _refused(self, refusal: ApiRefusedError, data: _Data) -> LaunchError:
+        if refusal.status == _FORBIDDEN and _INFEASIBLE.search(refusal.said):
+            return InfeasibleError(
+                f"the namespace {data.namespace} of Kubernetes cannot have these hosts: {refusal.said}. Ask for less, "
+                "or in another namespace"
+            )
+        advice = f"check the arguments of the request, and the namespace {data.namespace}"
+        if refusal.status == _FORBIDDEN and "quota" in refusal.said:
+            advice = "ask for less, or end other jobs (kubectl describe resourcequota)"
+        elif refusal.status == _FORBIDDEN:
+            advice = f"the role that docs/kubernetes.md shows must be bound to you in the namespace {data.namespace}"
+        return SubmissionRefusedError(self.name, refusal.said, advice)
+
+    # -- asking where they are ------------------------------------------------------------------------
+
+    def _api(self, context: str) -> KubernetesApi:
+        with self._lock:
+            if context not in self._apis:
+                self._apis[context] = KubernetesApi(self._kubeconfig, context, self.PATIENCE)
+            return self._apis[context]
+
+    def _pods(self, api: KubernetesApi, namespace: str, selector: str) -> dict[str, SeenPod]:
+        found = api.request("GET", f"{_of(namespace)}/pods", labelSelector=selector)
+        return {pod.name: pod for pod in map(SeenPod, found.get("items") or [])}
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """See ``Launcher``. One request for all Pods, and two more for each worker that has come up since."""
+        data = _data(ticket)
+        api = self._api(data.context)
+        pods = self._pods(api, data.namespace, data.selector or f"{JOB_LABEL}={ticket.job}")
+        found = _each(lambda number: self._host(api, data, number, pods.get(data.pods[number])), range(ticket.hosts))
+        return JobStatus(tuple(found))
+
+    def _host(self, api: KubernetesApi, data: _Data, number: int, pod: SeenPod | None) -> HostStatus:
+        if pod is None:
+            return HostStatus(host=number, state=HostPhase.GONE, name=data.pods[number], reason="its Pod was deleted")
+        if data.selector and data.containers[number] not in ("", pod.container_id):
+            why = "its container was started anew"
+            return HostStatus(host=number, state=HostPhase.GONE, name=pod.name, reason=why)
+        return pod.status(number, self._announced(api, data.namespace, pod))
+
+    def _announced(self, api: KubernetesApi, namespace: str, pod: SeenPod) -> WorkerAnnouncement | None:
+        said = pod.announced()
+        if said is not None or not pod.has_log:
+            return said
+        if pod.container_id in self._ended:
+            return self._ended[pod.container_id]
+        path = f"{_of(namespace)}/pods/{pod.name}"
+        try:
+            said = find_announcement(api.text(f"{path}/log", container=pod.container, limitBytes=_BEGINNING))
+            if said is not None:
+                # Who may not do that reads the log each time.
+                with contextlib.suppress(ApiRefusedError):
+                    api.request("PATCH", path, pod.note(said), kind="application/merge-patch+json")
+        except ApiRefusedError as e:
+            if e.status not in (_GONE, _BAD_REQUEST):  # it has gone, or its container is not there yet
+                raise
+        if pod.over:
+            self._ended[pod.container_id] = said
+        return said
+
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """See ``Launcher``. Of a Pod that has written nothing: what Kubernetes warns of."""
+        data = _data(ticket)
+        api = self._api(data.context)
+        name = data.pods[host]
+        try:
+            pod = SeenPod(api.request("GET", f"{_of(data.namespace)}/pods/{name}"))
+            if pod.has_log:
+                text = api.text(f"{_of(data.namespace)}/pods/{name}/log", container=pod.container, tailLines=lines)
+                return text.decode(errors="replace").strip()
+            about = f"involvedObject.uid={pod.uid},type=Warning"
+            events = api.request("GET", f"{_of(data.namespace)}/events", fieldSelector=about).get("items") or []
+            said = [f"{event.get('reason')}: {event.get('message')}" for event in events]
+            return "\n".join(list(dict.fromkeys(said))[-lines:])
+        except ApiRefusedError as e:
+            return "" if e.status == _GONE else f"the log of {name} cannot be read: {e}"
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """See ``Launcher``. Pods of others stay."""
+        data = _data(ticket)
+        if data.selector:
+            return
+        api = self._api(data.context)
+        names = data.pods if hosts is None else [data.pods[number] for number in hosts]
+        self._delete(api, data.namespace, names)
+        limit = time.monotonic() + self.PATIENCE
+        while time.monotonic() < limit:
+            if not self._pods(api, data.namespace, f"{JOB_LABEL}={ticket.job}").keys() & set(names):
+                break
+            time.sleep(_PAUSE)
+        if hosts is None:
+            self._remove_secret(api, data.namespace, ticket.job)
+
+    def _delete(self, api: KubernetesApi, namespace: str, names: Sequence[str]) -> None:
+        def delete(name: str) -> None:
+            try:
+                api.request("DELETE", f"{_of(namespace)}/pods/{name}")
+            except ApiRefusedError as e:
+                if e.status not in (_GONE, _CONFLICT):
+                    raise
+
+        _each(delete, [name for name in names if name])
+
+    def _remove_secret(self, api: KubernetesApi, namespace: str, job: str) -> None:
+        try:
+            api.request("DELETE", f"{_of(namespace)}/secrets/{kubernetes_pods.secret_name(job)}")
+        except ApiRefusedError as e:
+            if e.status != _GONE:
+                raise
+
+    def close(self) -> None:
+        """See ``Launcher``."""
+        with self._lock:
+            for api in self._apis.values():
+                api.close()
+
+    @classmethod
+    def found(cls) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Those in the namespace of the current context, by the labels of their Pods."""
+        if importlib.util.find_spec("kubernetes") is None or not kubernetes_api.configured():
+            return []
+        launcher = cls()
+        api = launcher._api("")
+        jobs: dict[str, dict[int, str]] = {}
+        for pod in launcher._pods(api, api.namespace, f"{JOB_LABEL},{USER_LABEL}={_user()}").values():
+            number = pod.labels.get(HOST_LABEL, "")
+            if number.isdigit():
+                jobs.setdefault(pod.labels[JOB_LABEL], {})[int(number)] = pod.name
+        return [
+            (launcher, launcher._ticket(job, _Data(api.namespace, api.context, _filled(pods))))
+            for job, pods in jobs.items()
+        ]
+
+
+def _data(ticket: Ticket) -> _Data:
+    return msgspec.convert(ticket.data, _Data)
+
+
+def _with_pods(data: _Data, pods: list[str]) -> _Data:
+    return msgspec.structs.replace(data, pods=pods)
+
+
+def _filled(pods: Mapping[int, str]) -> list[str]:
+    """The names of Pods by their numbers; "" for those that were deleted."""
+    return [pods.get(number, "") for number in range(max(pods) + 1)]
+
+
+def _of(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}"
+
+
+def _user() -> str:
+    """The user's name, as a label may have it."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in many images
+        name = str(os.getuid())
+    return re.sub("[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "unnamed"
+
+
+def _toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
+    if not isinstance(given, str):
+        return dict(given)
+    taint, _, effect = given.partition(":")
+    key, is_value, value = taint.partition("=")
+    if not key:
+        raise ValueError(f"{given!r} is no toleration: write KEY, KEY:EFFECT or KEY=VALUE:EFFECT")
+    found: dict[str, Any] = {"key": key, "operator": "Equal" if is_value else "Exists"}
+    found |= {"value": value} if is_value else {}
+    return found | ({"effect": effect} if effect else {})
+
+
+def _volume(given: Mapping[str, Any] | str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": given}} if isinstance(given, str) else dict(given)
+
+
+def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    if wrong := [word for word, (key, equals, _) in zip(words, pairs) if not key or not equals]:
+        raise ValueError(f"{option}: {wrong[0]!r} is no KEY=VALUE")
+    return {key: value for key, _, value in pairs}
+
+
+def _each(work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+    """Do a thing for each, several at once; all are done when one has failed."""
+    found = list(items)
+    if len(found) < 2:
+        return [work(item) for item in found]
+    with concurrent.futures.ThreadPoolExecutor(min(_PARALLEL, len(found)), "kubernetes") as pool:
+        return list(pool.map(work, found))

@@ -1,0 +1,181 @@
+"""Requests to the API server of a Kubernetes cluster, with what a kubeconfig or a Pod's own account says of it.
+
+The package ``kubernetes`` (the extra of that name) reads the configuration: certificates, tokens that are renewed,
+commands that give credentials, proxies. Requests and answers are plain JSON here, so that objects of any version of
+Kubernetes pass through as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from monarch_kernel.launchers.base import LaunchError
+
+#: Where a Pod finds the namespace of its own account.
+_OWN_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_OWN_HOST = "KUBERNETES_SERVICE_HOST"
+
+
+class ApiRefusedError(LaunchError):
+    """The API server answered with an error; the message is its own.
+
+    Args:
+        status: of HTTP, such as 403.
+        reason: a word, such as "Forbidden".
+        said: the server's words.
+    """
+
+    def __init__(self, status: int, reason: str, said: str) -> None:
+        self.status = status
+        self.reason = reason
+        self.said = said
+        super().__init__(f"Kubernetes answered {status} {reason}: {said}")
+
+
+class KubernetesApi:
+    """The API server of one context of a kubeconfig, or of the cluster that this process runs in.
+
+    Args:
+        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod.
+        context: of that file; "": its current one.
+        patience: how long an answer may take (seconds).
+
+    Raises:
+        LaunchError: the package ``kubernetes`` is missing, or there is no such configuration.
+    """
+
+    def __init__(self, kubeconfig: str = "", context: str = "", patience: float = 30.0) -> None:
+        try:
+            # By name: type checkers run where it is not installed, too.
+            client, config, self._http = map(
+                importlib.import_module, ("kubernetes.client", "kubernetes.config", "urllib3")
+            )
+        except ImportError as e:
+            raise LaunchError(
+                f"hosts from Kubernetes need the package kubernetes ({e}): pip install 'monarch_kernel[kubernetes]'"
+            ) from e
+        self._patience = patience
+        self._lock = threading.Lock()
+        file = kubeconfig or _kubeconfig()
+        try:
+            if file:
+                contexts, current = config.list_kube_config_contexts(file)
+                named = {each["name"]: each for each in contexts}
+                if context and context not in named:
+                    raise LaunchError(f"{file} has no context {context!r} (it has: {', '.join(named) or 'none'})")
+                chosen = named[context] if context else current
+                self.context = str(chosen["name"])
+                self.namespace = str(chosen["context"].get("namespace") or "default")
+                self._client = config.new_client_from_config(file, self.context, persist_config=False)
+            elif in_cluster():
+                self.context, self.namespace = "", _own_namespace()
+                settings = client.Configuration()
+                config.load_incluster_config(client_configuration=settings)
+                self._client = client.ApiClient(settings)
+            else:
+                raise LaunchError(
+                    "there is no Kubernetes here: no KUBECONFIG, no ~/.kube/config, and this is no Pod; name a file "
+                    "with kubeconfig="
+                )
+        except (config.ConfigException, OSError, KeyError, TypeError) as e:
+            raise LaunchError(f"the configuration for Kubernetes ({file or 'of this Pod'}) cannot be used: {e}") from e
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        kind: str = "application/json",
+        **query: str | int,
+    ) -> Any:
+        """Ask, and decode the answer.
+
+        Args:
+            method: of HTTP.
+            path: such as ``/api/v1/namespaces/default/pods``.
+            body: an object, or a patch.
+            kind: the media type of the body.
+            query: parameters.
+
+        Raises:
+            ApiRefusedError: the answer is an error.
+            ConnectionError: there is none.
+        """
+        answer = self._ask(method, path, body, kind, query)
+        return msgspec.json.decode(answer) if answer else {}
+
+    def text(self, path: str, **query: str | int) -> bytes:
+        """As ``request``, for an answer that is text."""
+        return self._ask("GET", path, None, "", query)
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, kind: str, query: Mapping[str, str | int]
+    ) -> bytes:
+        settings = self._client.configuration
+        headers = {"Accept": "application/json, */*", "User-Agent": "monarch_kernel"}
+        with self._lock:  # a token may be renewed by this
+            token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token
+        elif settings.username:
+            headers["Authorization"] = settings.get_basic_auth_token()
+        if body is not None:
+            headers["Content-Type"] = kind
+        url = settings.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = self._client.rest_client.pool_manager.request(
+                method,
+                url,
+                body=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+                timeout=self._http.Timeout(connect=min(5.0, self._patience), read=self._patience),
+                retries=False,
+                redirect=False,
+            )
+        except self._http.exceptions.HTTPError as e:
+            raise ConnectionError(f"the API server of Kubernetes at {settings.host} does not answer: {e}") from e
+        if answer.status >= 300:
+            raise _refusal(answer.status, answer.data)
+        return answer.data
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.rest_client.pool_manager.clear()
+
+
+def in_cluster() -> bool:
+    """Whether this process runs in a Pod that may ask the API server."""
+    return bool(os.environ.get(_OWN_HOST)) and os.path.exists(_OWN_NAMESPACE)
+
+
+def configured() -> bool:
+    """Whether there is a cluster that is asked where nobody names one."""
+    return bool(_kubeconfig()) or in_cluster()
+
+
+def _kubeconfig() -> str:
+    """The files that kubectl would read; "" if there is none."""
+    given = os.environ.get("KUBECONFIG", "")
+    usual = os.path.expanduser("~/.kube/config")
+    return given or (usual if os.path.exists(usual) else "")
+
+
+def _own_namespace() -> str:
+    with open(_OWN_NAMESPACE) as file:
+        return file.read().strip() or "default"
+
+
+def _refusal(status: int, data: bytes) -> ApiRefusedError:
+    try:
+        said = msgspec.json.decode(data)
+        return ApiRefusedError(status, said.get("reason") or "", said.get("message") or "it said nothing")
+    except (msgspec.DecodeError, AttributeError):
+        return ApiRefusedError(status, "", data.decode(errors="replace").strip()[:500] or "it said nothing")

@@ -1,0 +1,326 @@
+"""The Pods of a job: what is asked of Kubernetes, and what its answers tell of a host. Plain data, no I/O."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.launchers.base import (
+    MARKER,
+    HostPhase,
+    HostStatus,
+    KeyWay,
+    LaunchRequest,
+    WorkerAnnouncement,
+    WorkerCommand,
+    find_announcement,
+)
+
+#: Labels of what belongs to a job: its id, the number of a host, and who asked for it.
+JOB_LABEL, HOST_LABEL, USER_LABEL = "monarch-kernel/job", "monarch-kernel/host", "monarch-kernel/user"
+#: An annotation: the container and what its worker announced, so that no later poll has to read its log.
+ANNOUNCED = "monarch-kernel/announced"
+#: The container of a worker.
+WORKER = "worker"
+#: How a worker may get its key.
+KEYS = {"environment": KeyWay.ENVIRONMENT, "file": KeyWay.FILE}
+_KEY_FOLDER, _KEY_FILE = "/var/run/monarch-kernel", "key"
+_ADDRESS = "MONARCH_KERNEL_POD_IP"
+#: How long a worker may take to end in good order (seconds).
+GRACE = 10
+#: How long beyond its walltime a Pod may live, as its images are fetched and its worker starts (seconds).
+_DEADLINE_MARGIN = 300
+#: Why a container waits, if it does so for ever.
+_NEVER = {
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+}
+_PULL = {"ErrImagePull", "ImagePullBackOff"}
+_NO_IMAGE = re.compile(
+    "not found|manifest unknown|denied|unauthorized|does not exist|no match for platform", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class PodPattern:
+    """What all Pods of a launcher have in common; see ``KubernetesLauncher``."""
+
+    image: str = ""
+    gpu_resource: str = "nvidia.com/gpu"
+    node_selector: Mapping[str, str] = field(default_factory=dict[str, str])
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    volumes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    service_account: str = ""
+    port: int = 0
+    key: str = "environment"
+    pod: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def pod_name(request: LaunchRequest, number: int) -> str:
+    """What the Pod of a host is called."""
+    base = re.sub("[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30].strip("-") or "monarch"
+    return f"{base}-{request.command.job}-{number}"
+
+
+def secret_name(job: str) -> str:
+    """What the Secret of a job is called."""
+    return f"monarch-{job}"
+
+
+def secret(command: WorkerCommand, user: str) -> dict[str, Any]:
+    """The Secret of a job: its key, and its environment variables."""
+    assert command.key is not None
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(command.job),
+            "labels": {JOB_LABEL: command.job, USER_LABEL: user},
+        },
+        "immutable": True,
+        "stringData": {**command.env, **command.key_environment()},
+    }
+
+
+def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, user: str) -> dict[str, Any]:
+    """The Pod of a host.
+
+    Args:
+        owner: the uid of the Secret of the job. Who deletes that deletes the Pods.
+    """
+    command, needs = request.command, request.resources
+    name = pod_name(request, number)
+    way = KEYS[pattern.key]
+    by_file = way is KeyWay.FILE
+    argv = command.argv(
+        f"tcp://$({_ADDRESS}):{pattern.port}",
+        key=way,
+        key_file=f"{_KEY_FOLDER}/{_KEY_FILE}",
+        name=name,
+        walltime=needs.walltime,
+    )
+    (key_variable,) = command.key_environment()
+    mounts = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}, **pattern.volumes}  # a runtime gives 64 MiB of that
+    volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
+    mounted: list[dict[str, Any]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
+    variables: list[dict[str, Any]] = [
+        {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": MARKER, "value": command.marker(number)},
+    ]
+    sources: list[dict[str, Any]] = []
+    of_job = secret_name(command.job)
+    if by_file:
+        # Each variable by name: the key is not among them.
+        variables += [
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": of_job, "key": name}}} for name in command.env
+        ]
+        items = [{"key": key_variable, "path": _KEY_FILE}]
+        volumes.append({"name": "key", "secret": {"secretName": of_job, "items": items, "defaultMode": 0o400}})
+        mounted.append({"name": "key", "mountPath": _KEY_FOLDER, "readOnly": True})
+    else:
+        sources.append({"secretRef": {"name": of_job}})
+    asked = {name: str(value) for name, value in needs.options.items()}
+    asked |= {pattern.gpu_resource: str(needs.gpus)} if needs.gpus else {}
+    asked |= {"memory": _quantity(needs.memory)} if needs.memory else {}
+    container: dict[str, Any] = {
+        "name": WORKER,
+        "image": pattern.image,
+        "command": argv,
+        "env": variables,
+        "envFrom": sources,
+        # A limit of processors would only slow a worker down; what is not asked for is shared.
+        "resources": {"limits": asked, "requests": asked | ({"cpu": str(needs.cpus)} if needs.cpus else {})},
+        "volumeMounts": mounted,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": bool(pattern.service_account),
+        "containers": [container],
+        "volumes": volumes,
+        "nodeSelector": dict(pattern.node_selector),
+        "tolerations": list(pattern.tolerations),
+    }
+    if pattern.service_account:
+        spec["serviceAccountName"] = pattern.service_account
+    if needs.walltime:
+        spec["activeDeadlineSeconds"] = math.ceil(needs.walltime) + _DEADLINE_MARGIN
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/managed-by": "monarch-kernel",
+                **pattern.labels,
+                JOB_LABEL: command.job,
+                HOST_LABEL: str(number),
+                USER_LABEL: user,
+            },
+            "annotations": dict(pattern.annotations),
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", "name": of_job, "uid": owner}],
+        },
+        "spec": _merged(spec, pattern.pod),
+    }
+
+
+def _quantity(size: int) -> str:
+    """Bytes, as Kubernetes writes them."""
+    for unit, factor in (("Gi", 2**30), ("Mi", 2**20)):
+        if size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def _merged(ours: Any, theirs: Any) -> Any:
+    """Plain data with further fields in it: objects are merged, and lists of named objects by name."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return {key: _merged(ours.get(key), theirs[key]) if key in theirs else ours[key] for key in {**ours, **theirs}}
+    if isinstance(ours, list) and isinstance(theirs, list):
+        names = [each.get("name") if isinstance(each, Mapping) else None for each in ours]
+        found = list(ours)
+        for each in theirs:
+            name = each.get("name") if isinstance(each, Mapping) else None
+            if name is not None and name in names:
+                found[names.index(name)] = _merged(ours[names.index(name)], each)
+            else:
+                found.append(each)
+        return found
+    return theirs
+
+
+class SeenPod:
+    """A Pod, as the API server describes it."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._meta: Mapping[str, Any] = found["metadata"]
+        self._spec: Mapping[str, Any] = found.get("spec") or {}
+        self._status: Mapping[str, Any] = found.get("status") or {}
+        self.name = str(self._meta["name"])
+        self.labels: Mapping[str, str] = self._meta.get("labels") or {}
+        self.uid = str(self._meta.get("uid", ""))
+        self.phase = str(self._status.get("phase", "Pending"))
+        containers = self._status.get("containerStatuses") or []
+        names = [each["name"] for each in self._spec.get("containers", [])]
+        self.container = WORKER if WORKER in names or not names else str(names[0])
+        own = next((each for each in containers if each.get("name") == self.container), None)
+        self._own: Mapping[str, Any] = own or {}
+        self._state: Mapping[str, Any] = self._own.get("state") or {}
+        self.container_id = str(self._own.get("containerID", ""))
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being deleted."""
+        return bool(self._meta.get("deletionTimestamp"))
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its worker's container runs, or has run."""
+        return "running" in self._state or ("terminated" in self._state and bool(self.container_id))
+
+    @property
+    def over(self) -> bool:
+        """Whether its worker's container has ended, and will not start again."""
+        return self.phase in ("Failed", "Succeeded") or (
+            "terminated" in self._state and self._spec.get("restartPolicy", "Always") == "Never"
+        )
+
+    def announced(self) -> WorkerAnnouncement | None:
+        """What its worker has announced, if a poll has noted it."""
+        noted = (self._meta.get("annotations") or {}).get(ANNOUNCED, "")
+        container, _, line = noted.partition(" ")
+        if not self.container_id or container != self.container_id:
+            return None  # or of a container before this one
+        return find_announcement(line.encode() + b"\n")
+
+    def note(self, said: WorkerAnnouncement) -> dict[str, Any]:
+        """The patch that notes what its worker has announced."""
+        return {"metadata": {"annotations": {ANNOUNCED: f"{self.container_id} {said.line().decode().strip()}"}}}
+
+    def status(self, number: int, said: WorkerAnnouncement | None) -> HostStatus:
+        """Where the host is.
+
+        Args:
+            said: what its worker has announced.
+        """
+        terminated: Mapping[str, Any] | None = self._state.get("terminated")
+        if self.leaving or self.over:
+            code = None if terminated is None else terminated.get("exitCode")
+            if said is not None and said.error:
+                return HostStatus.announced(number, said, name=self.name, exit_code=code)
+            failed = said is None and not self.leaving and bool(code) and not self._status.get("reason")
+            reason = self._end(terminated)
+            return HostStatus(
+                host=number, state=HostPhase.GONE, name=self.name, reason=reason, exit_code=code, failed=failed
+            )
+        since = _unix((self._state.get("running") or {}).get("startedAt"))
+        if said is not None:
+            return HostStatus.announced(number, said, name=self.name, since=since)
+        if not self._spec.get("nodeName"):
+            return HostStatus(host=number, state=HostPhase.QUEUED, name=self.name, reason=self._queued())
+        why, never = self._waiting()
+        return HostStatus(
+            host=number,
+            state=HostPhase.GONE if never else HostPhase.STARTING,
+            name=self.name,
+            reason=why,
+            since=since or _unix(self._status.get("startTime")),
+            failed=never,
+        )
+
+    def _condition(self, kind: str) -> Mapping[str, Any]:
+        conditions = self._status.get("conditions") or []
+        return next((each for each in conditions if each.get("type") == kind), {})
+
+    def _queued(self) -> str:
+        scheduled = self._condition("PodScheduled")
+        return _words(scheduled) or "Pending"
+
+    def _waiting(self) -> tuple[str, bool]:
+        """Why its worker has not announced itself, and whether it never will."""
+        for each in [*(self._status.get("initContainerStatuses") or []), self._own]:
+            state = each.get("state") or {}
+            waiting = state.get("waiting") or {}
+            reason = waiting.get("reason", "")
+            if reason in _NEVER or (reason in _PULL and _NO_IMAGE.search(waiting.get("message") or "")):
+                return _words(waiting), True
+            if reason and reason not in ("ContainerCreating", "PodInitializing"):
+                return _words(waiting), False
+        if "running" in self._state:
+            return "its worker is starting", False
+        return f"its container is being created on {self._spec.get('nodeName')}", False
+
+    def _end(self, terminated: Mapping[str, Any] | None) -> str:
+        """Why it has gone."""
+        if self._status.get("reason"):  # Evicted, DeadlineExceeded, Preempting, NodeLost
+            return _words(self._status)
+        disrupted = self._condition("DisruptionTarget")
+        if disrupted.get("status") == "True":
+            return _words(disrupted)
+        if terminated is None:
+            return "its Pod is being deleted" if self.leaving else f"its Pod is {self.phase}"
+        code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
+        if not code:
+            return "its worker has ended"
+        how = f"exit {code}" if reason in ("", "Error") else f"{reason} (exit {code})"
+        last = [line for line in str(terminated.get("message") or "").splitlines() if line.strip()][-1:]
+        return ": ".join([how, *last])
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
+
+
+def _unix(time: str | None) -> float:
+    return datetime.datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() if time else 0.0
