@@ -16,10 +16,12 @@ from monarch_kernel.cli.lines import (
     add_job,
     add_json,
     add_mesh,
+    add_per_host,
     check_host,
     chosen_job,
     guarded,
     hosts_of_line,
+    sizes,
     variables,
 )
 
@@ -92,12 +94,19 @@ def add_kill_command(parser: argparse.ArgumentParser) -> None:
 
 def add_exec_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel exec``."""
-    parser.usage = "monarch-kernel exec [options] -- COMMAND ..."
+    parser.usage = "monarch-kernel exec [options] -- COMMAND ..., exec -m MODULE [-- ARGUMENT ...] or --script FILE"
     parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
     add_mesh(parser)
     parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
     parser.add_argument("--one", action="store_true", help="on the first host only")
     parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
+    parser.add_argument(
+        "--point", action="append", default=[], metavar="DIM=N,...", help="only where these coordinates are: hosts=1"
+    )
+    add_per_host(parser, "so many processes on each host, along this dimension; repeatable")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--script", metavar="FILE", help="run this script of bash (-: standard input) on the hosts")
+    what.add_argument("-m", dest="module", metavar="MODULE", help="run this module with the Python of the hosts")
     add_environment(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
     add_json(parser)
@@ -186,15 +195,35 @@ def _kill(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers.remote_command import folded, run_command
+    from monarch_kernel.launchers.remote_command import HostCommand, folded, run_command
 
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        raise LineError("exec needs a command: exec -- nvidia-smi")
-    env = variables(options.env)
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not words and options.script is None and options.module is None:
+        raise LineError("exec needs a command: exec -- nvidia-smi, exec -m MODULE or exec --script FILE")
+    per_host, at = sizes("--per-host", options.per_host), sizes("--point", options.point)
+    if "hosts" in per_host or 0 in per_host.values():
+        raise LineError("--per-host names a dimension of the processes on a host, with one of them at least: gpus=4")
+    for name, position in at.items():
+        if name != "hosts" and position >= per_host.get(name, 0):
+            known = ", ".join(f"{each}={size}" for each, size in per_host.items())
+            raise LineError(f"there is no {name}={position}: processes have hosts" + (known and f", {known}"))
+    if "hosts" in at and (options.one or options.host):
+        raise LineError("--point names a host already: leave out --one and --host")
+    script = None
+    if options.script is not None:
+        with open(0 if options.script == "-" else options.script, "rb") as file:
+            script = file.read()
+    command = HostCommand(
+        [options.module, *words] if options.module else words,
+        variables(options.env),
+        options.workdir,
+        script,
+        options.module is not None,
+    )
     with hosts_of_line(options) as hosts:
         numbers = [0] if options.one else options.host or list(range(len(hosts)))
-        ends = run_command(hosts, [check_host(number, hosts) for number in numbers], command, env, options.workdir)
+        numbers = [check_host(number, hosts) for number in ([at.pop("hosts")] if "hosts" in at else numbers)]
+        ends = run_command(hosts, numbers, command, per_host, at)
     if options.json:
         print(json.dumps([end.plain() for end in ends]))
     else:

@@ -52,3 +52,28 @@ def test_completion(run: Cli) -> None:
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)
     assert "-F _monarch_kernel monarch-kernel" in done.stdout
+
+
+def test_commands_in_places(run: Cli, job: str) -> None:
+    place = ["sh", "-c", "echo $MONARCH_RANK_hosts/$MONARCH_SIZE_hosts $MONARCH_RANK_gpus/$MONARCH_SIZE_gpus"]
+    ends = json.loads(run("exec", "--job", job, "--per-host", "gpus=2", "--json", "--", *place).stdout)
+    assert [(end["rank"], end["host"], end["output"]) for end in ends] == [
+        (0, 0, "0/2 0/2\n"),
+        (1, 0, "0/2 1/2\n"),
+        (2, 1, "1/2 0/2\n"),
+        (3, 1, "1/2 1/2\n"),
+    ]
+    at = run("exec", "--job", job, "--per-host", "gpus=2", "--point", "hosts=1,gpus=1", "--", *place)
+    assert (at.returncode, at.stdout) == (0, "1/2 1/2\n"), at.stderr
+    each = run("exec", "--job", job, "--per-host", "gpus=2", "--point", "gpus=1", "--", "echo", "x")
+    assert each.stdout == "== 1,3 ==\nx\n"
+    none = run("exec", "--job", job, "--point", "gpus=1", "--", "true")
+    assert none.returncode == 2 and "no gpus=1" in none.stderr
+
+    script = 'for word in "$@"; do echo "<$word>"; done; exit 5'
+    done = run("exec", "--job", job, "--one", "--script", "-", "--", "a b", "$c", text=script)
+    assert (done.returncode, done.stdout) == (5, "<a b>\n<$c>\n")
+    module = run("exec", "--job", job, "--one", "-m", "calendar", "--", "--type", "text", "2026", "11")
+    assert module.returncode == 0 and "November 2026" in module.stdout, module.stderr
+    missing = run("exec", "--job", job, "--script", "missing.sh")
+    assert missing.returncode == 1 and "missing.sh" in missing.stderr
