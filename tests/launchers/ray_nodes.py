@@ -35,6 +35,7 @@ class Ray:
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets need a short path
+        os.mkdir(f"{self.folder}/ray")  # for the address of "the" cluster of this machine, which is another one
         self._log = open(f"{self.folder}/nodes.log", "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.launchers.ray_nodes", self.folder],
@@ -42,7 +43,7 @@ class Ray:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": self.folder},
         )
         self._process.wait(60)  # it has left another one behind
         self.address = self._answer()["address"]
