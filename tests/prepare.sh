@@ -52,7 +52,7 @@ fuse() {
 apiserver() { # that is built takes minutes, once on a machine: only where that was asked for
   [[ -n ${BUILD_APISERVER-} || -x ${XDG_CACHE_HOME:-$HOME/.cache}/monarch_kernel_tests/kubernetes/kube-apiserver ]] \
     || { echo "there is no API server: BUILD_APISERVER=1 make test builds one, which takes minutes, and keeps it"; return 1; }
-  launchers/apiserver.sh
+  timeout 900 launchers/apiserver.sh
 }
 
 another_user() { [[ $(id -u) == 0 ]] || { echo "only root can become another user"; return 1; }; }
