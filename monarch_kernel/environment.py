@@ -479,6 +479,8 @@ AGENT = "MONARCH_KERNEL_AGENT"
 JOB = "MONARCH_KERNEL_JOB"
 #: In a batch job whose script is the client: the id of that job of Slurm.
 SLURM_BATCH = "MONARCH_KERNEL_SLURM_BATCH"
+#: In a Pod: its address, which Kubernetes fills in.
+POD_ADDRESS = "MONARCH_KERNEL_POD_IP"
 #: The key of a worker, which it removes before it starts anything.
 WORKER_KEY = "MONARCH_KERNEL_WORKER_KEY"
 #: Set if ``import monarch`` must import this package.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bench.measure import QUICK, emit, percentile, run, version
 
@@ -57,7 +59,9 @@ def once(folder: Path) -> tuple[float, float]:
         step("n1", [*head, f"--temp-dir={folder}"])
         until_listening(steps[0])
         step("n2", [f"--address=127.0.0.1:{PORT}", "--node-ip-address=127.0.0.1"])
-        ray.init(address=f"127.0.0.1:{PORT}", _node_ip_address="127.0.0.1", log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=f"127.0.0.1:{PORT}", _node_ip_address="127.0.0.1", log_to_driver=False, logging_level=logging.ERROR
+        )
         end = time.monotonic() + PATIENCE
         while len(nodes := [node["NodeID"] for node in ray.nodes() if node["Alive"]]) < 2:
             if time.monotonic() > end or steps[-1].poll() is not None:
@@ -67,8 +71,8 @@ def once(folder: Path) -> tuple[float, float]:
         attached = time.perf_counter()
         # Any: the decorator turns the class into handles whose methods have .remote().
         actor: Any = ray.remote(num_cpus=0)(Probe)
-        on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        probes = [actor.options(scheduling_strategy=on(node, soft=False)).remote() for node in nodes]
+        places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        probes = [actor.options(scheduling_strategy=place).remote() for place in places]
         if set(ray.get([probe.here.remote() for probe in probes], timeout=PATIENCE)) != set(nodes):
             raise AssertionError("the actors are not on both nodes")
         answered = time.perf_counter()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -74,7 +75,7 @@ def start() -> float:
     ray.init(
         num_cpus=40,
         include_dashboard=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         log_to_driver=False,
         object_store_memory=(1 if QUICK else 4) << 30,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel import environment
 from monarch_kernel.launchers.base import (
     MARKER,
     HostPhase,
@@ -29,7 +30,6 @@ WORKER = "worker"
 #: How a worker may get its key.
 KEYS = {"environment": KeyWay.ENVIRONMENT, "file": KeyWay.FILE}
 _KEY_FOLDER, _KEY_FILE = "/var/run/monarch-kernel", "key"
-_ADDRESS = "MONARCH_KERNEL_POD_IP"
 #: How long a worker may take to end in good order (seconds).
 GRACE = 10
 #: How long beyond its walltime a Pod may live, as its images are fetched and its worker starts (seconds).
@@ -102,7 +102,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     way = KEYS[pattern.key]
     by_file = way is KeyWay.FILE
     argv = command.argv(
-        f"tcp://$({_ADDRESS}):{pattern.port}",
+        f"tcp://$({environment.POD_ADDRESS}):{pattern.port}",
         key=way,
         key_file=f"{_KEY_FOLDER}/{_KEY_FILE}",
         name=name,
@@ -113,7 +113,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
     mounted: list[dict[str, Any]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
     variables: list[dict[str, Any]] = [
-        {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": environment.POD_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": MARKER, "value": command.marker(number)},
     ]
     sources: list[dict[str, Any]] = []
