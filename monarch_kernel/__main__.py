@@ -39,6 +39,9 @@ _COMMANDS = {
         "monarch_kernel.cli.debug:add_debug_command",
     ),
     "up": _Command("ask an engine for hosts", "monarch_kernel.cli.jobs:add_up_command"),
+    "apply": _Command(
+        "ask for the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
+    ),
     "jobs": _Command("list all jobs of yours, on all engines", "monarch_kernel.cli.jobs:add_jobs_command"),
     "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
     "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),

@@ -153,6 +153,22 @@ class Job(ABC):
             ValueError: that file does not belong to a job; it is not changed. Or a mount is for an unknown mesh.
             MountError: a host cannot mount.
         """
+        self.find_or_apply(cached_path)
+        return JobState(self._mounts.make(self._hosts()))
+
+    def find_or_apply(self, cached_path: Path | None = CACHED_PATH) -> bool:
+        """Be an equal job that was applied earlier and is still active, or ask for new hosts; does not wait for them.
+
+        Args:
+            cached_path: as for `state`.
+
+        Returns:
+            Whether hosts were asked for now.
+
+        Raises:
+            PermissionError, ValueError: as `state`, for the file.
+        """
+        new = False
         if not self.active:
             self._mounts.close()
             known = _load_cached(cached_path)
@@ -160,9 +176,10 @@ class Job(ABC):
                 self._adopt(known)
             else:
                 self.apply()
+                new = True
         if cached_path is not None:
             self.dump(cached_path)
-        return JobState(self._mounts.make(self._hosts()))
+        return new
 
     def remote_mount(
         self,

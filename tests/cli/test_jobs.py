@@ -41,6 +41,38 @@ def test_lines_that_are_wrong(run: Cli) -> None:
     assert gone.returncode == 1 and "there is no job" in gone.stderr
 
 
+def test_jobs_of_files_are_applied(run: Cli) -> None:
+    (run.folder / "cluster.py").write_text(
+        "from monarch_kernel.job import EngineJob, LocalJob, ProcessJob, SlurmJob\n"
+        "job = ProcessJob({'hosts': 2})\n"
+        "def small():\n    return ProcessJob({'one': 1})\n"
+        "here = LocalJob()\n"
+    )
+    made = json.loads(run("apply", "cluster.py", "--json").stdout)
+    assert made["new"] and made["meshes"] == {"hosts": 2} and [host["state"] for host in made["hosts"]] == ["up", "up"]
+    again = run("apply", "cluster.job")
+    assert again.returncode == 0 and f"was there already, is {made['job']}" in again.stdout, again.stderr
+    echoed = run("exec", "--job", made["job"], "--", "echo", "there")
+    assert echoed.stdout == "== 0-1 ==\nthere\n"
+    assert run("kill", made["job"]).returncode == 0
+
+    started = json.loads(run("apply", "cluster.py:small", "--no-wait", "--json").stdout)
+    assert started["meshes"] == {"one": 1}
+    assert run("kill", started["job"]).returncode == 0
+
+    for spec, said in (
+        ("nowhere.py", "there is no file nowhere.py"),
+        ("cluster.py:other", "defines no 'other'"),
+        ("nowhere.job", "there is no module 'nowhere'"),
+        ("cluster.py:here", "ends with its program"),
+        ("cluster.py:EngineJob", "name a job"),
+    ):
+        wrong = run("apply", spec)
+        assert wrong.returncode == 2 and said in wrong.stderr, wrong.stderr
+    script = run("apply", "cluster.py", "--script", "train.py")
+    assert script.returncode == 2 and "batch" in script.stderr, script.stderr
+
+
 def test_completion(run: Cli) -> None:
     def words(*typed: str) -> list[str]:
         return run("completion", "words", "--", *typed).stdout.split()
