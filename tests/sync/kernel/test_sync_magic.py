@@ -31,7 +31,8 @@ def test_ranks_that_start_later_run_in_the_tree(kernel: Kernel, project: Project
     assert not (project.tree / "notes" / "junk.tmp").exists()
 
     project.write("model.py", "VERSION = 'second'\n")
-    assert re.search(r"new +1 ", kernel.ok("%mesh sync").text)
+    # The other slot gets one file; all three, if it was not yet filled behind the first sync.
+    assert re.search(r"new +[13] ", kernel.ok("%mesh sync").text)
     assert "'first'" in seen(kernel)  # they have imported it already
     kernel.ok("%mesh restart")
     assert "'second'" in seen(kernel)
