@@ -115,3 +115,10 @@ LIMIT_GROUPS = {
     "bulk": ["bulk"],
     "fail": ["fail"],
 }
+
+
+def mark(less: float | None, more: float | None) -> str:
+    """Whether a bar is met: the one value may not be above the other. "?": one was not measured."""
+    if less is None or more is None:
+        return "?"
+    return "ok" if less <= more else "MISS"

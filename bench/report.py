@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -17,6 +19,21 @@ from bench.metrics import LIMITS, REFERENCE, ROWS, Row
 
 Result = dict[str, object]
 Medians = dict[tuple[str, str], float]
+
+
+def printed(table: Table, results: Sequence[Result], about: dict[str, Any], target: Path) -> None:
+    """Print a table with what is told below it: versions, notes, how it was measured, and where the figures are."""
+    console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
+    console.print(table)
+    for peer, text in versions(results).items():
+        console.print(f"{peer}: {text}")
+    for line in notes(results):
+        console.print(f"note: {line}", soft_wrap=True)
+    console.print(
+        f"medians of {about['rounds']} rounds in turns, load {about['load_before']} before and {about['load_after']} "
+        f"after; figures: {os.path.relpath(target)}",
+        soft_wrap=True,
+    )
 
 
 def medians(results: Iterable[Result]) -> Medians:

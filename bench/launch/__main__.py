@@ -8,12 +8,10 @@ machine, which only root can run; what cannot run is a note below the table.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from bench import report
@@ -116,19 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         target = session.keep(args.json, "launch-")
     session.merge(args.merge)
-    about, results = session.about, session.results
-    console = Console(width=None if Console().is_terminal else 200, highlight=False, emoji=False, markup=False)
-    found = report.medians(results)
-    console.print(shown(found))
-    for peer, text in report.versions(results).items():
-        console.print(f"{peer}: {text}")
-    for line in report.notes(results):
-        console.print(f"note: {line}", soft_wrap=True)
-    console.print(
-        f"medians of {args.rounds} rounds in turns, load {about['load_before']} before and {about['load_after']} "
-        f"after; figures: {os.path.relpath(target)}",
-        soft_wrap=True,
-    )
+    found = report.medians(session.results)
+    report.printed(shown(found), session.results, session.about, target)
     return 1 if args.check and missed(found) else 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.metrics import mark
+
 OURS, LIMIT, DASK, RAY = "ours", "limit", "dask-jobqueue", "ray"
 
 
@@ -31,20 +33,14 @@ class LaunchRow:
         """The bars, and whether they are met: "<= 5 ok", "<= limit + 1.5 MISS"; "?": not measured."""
         said: list[str] = []
         if self.most is not None:
-            said.append(f"<= {self.most:g} {_mark(ours, self.most)}")
+            said.append(f"<= {self.most:g} {mark(ours, self.most)}")
         if self.least is not None:
-            said.append(f">= {self.least:g} {_mark(self.least, ours)}")
+            said.append(f">= {self.least:g} {mark(self.least, ours)}")
         if self.beyond is not None:
-            said.append(f"<= limit + {self.beyond:g} {_mark(ours, None if limit is None else limit + self.beyond)}")
+            said.append(f"<= limit + {self.beyond:g} {mark(ours, None if limit is None else limit + self.beyond)}")
         if self.as_limit:
-            said.append(f">= limit {_mark(limit, ours)}")
+            said.append(f">= limit {mark(limit, ours)}")
         return ", ".join(said)
-
-
-def _mark(less: float | None, more: float | None) -> str:
-    if less is None or more is None:
-        return "?"
-    return "ok" if less <= more else "MISS"
 
 
 ROWS = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.metrics import mark
+
 OURS, RSYNC, MONARCH = "ours", "rsync", "torchmonarch"
 
 
@@ -27,17 +29,11 @@ class SyncRow:
         """The bars, and whether they are met: "<= 0.5 ok", "<= 0.5 x rsync MISS"; "?": not measured."""
         said: list[str] = []
         if self.most is not None:
-            said.append(f"<= {self.most:g} {_mark(ours, self.most)}")
+            said.append(f"<= {self.most:g} {mark(ours, self.most)}")
         if self.of_rsync is not None:
             limit = None if rsync is None else self.of_rsync * rsync
-            said.append(f"<= {self.of_rsync:g} x rsync {_mark(ours, limit)}")
+            said.append(f"<= {self.of_rsync:g} x rsync {mark(ours, limit)}")
         return ", ".join(said)
-
-
-def _mark(value: float | None, most: float | None) -> str:
-    if value is None or most is None:
-        return "?"
-    return "ok" if value <= most else "MISS"
 
 
 ROWS = [
