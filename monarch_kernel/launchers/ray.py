@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +27,7 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.ray_cluster import NAMESPACE, STRATEGIES, RayGroup, RayNode
+from monarch_kernel.launchers.reaching import reaches
 
 #: How long actors that have answered before may take to answer again (seconds).
 _ANSWER_TIME = 2.0
@@ -392,7 +391,7 @@ class RayLauncher(Launcher):
         if said is None:
             why = "its worker is starting"
             return HostStatus(host=host, state=HostPhase.STARTING, name=name, reason=why, since=told.since)
-        if silent and not _answers(said.url):
+        if silent and not reaches(said.url, _DIAL_TIME):
             return self._gone(ticket, host, "neither its actor nor its worker answers; Ray has not lost the node yet")
         return HostStatus.announced(host, said, name=name, since=told.since)
 
@@ -506,13 +505,3 @@ def _last_line(error: Exception) -> str:
     """Ray's own words for the end of an actor, which it writes below a list of what the actor was."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-def _answers(url: str) -> bool:
-    """Whether something listens there, as seen from this machine."""
-    parts = urlsplit(url)
-    try:
-        socket.create_connection((parts.hostname or "", parts.port or 0), _DIAL_TIME).close()
-    except OSError:
-        return False
-    return True

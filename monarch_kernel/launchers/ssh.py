@@ -6,7 +6,6 @@ import concurrent.futures
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -29,6 +28,7 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.tunnels import Tunnels
 
 T = TypeVar("T")
@@ -365,7 +365,7 @@ class SSHLauncher(Launcher):
     def route(self, ticket: Ticket, host: HostStatus) -> str:
         """See ``Launcher``."""
         address = host.url.removeprefix("tcp://")
-        if self._tunnel is False or (self._tunnel is None and _reaches(address)):
+        if self._tunnel is False or (self._tunnel is None and reaches(host.url, _DIRECT_TIME)):
             return host.url
         place = ticket.data["hosts"][host.host]
         return self._tunnels.to(host.url, [*self._ssh, *_OPTIONS, "-W", address, place])
@@ -454,15 +454,6 @@ def _find(mark: str) -> str:
 def _script(text: str) -> str:
     """A script of sh as one command, whatever the user's login shell is."""
     return f"sh -c {shlex.quote(text)}"
-
-
-def _reaches(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _DIRECT_TIME).close()
-    except OSError:
-        return False
-    return True
 
 
 def _each(parallel: int, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import (
 )
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
+from monarch_kernel.runtime.tensor.controller.generator_states import go_on_from, state_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.redraws import Redraws
 from monarch_kernel.runtime.tensor.rank import randomness
@@ -55,16 +56,13 @@ def random_seed() -> None:
 
 def get_rng_state() -> Tensor:
     """Where the random numbers of each rank of the active mesh are: a handle of uint8 numbers, for `set_rng_state`."""
-    with _disable_current_modes():
-        size = torch.get_rng_state().numel() + randomness.OF_GPU
-    return tensor_mesh().call(randomness.state, lambda: torch.empty(size, dtype=torch.uint8), key="rng_state")
+    return state_of(tensor_mesh())
 
 
 def set_rng_state(state: Tensor) -> None:
     """Have each rank go on from what `get_rng_state` gave."""
-    mesh = state._spec.mesh
-    Redraws.of(mesh.engine).seeded()
-    mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
+    Redraws.of(state._spec.mesh.engine).seeded()
+    go_on_from(state)
 
 
 class State(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.runtime.tensor.rank import randomness
+from monarch_kernel.runtime.tensor.controller.generator_states import digest_of, go_on_from, state_of
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -67,10 +66,10 @@ class Redraws:
             return
         generator = torch.default_generator
         with _disable_current_modes():
-            here = _digest(generator.get_state())
+            here = digest_of(generator.get_state())
         if where is _Pass.FORWARD:
             self._kept.pop((mesh, here), None)
-            self._kept[mesh, here] = _state(mesh)
+            self._kept[mesh, here] = state_of(mesh)
             if len(self._kept) > REMEMBERED:
                 del self._kept[next(iter(self._kept))]
         elif here != self._expected or mesh not in self._after:
@@ -81,11 +80,11 @@ class Redraws:
                     "backward pass"
                 )
             if mesh not in self._after:
-                self._after[mesh] = _state(mesh)
-            _set_state(mesh, self._kept[mesh, here])
+                self._after[mesh] = state_of(mesh)
+            go_on_from(self._kept[mesh, here])
         with _disable_current_modes():
             torch.rand(1, generator=generator)
-            self._expected = _digest(generator.get_state())
+            self._expected = digest_of(generator.get_state())
 
     def seeded(self) -> None:
         """The program has said where the ranks go on."""
@@ -93,8 +92,7 @@ class Redraws:
 
     def _go_on(self) -> None:
         while self._after:
-            mesh, state = self._after.popitem()
-            _set_state(mesh, state)
+            go_on_from(self._after.popitem()[1])
 
 
 def _pass() -> _Pass | None:
@@ -111,16 +109,3 @@ def _pass() -> _Pass | None:
             found = _Pass.FORWARD
         frame = frame.f_back
     return found
-
-
-def _state(mesh: TensorMesh) -> Tensor:
-    size = torch.default_generator.get_state().numel() + randomness.OF_GPU
-    return mesh.call(randomness.state, lambda: torch.empty(size, dtype=torch.uint8), key="rng_state")
-
-
-def _set_state(mesh: TensorMesh, state: Tensor) -> None:
-    mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")
-
-
-def _digest(state: torch.Tensor) -> bytes:
-    return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()

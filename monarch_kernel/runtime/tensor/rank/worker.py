@@ -6,7 +6,7 @@ import os
 import pickle
 import traceback
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -26,6 +26,9 @@ from monarch_kernel.runtime.tensor.wire.packed import packed
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, LEND, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules
 
 #: How many lines of a traceback on a rank are kept.
 LINES = 12
@@ -64,7 +67,7 @@ class TensorWorker(Actor):
                 programs[definition.number] = (
                     RecordedProgram(definition, operation, programs)
                     if isinstance(operation, Recorded)
-                    else compiled(definition, self._sharded_rule if definition.sharded else None)
+                    else compiled(definition, self._rules().of_definition if definition.sharded else None)
                 )
             except Exception as e:
                 programs[definition.number] = _broken(definition, e)
@@ -305,7 +308,7 @@ class TensorWorker(Actor):
             run = operation_of(operation)
             self.at = self.record
             if sharded:
-                run = self._rule(run, operation)
+                run = self._rules().of(run, operation)
             with torch.no_grad():
                 out = run(*args, **kwargs)
         except BaseException as e:
@@ -326,16 +329,11 @@ class TensorWorker(Actor):
         """How many values there are on this rank."""
         return len(self.store.values)
 
-    def _sharded_rule(self, operation: Any, definition: Definition) -> Any:
+    def _rules(self) -> OperationRules:
+        """What to call in place of operations on DTensors."""
         from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
 
-        return rules_of(self.store.extras).of_definition(operation, definition)
-
-    def _rule(self, operation: Any, name: str) -> Any:
-        """What to call in place of an operation on DTensors."""
-        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
-
-        return rules_of(self.store.extras).of(operation, name)
+        return rules_of(self.store.extras)
 
     def value(self, number: int) -> Any:
         """A value of this rank.

@@ -9,7 +9,6 @@ draws and draws on the mesh are never the same numbers.
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
+from monarch_kernel.runtime.tensor.controller.generator_states import digest_of
 from monarch_kernel.runtime.tensor.sharded.rank import randomness as on_ranks
 from monarch_kernel.runtime.tensor.sharded.rank import state
 
@@ -53,7 +53,7 @@ class Handover:
         generator, engine = torch.default_generator, mesh.engine
         with _disable_current_modes():
             given = generator.get_state()
-            digest = _digest(given)
+            digest = digest_of(given)
             if generator.initial_seed() != self._mark:
                 self._mark = int.from_bytes(digest, "little") >> 1
                 generator.manual_seed(self._mark)
@@ -61,13 +61,13 @@ class Handover:
                 engine.flush()
                 set_state = cloudpickle.dumps(functools.partial(state.set_generator, given, self._keep_latest(engine)))
                 mesh.workers.ask.broadcast(b"", b"", engine.record, set_state, [])
-                digest = _digest(generator.get_state())
+                digest = digest_of(generator.get_state())
             elif digest != self._expected and digest in self._kept:
                 function = functools.partial(state.rewind_generator, self._kept[digest], self._keep_latest(engine))
                 engine.ask(mesh, function)
             self._keep(digest, engine.record)
             torch.rand(1, generator=generator)
-            self._expected = _digest(generator.get_state())
+            self._expected = digest_of(generator.get_state())
 
     def _keep_latest(self, engine: TensorEngine) -> int:
         """The number under which ranks are to keep the state that they have now."""
@@ -80,7 +80,3 @@ class Handover:
         self._kept[digest] = number
         if len(self._kept) > REMEMBERED:
             del self._kept[next(iter(self._kept))]
-
-
-def _digest(given: torch.Tensor) -> bytes:
-    return hashlib.blake2b(given.numpy().tobytes(), digest_size=8).digest()

@@ -27,12 +27,12 @@ def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> 
     """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor
-    strides = strides_ordered_as(whole, local.shape)
-    if local.stride() != strides and aten.is_non_overlapping_and_dense(whole):
+    if not whole.is_contiguous() and aten.is_non_overlapping_and_dense(whole):
         # DTensor makes parts contiguous, and views that whole tensors allow would fail on them
-        local = made._local_tensor = torch.empty_strided(
-            local.shape, strides, dtype=local.dtype, device=local.device
-        ).copy_(local)
+        strides = strides_ordered_as(whole, local.shape)
+        if local.stride() != strides:
+            ordered = torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device)
+            local = made._local_tensor = ordered.copy_(local)
     if local.numel() < whole.numel() and local.untyped_storage().nbytes() > local.numel() * local.element_size():
         made._local_tensor = local.clone()  # a part must not keep the whole
     return made
