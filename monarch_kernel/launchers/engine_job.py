@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 import os
 import secrets
@@ -16,6 +15,7 @@ import msgspec
 
 from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -506,8 +506,7 @@ class EngineJob(Job):
         def route(host: HostStatus) -> str:
             return self._launcher.route(ticket, host)
 
-        with concurrent.futures.ThreadPoolExecutor(min(_ROUTES_AT_ONCE, len(new)), "monarch-route") as pool:
-            urls = list(pool.map(route, new))
+        urls = each_at_once(_ROUTES_AT_ONCE, route, new, "monarch-route")
         attach_to_workers(workers=urls, name=self._name, key_file=self._job_key())
         self._workers.update({host.worker: host.host for host in new})
         self._urls.update({host.host: url for host, url in zip(new, urls)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import getpass
 import importlib.util
@@ -11,13 +10,14 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from monarch_kernel.launchers import kubernetes_api, kubernetes_pods
+from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -34,8 +34,6 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
 from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS, USER_LABEL, PodPattern, SeenPod
-
-T = TypeVar("T")
 
 #: Where workers listen: each Pod has an address of its own, and Monarch's workers listen there, too.
 PORT = 26600
@@ -239,7 +237,7 @@ class KubernetesLauncher(Launcher):
 
         names = [kubernetes_pods.pod_name(request, number) for number in numbers]
         try:
-            _each(create, numbers)
+            each_at_once(_PARALLEL, create, numbers, self.name)
         except BaseException:
             with contextlib.suppress(LaunchError, OSError):
                 self._delete(api, data.namespace, names)
@@ -321,7 +319,11 @@ class KubernetesLauncher(Launcher):
         data = _data(ticket)
         api = self._api(data.context)
         pods = self._pods(api, data.namespace, data.selector or f"{JOB_LABEL}={ticket.job}")
-        found = _each(lambda number: self._host(api, data, number, pods.get(data.pods[number])), range(ticket.hosts))
+
+        def host(number: int) -> HostStatus:
+            return self._host(api, data, number, pods.get(data.pods[number]))
+
+        found = each_at_once(_PARALLEL, host, range(ticket.hosts), self.name)
         return JobStatus(tuple(found))
 
     def _host(self, api: KubernetesApi, data: _Data, number: int, pod: SeenPod | None) -> HostStatus:
@@ -395,7 +397,7 @@ class KubernetesLauncher(Launcher):
                 if e.status not in (_GONE, _CONFLICT):
                     raise
 
-        _each(delete, [name for name in names if name])
+        each_at_once(_PARALLEL, delete, [name for name in names if name], self.name)
 
     def _remove_secret(self, api: KubernetesApi, namespace: str, job: str) -> None:
         try:
@@ -475,12 +477,3 @@ def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
     if wrong := [word for word, (key, equals, _) in zip(words, pairs) if not key or not equals]:
         raise ValueError(f"{option}: {wrong[0]!r} is no KEY=VALUE")
     return {key: value for key, _, value in pairs}
-
-
-def _each(work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-    """Do a thing for each, several at once; all are done when one has failed."""
-    found = list(items)
-    if len(found) < 2:
-        return [work(item) for item in found]
-    with concurrent.futures.ThreadPoolExecutor(min(_PARALLEL, len(found)), "kubernetes") as pool:
-        return list(pool.map(work, found))

@@ -271,6 +271,11 @@ class LightningLauncher(Launcher):
             return {part.first: job} if job is not None else {}
         return {part.first + (job.spec.rank or 0): job for job in self._cloud.machines(teamspace, part.id)}
 
+    def _machine_of(self, data: _Data, host: int) -> Any:
+        """The job of the machine of a host; None if there is none."""
+        part = next(part for part in data.parts if host in part.hosts)
+        return self._machines(data.teamspace, part).get(host)
+
     def _read(self, teamspace: str, jobs: list[str]) -> None:
         """Look for the announcements of machines in their logs."""
         unknown = [job for job in jobs if job not in self._said]
@@ -317,8 +322,7 @@ class LightningLauncher(Launcher):
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
         """See ``Launcher``."""
         data = _data(ticket)
-        part = next(part for part in data.parts if host in part.hosts)
-        job = self._machines(data.teamspace, part).get(host)
+        job = self._machine_of(data, host)
         if job is None:
             return ""
         return "\n".join([line.text.rstrip("\n") for line in self._cloud.log(data.teamspace, [job.id])][-lines:])
@@ -354,8 +358,7 @@ class LightningLauncher(Launcher):
         if self._address == "own":
             return host.url
         data = _data(ticket)
-        part = next(part for part in data.parts if host.host in part.hosts)
-        job = self._machines(data.teamspace, part).get(host.host)
+        job = self._machine_of(data, host.host)
         address = (job.private_ip_address if self._address == "private" else job.public_ip_address) if job else ""
         if not address:
             raise ConnectionError(

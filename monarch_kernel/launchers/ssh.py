@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import shlex
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     MARKER,
     HostPhase,
@@ -30,8 +30,6 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.tunnels import Tunnels
-
-T = TypeVar("T")
 
 #: Where workers keep their announcements and logs on the hosts.
 _FOLDER = "~/.local/state/monarch_kernel/workers"
@@ -164,7 +162,7 @@ class SSHLauncher(Launcher):
                 free.remove(host)
         chosen: list[str] = []
         wanted = max(count, min(len(free), count + self._parallel))
-        answers = _each(self._parallel, lambda host: (host, self._answers(host)), free[:wanted])
+        answers = each_at_once(self._parallel, lambda host: (host, self._answers(host)), free[:wanted], "ssh")
         chosen = [host for host, answered in answers if answered][:count]
         if len(chosen) < count:
             raise InfeasibleError(
@@ -274,7 +272,9 @@ class SSHLauncher(Launcher):
                     found[number] = known
                 else:
                     ask.append(number)
-        for number, status in _each(self._parallel, lambda number: (number, self._ask(ticket, number)), ask):
+        for number, status in each_at_once(
+            self._parallel, lambda number: (number, self._ask(ticket, number)), ask, "ssh"
+        ):
             found[number] = status
             with self._lock:
                 start = self._starts.setdefault(_mark(ticket, number), _Start())
@@ -337,7 +337,7 @@ class SSHLauncher(Launcher):
                         start.status = gone
                     else:
                         start.process.kill()
-        _each(self._parallel, lambda number: self._end(ticket, number), numbers)
+        each_at_once(self._parallel, lambda number: self._end(ticket, number), numbers, "ssh")
 
     def _end(self, ticket: Ticket, number: int) -> None:
         mark = _mark(ticket, number)
@@ -454,11 +454,3 @@ def _find(mark: str) -> str:
 def _script(text: str) -> str:
     """A script of sh as one command, whatever the user's login shell is."""
     return f"sh -c {shlex.quote(text)}"
-
-
-def _each(parallel: int, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-    found = list(items)
-    if len(found) < 2:
-        return [work(item) for item in found]
-    with concurrent.futures.ThreadPoolExecutor(min(parallel, len(found)), "ssh") as pool:
-        return list(pool.map(work, found))
