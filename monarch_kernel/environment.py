@@ -466,6 +466,15 @@ ENGINE = EnvironmentVariable(
     "the runtime under the kernel, the magics and the debugger",
     "kernel",
 )
+JOIN = EnvironmentVariable(
+    "JOIN",
+    _text,
+    "",
+    "up to 64 letters, digits, `.`, `_` and `-`",
+    "the name under which notebooks can join this process (`monarch_kernel.join`)",
+    "ranks of jobs that others start",
+    shown_default="the name of the script",
+)
 
 # -- variables that our processes set for the processes they start; not for users ------------------
 
@@ -475,6 +484,8 @@ RUN = "MONARCH_KERNEL_RUN"
 ROOT = "MONARCH_KERNEL_ROOT"
 #: The host agent that started a process.
 AGENT = "MONARCH_KERNEL_AGENT"
+#: Which rank of which job notebooks can join in this process; a child of it that has the same is none.
+JOIN_RANK = "MONARCH_KERNEL_JOIN_RANK"
 #: The job and the number of the host for which a launcher started a worker.
 JOB = "MONARCH_KERNEL_JOB"
 #: In a batch job whose script is the client: the id of that job of Slurm.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.viewers import DriverError
     from monarch_kernel.debugger.model.stops import NotSteppable
     from monarch_kernel.engines.interface import InterruptedEndpoint, NotOffered
+    from monarch_kernel.engines.join.announcements import JoinError
     from monarch_kernel.kernel.install import InstallError
     from monarch_kernel.kernel.output.cell_errors import CellSyntaxError, MeshCellError, MeshCellInterrupt
     from monarch_kernel.launchers.base import (
@@ -81,6 +82,7 @@ __all__ = [
     "InstallError",
     "InterruptedEndpoint",
     "InvalidSettingError",
+    "JoinError",
     "KeptError",
     "KeyFileError",
     "KeyFileExistsError",
@@ -139,6 +141,7 @@ _LOADED_AT_FIRST_USE = {
     "MixedTensorsError": "monarch_kernel.runtime.tensor.controller.errors",
     "MountError": "workspace_sync.model.errors",
     "NonFiniteError": "monarch_kernel.runtime.tensor.controller.errors",
+    "JoinError": "monarch_kernel.engines.join.announcements",
     "NotOffered": "monarch_kernel.engines.interface",
     "NotOursError": "monarch_kernel.protocol.private_files",
     "NotPrivateError": "monarch_kernel.protocol.private_files",

@@ -23,6 +23,7 @@ OURS = {
     environment.AGENT,
     environment.IMPORTS,
     environment.JOB,
+    environment.JOIN_RANK,
     environment.POD_ADDRESS,
     environment.WORKER_KEY,
     environment.SLURM_BATCH,

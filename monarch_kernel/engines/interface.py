@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from monarch_kernel.actor import HostMesh, Point, ProcMesh
+    from monarch_kernel.engines.join.controller import JoinController
     from monarch_kernel.errors import Death
     from monarch_kernel.introspection import Awaited, Running, StackRead, Whole
     from monarch_kernel.meshes import KeptHost, KeptInfo
@@ -122,8 +123,20 @@ class MeshFunctions(Protocol):
         """Read the stacks of ranks of a proc mesh without their help; a failed read never raises."""
         ...
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float) -> Any:
-        """The one actor of that name in the controller, from any process of the job; spawned by the first call."""
+    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> Any:
+        """The one actor of that name in the controller, from any process of the job; spawned by the first call.
+
+        Args:
+            mesh: in a controller, the proc mesh whose ranks shall reach it.
+        """
+        ...
+
+    def is_joined(self, mesh: Any) -> bool:
+        """Whether the processes of a proc mesh are those of a job that others have started: see `OF_PROGRAM`."""
+        ...
+
+    def joined_jobs(self) -> JoinController:
+        """What finds, joins and leaves such jobs."""
         ...
 
     def shut_down(self, timeout: float) -> None:
@@ -183,6 +196,9 @@ class ToolEngine(ProcessFunctions, MeshFunctions, OutputFunctions, KeptFunctions
     #: What not every engine has: ``"debugpy"`` (connections of IDEs to ranks), ``"heal"`` (new procs in the places of
     #: dead ones), ``"keep"`` (meshes that outlive their controller), ``"sync"`` (workspaces and environments of hosts).
     OFFERS: frozenset[str]
+    #: In a rank: whether the process is a program's own, which has its environment, its variables, its main thread, its
+    #: output and its process groups. Tools leave these as they are.
+    OF_PROGRAM: bool
 
 
 class NotOffered(RuntimeError):

@@ -62,7 +62,8 @@ class ManagedMesh:
     def get_ready(self) -> None:
         """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if requested."""
         self.executor.initialized.get(UP_TIMEOUT)
-        self.join()
+        if not engine().is_joined(self.procs):  # a job has its own process groups
+            self.join()
 
     def join(self) -> None:
         """Set up a new rendezvous of all ranks, and a new process group if the mesh has one."""

@@ -15,6 +15,7 @@ from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, LaunchError
 from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
@@ -163,6 +164,8 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
+    if engine().is_joined(procs):  # its processes are not this kernel's to stop
+        return leave(session, procs.name)
     count = len(procs)
     host = engine().kept_host_of(procs)
     if host is not None and len(host.proc_meshes) == 1:

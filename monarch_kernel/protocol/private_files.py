@@ -273,7 +273,7 @@ class PrivateFolder:
                 os.close(fd)
                 raise
         except OSError as e:
-            self._unlink(new)
+            self.discard(new)
             self._rmdir()
             self.close()
             raise type(e)(e.errno, e.strerror, self.path) from None
@@ -338,7 +338,7 @@ class PrivateFolder:
         patterns = [*files, LOCK + NEW]
         left = [name for name in self._clear("", patterns) if name != LOCK]
         if not left:
-            self._unlink(LOCK)
+            self.discard(LOCK)
             self._rmdir()
         return left
 
@@ -349,7 +349,7 @@ class PrivateFolder:
             whole = inside + name
             is_file = any(_fits(whole, pattern) for pattern in patterns)
             is_folder = any(pattern.startswith(f"{whole}/") for pattern in patterns)
-            gone = (is_file and self._unlink(name)) or (is_folder and self._clear_within(name, patterns, left))
+            gone = (is_file and self.discard(name)) or (is_folder and self._clear_within(name, patterns, left))
             if not gone:
                 left.append(whole)
         return left
@@ -365,7 +365,7 @@ class PrivateFolder:
             left += below._clear(f"{name}/", patterns)
             return below._rmdir()
 
-    def _unlink(self, name: str) -> bool:
+    def discard(self, name: str) -> bool:
         """Remove a file or socket of this user; returns whether it is gone."""
         return _unlink(name, self.fd, (stat.S_IFREG, stat.S_IFSOCK))
 

@@ -90,6 +90,10 @@ def _debugger() -> MeshDebugger:
     return get_debugger()
 
 
-def hub_actor() -> Any:
-    """The hub actor of the job's controller, from any process of the job."""
-    return engine().controller_actor(ACTOR, DebugHub, TIMEOUT)
+def hub_actor(mesh: Any = None) -> Any:
+    """The hub actor of the job's controller, from any process of the job.
+
+    Args:
+        mesh: in the controller, the proc mesh whose ranks shall reach it.
+    """
+    return engine().controller_actor(ACTOR, DebugHub, TIMEOUT, mesh)

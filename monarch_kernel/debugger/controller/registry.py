@@ -113,7 +113,8 @@ class StopRegistry:
 
     def watch_whole(self, whole: Whole) -> WatchedMesh:
         """`watch`, for the mesh of a `Whole`."""
-        hub = self.actor()  # not under the lock, since spawning it takes time
+        self.actor()
+        hub = hub_actor(whole.procs)  # not under the lock, since spawning it takes time
         with self.lock:  # events of the new agents are handled once they are registered here
             watched = self._watched.get(whole.uid)
             if watched is None:

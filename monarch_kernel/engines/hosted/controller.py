@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.actor import ActorMesh, Extent, Future, HostMesh, Point, ProcMesh, ValueMesh
 from monarch_kernel.engines.hosted import wire
@@ -66,6 +66,7 @@ class HostedMesh:
         self.decoders: dict[tuple[int, int], OutputDecoder] = {}
         self.kept: dict[int, list[tuple[int, bytes]]] = {}
         self.waiting: set[tuple[str, int]] = set()  # calls of its ranks that this controller has not answered
+        self.spawned: dict[str, wire.SpawnActor] = {}  # its actors, for ranks that come later
 
 
 class ToolController(ToolProcess):
@@ -209,8 +210,15 @@ class ToolController(ToolProcess):
             mesh = self._meshes.get(uid)
             if mesh is not None:
                 mesh.carrier.send(sorted(chosen), data)
-                if isinstance(message, wire.CallAnswer):
-                    mesh.waiting.discard((f"{uid}.{chosen[0]}", message.call))
+                match message:
+                    case wire.CallAnswer():
+                        mesh.waiting.discard((f"{uid}.{chosen[0]}", message.call))
+                    case wire.SpawnActor():
+                        mesh.spawned[message.actor] = message
+                    case wire.StopToolActor():
+                        mesh.spawned.pop(message.actor, None)
+                    case _:
+                        pass
 
     def handle(self, message: Any) -> None:
         """See ``ToolProcess.handle``."""
@@ -391,7 +399,7 @@ class ToolController(ToolProcess):
             for rank in ranks
         }
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float) -> ActorMesh[Any]:
+    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
         """See ``interface.MeshFunctions``."""
         system: Any = self.system
         if name not in self.actors:
@@ -399,6 +407,14 @@ class ToolController(ToolProcess):
 
             self.handle(wire.SpawnActor(self.node.id, "", name, name, 0, dumps_flat((cls, (), {}))))
         return HostedActorMesh(system, name, name, "", cls, (self.node.ref,), Region.from_extent(Extent((), ())))
+
+    def is_joined(self, mesh: Any) -> bool:
+        """See ``interface.MeshFunctions``."""
+        return False
+
+    def joined_jobs(self) -> NoReturn:
+        """Raises `NotOffered`: only kernels of this package's own engine join jobs."""
+        raise self.not_offered("join jobs that others have started; a kernel without MONARCH_KERNEL_ENGINE can")
 
     def home(self) -> ProcMesh | None:
         """See ``interface.ProcessFunctions``: a controller is in no mesh."""

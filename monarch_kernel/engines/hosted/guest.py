@@ -76,19 +76,24 @@ class Guest(ToolProcess):
     Args:
         name: what users call the other runtime.
         program: what runs here beside tools.
+        of_program: the process is a program's own, which has its environment, its main thread, its output and its
+            process groups: tools leave them as they are.
     """
 
-    def __init__(self, name: str, program: ProgramActors) -> None:
+    def __init__(self, name: str, program: ProgramActors, *, of_program: bool = False) -> None:
         proc = f"{os.getpid()}-{os.urandom(4).hex()}"
         super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
         self._program = program
         self._visitors: dict[str, Visitor] = {}
-        self._main: MainThread | None = main_thread()
+        self.OF_PROGRAM = of_program
+        self._main: MainThread | None = None if of_program else main_thread()
         self._main_actor: str | None = None
         self._watching = False
         self._lock = threading.Lock()
-        sys.breakpointhook = _breakpoint
-        collectives.install()
+        self._hook: Any = None
+        self._owners: dict[str, str] = {}  # the controllers of actors
+        if not of_program:
+            collectives.install()
         engines.use(cast("Any", self))
 
     def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
@@ -99,7 +104,11 @@ class Guest(ToolProcess):
             send: carries bytes to the controller; it must drop them if the controller is gone.
         """
         visitor = self._visitors[message.controller] = Visitor(message, rank, send)
+        self.node.deaths.pop(message.controller, None)
         self.system.proc_meshes[visitor.uid] = self._procs(visitor)
+        if self._hook is None:
+            self._hook = sys.breakpointhook
+            sys.breakpointhook = _breakpoint
         capture_output(self._on_output, message.output)
         send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
 
@@ -148,6 +157,7 @@ class Guest(ToolProcess):
     def make_actor(self, message: wire.SpawnActor) -> ToolActor:
         """See ``ToolProcess.make_actor``. The first actor that asks for it gets the main thread."""
         visitor = self._visitors[message.sender]
+        self._owners[message.actor] = message.sender
         cls = loads(message.body)[0]
         drive = None
         if self._main is not None and self._main_actor is None and not cls.__background__:
@@ -203,6 +213,23 @@ class Guest(ToolProcess):
     def _leave(self, controller: str) -> None:
         self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
 
+    def lose(self, controller: str) -> None:
+        """A controller has gone for good: what it has stopped continues, and its actors end."""
+        self._leave(controller)
+        visitor = self._visitors.pop(controller, None)
+        if visitor is None:
+            return
+        self.system.proc_meshes.pop(visitor.uid, None)
+        for name, owner in list(self._owners.items()):
+            if owner == controller:
+                del self._owners[name]
+                actor = self.actors.pop(name, None)
+                if actor is not None:
+                    actor.stop(lambda: None)
+        if not self._visitors and sys.breakpointhook is _breakpoint:
+            sys.breakpointhook = self._hook
+            self._hook = None
+
     # -- interrupts ----------------------------------------------------------------------------------
 
     def _interrupt(self, cells: str) -> list[str]:
@@ -248,7 +275,7 @@ class Guest(ToolProcess):
         """See ``interface.ProcessFunctions``."""
         return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
 
-    def controller_actor(self, name: str, cls: type[Any], timeout: float) -> ActorMesh[Any]:
+    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
         """See ``interface.MeshFunctions``: of the controller that has entered last, and is alive."""
         for visitor in self._latest():
             body = dumps_flat((cls, (), {}))

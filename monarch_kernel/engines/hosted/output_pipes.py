@@ -54,20 +54,16 @@ def capture_output(take: Callable[[int, bytes], None], everything: bool) -> None
         return
     pipes = {1: os.pipe(), 2: os.pipe()}
     job = sys.stdout, sys.stderr
-    kept = {fd: os.dup(fd) for fd in pipes}
-    for stream in job:
-        stream.flush()
-    for fd, (_, write) in pipes.items():
-        os.dup2(write, fd)
-        os.close(write)
-    output_capture.install()
-    if not everything:
-        for fd, saved in kept.items():
-            os.dup2(saved, fd)
+    if everything:
+        for fd, (_, write) in pipes.items():
+            os.dup2(write, fd)
+        output_capture.install()
+    else:  # the descriptors 1 and 2 stay the program's
+        output_capture.install({fd: write for fd, (_, write) in pipes.items()})
         sys.stdout = CellStream(sys.stdout, job[0])  # type: ignore[assignment]
         sys.stderr = CellStream(sys.stderr, job[1])  # type: ignore[assignment]
-    for saved in kept.values():
-        os.close(saved)
+    for _, write in pipes.values():
+        os.close(write)
     threading.Thread(
         target=_pump,
         args=({read: fd for fd, (read, _) in pipes.items()}, take),

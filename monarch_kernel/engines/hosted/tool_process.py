@@ -31,6 +31,7 @@ class ToolProcess:
     def __init__(self, name: str, ref: ProcRef) -> None:
         self.NAME = name
         self.OFFERS: frozenset[str] = frozenset()
+        self.OF_PROGRAM = False
         self.node = MessageNode(ref)
         self.system = MessageSystem(self.node, self.send)
         self.actors: dict[str, ToolActor] = {}

@@ -14,6 +14,7 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
         labels, sizes: its shape.
         silence: the rank releases what this controller has stopped after that long without a message (seconds).
         output: whether all output of the process goes to this controller, rather than that of its cells alone.
+        rank: the rank's place in the mesh; -1 if the other runtime tells it.
     """
 
     controller: str
@@ -23,6 +24,7 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
     sizes: tuple[int, ...]
     silence: float
     output: bool
+    rank: int = -1
 
 
 class RankEntered(msgspec.Struct, array_like=True, tag=2):

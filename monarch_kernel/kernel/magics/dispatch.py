@@ -12,6 +12,7 @@ from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.hang_magics import HangMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
+from monarch_kernel.kernel.magics.join_magics import JoinMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
 from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
@@ -39,11 +40,13 @@ GROUPS: tuple[type[Subcommands], ...] = (
     TelemetryMagics,
     TensorMagics,
     JobMagics,
+    JoinMagics,
 )
 
 #: In the order in which `%mesh --help` lists them.
 SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach", "jobs"),
+    *("join", "leave"),
     *("sync", "push", "pull", "logs"),
     *("stacks", "diff", "plot", "hang"),
     *("break", "clear", "debug", "pm"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from monarch_kernel.errors import LaunchError
+from monarch_kernel.engines import engine
+from monarch_kernel.engines.join.listing import JoinableList
+from monarch_kernel.errors import LaunchError, NotOffered
 from monarch_kernel.kernel.magics.arguments import Arguments
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.usage_errors import usage_error
@@ -21,7 +23,7 @@ class JobMagics(Subcommands):
     @argument("--orphans", action="store_true", help="with kill: all whose program has ended")
     @argument("--host", type=int, metavar="N", help="with logs: of this host only")
     @argument("-n", "--lines", type=int, metavar="N", default=_LINES, help=f"with logs: the last N lines ({_LINES})")
-    def jobs(self, found: Arguments) -> JobList | None:
+    def jobs(self, found: Arguments) -> JobList | JoinableList | None:
         """List the jobs of yours on all engines, print what their workers have written, or end them."""
         verb, names = (found.words[0], found.words[1:]) if found.words else ("", [])
         if verb not in ("", "logs", "kill"):
@@ -43,10 +45,23 @@ class JobMagics(Subcommands):
                 return None
         except (LaunchError, OSError) as error:
             raise usage_error(found.magic, str(error)) from None
+        joinable = self._joinable()
+        if joinable is not None and joinable.jobs:
+            if listed.jobs:
+                self.say(str(listed))
+            return joinable
         if not listed.jobs:
             self.say("No job is in the list; %mesh up --on ENGINE asks for hosts.")
             return None
         return listed
+
+    def _joinable(self) -> JoinableList | None:
+        """The jobs that others have started, and that can be joined; None on an engine that joins none."""
+        try:
+            joined = engine().joined_jobs()
+        except NotOffered:
+            return None
+        return JoinableList(joined.joinable(), [mesh.name for mesh in joined.list_proc_meshes()])
 
     def _end(self, jobs: list[ListedJob]) -> None:
         if not jobs:

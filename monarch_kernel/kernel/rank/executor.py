@@ -68,14 +68,21 @@ class CellExecutor(Actor):
         self._me = engine().actor_here()
         point = self._me.rank
         self._rank = point.rank
-        main = _main_module()
+        of_program = engine().OF_PROGRAM
+        main = sys.modules["__main__"] if of_program else _main_module()
         self._names = vars(main)
-        self._names.update(rank=point.rank, world_size=point.extent.nelements, point=point)
-        builtins.input = _no_input
+        known = {"rank": point.rank, "world_size": point.extent.nelements, "point": point}
+        for name, value in known.items():
+            if not of_program or name not in self._names:  # a program's own `rank` stays what it is
+                self._names[name] = value
         self._shell = LazyShell(main)
-        self._shell.install()
+        if of_program:
+            self._names.setdefault("display", self._shell.display)
+        else:
+            builtins.input = _no_input
+            self._shell.install()
+            spawn_pickling.install()
         CellActivity.shell = self._shell
-        spawn_pickling.install()
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
 

@@ -47,7 +47,7 @@ class LazyShell:
             return
         after_import("IPython", lambda _module: self.get())
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
-        builtins.display = self._display  # type: ignore[attr-defined]
+        builtins.display = self.display  # type: ignore[attr-defined]
 
     @property
     def names(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class LazyShell:
             result.result, result.error_in_exec = value, error
             self._shell.events.trigger("post_run_cell", result)
 
-    def _display(self, *objects: Any, **options: Any) -> Any:
+    def display(self, *objects: Any, **options: Any) -> Any:
         self.get()
         from IPython.display import display
 

@@ -26,7 +26,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from monarch_kernel.protocol import output_records
@@ -440,8 +440,13 @@ def installed() -> bool:
     return _installed
 
 
-def install() -> None:
-    """Capture this process's output; fds 1 and 2 must be the pipes. A second call does nothing."""
+def install(pipes: Mapping[int, int] | None = None) -> None:
+    """Capture this process's output; fds 1 and 2 must be the pipes. A second call does nothing.
+
+    Args:
+        pipes: other descriptors of the pipes, by 1 and 2: what is written to 1 and 2 themselves, by whatever means, is
+            then left where it goes.
+    """
     global _installed
     if _installed:
         return
@@ -453,13 +458,17 @@ def install() -> None:
             pass
     # Duplicate the descriptors: user code may redirect 1 and 2, and then expects C output there, not
     # records. The text of both streams goes into one pipe, which keeps its order; the other carries marks.
-    _fds["stdout"] = os.dup(1)
-    _fds["stderr"] = os.dup(2)
-    sys.stdout = sys.__stdout__ = RankStream("stdout")  # type: ignore[assignment]
-    sys.stderr = sys.__stderr__ = RankStream("stderr")  # type: ignore[assignment]
+    own = pipes or {1: 1, 2: 2}
+    _fds["stdout"] = os.dup(own[1])
+    _fds["stderr"] = os.dup(own[2])
+    sys.stdout = RankStream("stdout")  # type: ignore[assignment]
+    sys.stderr = RankStream("stderr")  # type: ignore[assignment]
     threading.Thread.start = _start  # type: ignore[method-assign]
     os.register_at_fork(after_in_child=_after_fork)
     atexit.register(flush)
+    if pipes is not None:
+        return
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
     # Dump only the failing thread: reading running threads may itself crash and hide the cause.
     faulthandler.enable(2, all_threads=False)
     _line_buffer_c()

@@ -1,0 +1,209 @@
+"""What a prepared rank writes down for this user's programs: where it listens, and who it is.
+
+All is in one folder of mode 0700 for each user and machine: ``PID-SPACE.json`` and the socket ``PID-SPACE.sock`` of
+each rank, where SPACE is that of the process id, since containers may share the folder. This module imports the
+standard library and the private folders only, since ranks load it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from monarch_kernel.engines.join.identity import RankIdentity
+from monarch_kernel.protocol.private_files import NotPrivateError, PrivateFolder, open_way, temporary_folders
+
+#: The path of a Unix socket has at most 107 bytes.
+_LONGEST = 107
+#: What comes behind the temporary folder: ``/monarch-join-UID/PID-SPACE.sock``.
+_BEHIND = 50
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Of a command line, as much as this is shown (characters).
+_PROGRAM = 300
+
+
+class JoinError(RuntimeError):
+    """A job cannot be prepared, found or joined; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class RankAnnouncement:
+    """A prepared rank.
+
+    Attributes:
+        name: of its job.
+        identity: as its launcher has told it when it began.
+        pid: its process id.
+        began: when the process began, in clock ticks since the machine did: a later process with this id is another.
+        since: the time at which it was prepared (seconds since 1970).
+        host: the name of its machine.
+        program: its command line, shortened.
+        folder: its working folder.
+        python: the version of its Python.
+        space: the space of process ids that its own is of: containers may share the folder.
+        socket: where it listens; "" in what another machine has told.
+    """
+
+    name: str
+    pid: int
+    began: int
+    since: float
+    host: str
+    program: str
+    folder: str
+    python: str
+    identity: RankIdentity = field(default_factory=RankIdentity)
+    space: int = 0
+    socket: str = ""
+
+
+def check_name(name: str) -> str:
+    """Return the name of a job.
+
+    Raises:
+        JoinError: it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise JoinError(
+            f"{name!r} is no name of a job to join: use up to 64 letters, digits, dots, underscores and hyphens"
+        )
+    return name
+
+
+# -- in a rank ---------------------------------------------------------------------------------------
+
+
+def join_folder() -> PrivateFolder:
+    """The folder of this user, which is made if it is missing.
+
+    It is below `/tmp` if possible, even where `TMPDIR` names another folder: jobs often have one of their own.
+
+    Raises:
+        NotPrivateError: no folder is safe from other users.
+    """
+    why: list[str] = []
+    for base in _bases():
+        path = os.path.join(base, f"monarch-join-{os.geteuid()}")
+        try:
+            os.close(open_way(base))
+            with suppress(FileExistsError):
+                PrivateFolder.make(path).close()
+            return PrivateFolder.open(path)
+        except OSError as error:
+            why.append(str(error))
+    raise NotPrivateError(f"no folder is safe to use: {'; '.join(why)}; name one of your own in TMPDIR")
+
+
+def _bases() -> list[str]:
+    found = temporary_folders(_LONGEST - _BEHIND)
+    return sorted(found, key=lambda path: path not in ("/tmp", "/var/tmp", "/dev/shm"))
+
+
+def announce(name: str, identity: RankIdentity) -> tuple[RankAnnouncement, socket.socket]:
+    """Listen for viewers, and write down where.
+
+    Returns:
+        What was written, and the listening socket, which does not block.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    pid, space = os.getpid(), pid_space()
+    stem = f"{pid}-{space}"
+    with join_folder() as folder:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            folder.discard(f"{stem}.sock")  # of an earlier process with this id
+            path = os.path.join(folder.path, f"{stem}.sock")
+            listener.bind(path)
+            listener.listen(64)
+            program = " ".join(sys.orig_argv)[:_PROGRAM]
+            now = RankAnnouncement(
+                name,
+                pid,
+                began_at(pid),
+                time.time(),
+                socket.gethostname(),
+                program,
+                os.getcwd(),
+                "{}.{}.{}".format(*sys.version_info),
+                identity,
+                space,
+                path,
+            )
+            folder.replace(f"{stem}.json", json.dumps(asdict(now)).encode())
+        except BaseException:
+            listener.close()
+            raise
+    return now, listener
+
+
+def withdraw(announced: RankAnnouncement) -> None:
+    """Remove what `announce` has written, as the process ends."""
+    with suppress(OSError), PrivateFolder.open(os.path.dirname(announced.socket)) as folder:
+        _remove(folder, f"{announced.pid}-{announced.space}")
+
+
+def _remove(folder: PrivateFolder, stem: str) -> None:
+    folder.discard(f"{stem}.json")
+    folder.discard(f"{stem}.sock")
+
+
+def pid_space() -> int:
+    """The space of process ids of this process."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def began_at(pid: int) -> int:
+    """When a process began, in clock ticks since the machine did; 0 if there is no such process, or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            found = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if found[0] in (b"Z", b"X") else int(found[19])
+
+
+# -- in a viewer -------------------------------------------------------------------------------------
+
+
+def announcements() -> list[RankAnnouncement]:
+    """The prepared ranks of this user on this machine, oldest first. What dead ones have left is removed."""
+    found: list[RankAnnouncement] = []
+    space = pid_space()
+    for base in _bases():
+        try:
+            folder = PrivateFolder.open(os.path.join(base, f"monarch-join-{os.geteuid()}"))
+        except OSError:
+            continue
+        with folder:
+            for name in folder.names():
+                stem, dot, kind = name.rpartition(".")
+                if not dot or kind != "json":
+                    continue
+                with suppress(OSError, ValueError, TypeError, KeyError):
+                    each = announcement_of(json.loads(folder.read(name)))
+                    if stem != f"{each.pid}-{each.space}":
+                        continue
+                    each = replace(each, socket=os.path.join(folder.path, f"{stem}.sock"))
+                    if each.space != space or began_at(each.pid) == each.began:
+                        found.append(each)
+                    else:
+                        _remove(folder, stem)
+    return sorted(found, key=lambda each: (each.since, each.pid))
+
+
+def announcement_of(plain: dict[str, Any]) -> RankAnnouncement:
+    """An announcement from JSON; fields of later versions are ignored."""
+    known = {each.name for each in fields(RankAnnouncement)}
+    values = {name: value for name, value in plain.items() if name in known}
+    kept = {each.name for each in fields(RankIdentity)}
+    values["identity"] = RankIdentity(**{name: value for name, value in plain["identity"].items() if name in kept})
+    return RankAnnouncement(**values)

@@ -1,0 +1,144 @@
+"""The way in for viewers: one sleeping thread in a rank that somebody else's launcher has started.
+
+This module and all that it imports are of the standard library, or as small: it is loaded in each rank, and nothing
+more is until a viewer enters.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel import environment
+from monarch_kernel._version import __version__
+from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announce, check_name, withdraw
+from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.identity import RankIdentity, identity, present_identity
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.join.guest import JoinedGuest
+
+#: Faults of tools that are kept for the next viewer.
+_KEPT_FAULTS = 20
+_UCRED = struct.Struct("3i")
+
+_door: Door | None = None
+_lock = threading.Lock()
+
+
+class Door:
+    """Where viewers enter this process.
+
+    Args:
+        name: of the job.
+        told: which rank this is, as its launcher has told it.
+    """
+
+    def __init__(self, name: str, told: RankIdentity) -> None:
+        self.name = name
+        self.faults: list[str] = []
+        self._told = told
+        self._guest: JoinedGuest | None = None
+        self._announced, listener = announce(name, told)
+        self._loop = FrameLoop("monarch-join", self._note)
+        self._loop.listen(listener, self._on_link)
+        self._loop.start()
+        os.register_at_fork(after_in_child=self._loop.forget)
+
+    @property
+    def announced(self) -> RankAnnouncement:
+        """What viewers read of it."""
+        return self._announced
+
+    def _note(self, error: BaseException) -> None:
+        """Keep a fault of the tools: it is told to viewers, and never reaches the program."""
+        text = f"{type(error).__name__}: {error}"
+        self.faults = [*self.faults[1 - _KEPT_FAULTS :], text]
+
+    # -- on the thread of the loop -------------------------------------------------------------------
+
+    def _on_link(self, link: FrameLink, sock: socket.socket) -> None:
+        _pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if uid not in (os.geteuid(), 0):  # the mode of the folder keeps others out already
+            sock.close()
+            return
+        link.on_frame = self._on_hello
+
+    def _on_hello(self, link: FrameLink, frame: bytes) -> None:
+        """Tell who this rank is, before a viewer decides to enter."""
+        json.loads(frame)
+        answer: dict[str, Any] = asdict(self._announced)
+        answer["identity"] = asdict(present_identity(self._told))
+        answer["version"] = __version__
+        answer["faults"] = self.faults
+        link.send(json.dumps(answer).encode())
+        link.on_frame = self._on_first
+
+    def _on_first(self, link: FrameLink, frame: bytes) -> None:
+        """Let a viewer's tools in. The first one loads them."""
+        if self._guest is None:
+            from monarch_kernel.engines.join.guest import JoinedGuest
+
+            self._guest = JoinedGuest(self)
+        self._guest.admit(link, frame)
+
+    def close(self) -> None:
+        """Take no more viewers, as the process ends."""
+        withdraw(self._announced)
+        self._loop.close(0.5)
+
+
+def prepare(name: str = "", *, rank: int = -1, world: int = 0, local_rank: int = -1) -> RankAnnouncement | None:
+    """Let viewers of the same user join this process, from now on until it ends (docs/join.md).
+
+    Args:
+        name: of the job; the same on all ranks. By default ``MONARCH_KERNEL_JOIN``, or the name of the program.
+        rank, world, local_rank: which rank this is, where the environment of its launcher does not tell.
+
+    Returns:
+        What was announced; None in a child process of a prepared rank, such as a worker of a DataLoader.
+
+    Raises:
+        JoinError: the name is none, this process is prepared under another name, or there is no place for its socket.
+    """
+    global _door
+    told = identity()
+    if rank >= 0:
+        told = RankIdentity(rank, world or told.world, local_rank, told.launch, told.restarts)
+    name = check_name(name or environment.JOIN.get() or _program_name())
+    with _lock:
+        if _door is not None and _door.announced.pid == os.getpid():
+            if _door.name != name:
+                raise JoinError(f"this process can be joined as {_door.name!r} already, and not as {name!r}, too")
+            return _door.announced
+        mark = f"{name}/{told.launch}/{told.rank}/{told.restarts}"
+        if os.environ.get(environment.JOIN_RANK) == mark:
+            return None
+        try:
+            _door = Door(name, told)
+        except OSError as error:
+            raise JoinError(f"this process cannot be joined: {error}") from error
+        os.environ[environment.JOIN_RANK] = mark
+        atexit.register(_door.close)
+        return _door.announced
+
+
+def _program_name() -> str:
+    stem = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
+    kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in stem).lstrip("._-")
+    return kept[:64] or "job"
+
+
+def prepare_or_warn() -> None:
+    """`prepare`; where that fails, say so on standard error, and let the program go on."""
+    try:
+        prepare()
+    except JoinError as error:
+        print(f"warning: {error}", file=sys.stderr)

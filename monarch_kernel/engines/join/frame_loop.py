@@ -1,0 +1,288 @@
+"""One thread that sends and receives frames on sockets. It imports the standard library only: ranks load it.
+
+A frame is its length (4 bytes, little-endian), then its bytes. Neither side ever waits for the other: what a peer does
+not take is kept, and a peer that takes nothing until too much is kept loses its connection.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_LENGTH = struct.Struct("<I")
+#: The longest frame (bytes); tools send large values in one message.
+LONGEST = 1 << 31
+#: How much may wait to be sent to one peer before the connection is given up (bytes).
+MOST_WAITING = 1 << 30
+_CHUNK = 1 << 18
+
+
+class FrameLink:
+    """A connection. ``on_frame(link, frame)`` and ``on_closed(link)`` are called on the thread of the loop.
+
+    Args:
+        loop: its loop.
+        sock: a connected stream socket; the link owns it.
+    """
+
+    def __init__(self, loop: FrameLoop, sock: socket.socket) -> None:
+        self.on_frame: Callable[[FrameLink, bytes], None] = _ignore
+        self.on_closed: Callable[[FrameLink], None] = _ignore_end
+        self.closed = False
+        self._loop = loop
+        self._sock = sock
+        self._received = bytearray()
+        self._waiting: deque[memoryview] = deque()
+        self._size = 0
+        self._lock = threading.Lock()  # of what waits to be sent
+        self._wants_to_write = False
+
+    def send(self, *parts: bytes) -> None:
+        """Send one frame that consists of these parts, in order with the others, without waiting.
+
+        Any thread may call this. A frame to a peer that is gone is dropped.
+        """
+        size = sum(len(part) for part in parts)
+        if size > LONGEST:
+            raise ValueError(f"a message of {size} bytes is too long to be sent to a rank of a joined job")
+        with self._lock:
+            if self.closed:
+                return
+            # Short parts as one, so that a short frame is one system call and one packet.
+            if size < _CHUNK:
+                self._waiting.append(memoryview(b"".join((_LENGTH.pack(size), *parts))))
+            else:
+                self._waiting.extend(memoryview(part) for part in (_LENGTH.pack(size), *parts))
+            self._size += size + _LENGTH.size
+            if not self._wants_to_write:
+                self._write()
+            if self._size > MOST_WAITING:
+                self._waiting.clear()
+                self._size = 0
+                self._shut()
+            elif self._waiting and not self._wants_to_write:
+                self._wants_to_write = True
+                self._loop.change(self)
+
+    def _write(self) -> None:
+        """Send what the socket takes now; the lock is held."""
+        try:
+            while self._waiting:
+                sent = self._sock.send(self._waiting[0], socket.MSG_NOSIGNAL)
+                self._size -= sent
+                if sent < len(self._waiting[0]):
+                    self._waiting[0] = self._waiting[0][sent:]
+                else:
+                    self._waiting.popleft()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._waiting.clear()  # the loop will see the end
+            self._size = 0
+
+    def close(self) -> None:
+        """Close the connection. Any thread may call this; ``on_closed`` is called once."""
+        with self._lock:
+            self._shut()
+
+    def _shut(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # the loop sees the end, and closes
+
+    # -- on the thread of the loop -------------------------------------------------------------------
+
+    def ready(self, events: int) -> None:
+        """Handle what the selector has seen."""
+        if events & selectors.EVENT_WRITE:
+            with self._lock:
+                self._write()
+                if not self._waiting:
+                    self._wants_to_write = False
+                    self._loop.change(self)
+        if events & selectors.EVENT_READ:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.drop(self)
+            return
+        received = self._received
+        received += data
+        at = 0
+        while len(received) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(received, at)
+            if size > LONGEST:
+                self._loop.drop(self)
+                return
+            if len(received) - at - _LENGTH.size < size:
+                break
+            frame = bytes(memoryview(received)[at + _LENGTH.size : at + _LENGTH.size + size])
+            at += _LENGTH.size + size
+            self.on_frame(self, frame)
+            if self.closed:
+                return
+        if at:
+            del received[:at]
+
+    def end(self) -> None:
+        """The connection has ended; the loop calls this."""
+        with self._lock:
+            self.closed = True
+            self._waiting.clear()
+            self._sock.close()
+        self.on_closed(self)
+
+    def fileno(self) -> int:
+        """Of the socket; -1 when it is closed."""
+        return self._sock.fileno()
+
+    @property
+    def events(self) -> int:
+        """What the selector shall look for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_to_write else 0)
+
+
+class FrameLoop:
+    """The thread, and what it listens to.
+
+    Args:
+        name: of the thread.
+        on_fault: is given exceptions of callbacks, which never end the thread.
+    """
+
+    def __init__(self, name: str, on_fault: Callable[[BaseException], None]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._todo: deque[Callable[[], object]] = deque()
+        self._links: set[FrameLink] = set()
+        self._listeners: list[socket.socket] = []
+        self._on_fault = on_fault
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def listen(self, listener: socket.socket, on_link: Callable[[FrameLink, socket.socket], None]) -> None:
+        """Call ``on_link(link, sock)`` for each connection; it sets the callbacks, or closes the link.
+
+        Args:
+            listener: a listening socket that does not block; the loop owns it.
+        """
+        self._listeners.append(listener)
+
+        def accept(_events: int) -> None:
+            with suppress(BlockingIOError, InterruptedError, ConnectionError):
+                sock, _ = listener.accept()
+                sock.setblocking(False)
+                link = FrameLink(self, sock)
+                try:
+                    on_link(link, sock)
+                except BaseException:
+                    sock.close()
+                    raise
+                if sock.fileno() >= 0:
+                    self._add(link)
+
+        self._soon(lambda: self._selector.register(listener, selectors.EVENT_READ, accept))
+
+    def add(self, sock: socket.socket, on_frame: Callable[[FrameLink, bytes], None]) -> FrameLink:
+        """Take over a connected socket. Any thread may call this."""
+        sock.setblocking(False)
+        link = FrameLink(self, sock)
+        link.on_frame = on_frame
+        self._soon(lambda: self._add(link))
+        return link
+
+    def _add(self, link: FrameLink) -> None:
+        self._links.add(link)
+        self._selector.register(link, link.events, link.ready)
+
+    def change(self, link: FrameLink) -> None:
+        """Look for other events of a link from now on. Any thread may call this."""
+
+        def apply() -> None:
+            if link in self._links:
+                self._selector.modify(link, link.events, link.ready)
+
+        self._soon(apply)
+
+    def drop(self, link: FrameLink) -> None:
+        """A link has ended."""
+        if link in self._links:
+            self._links.discard(link)
+            self._selector.unregister(link)
+            link.end()
+
+    def _soon(self, work: Callable[[], object]) -> None:
+        self._todo.append(work)
+        with suppress(OSError):  # it is closed, or as much is in the pipe as it takes
+            os.write(self._wake_write, b"\0")
+
+    def _run(self) -> None:
+        while not self._closed:
+            for key, events in self._selector.select():
+                if key.data is None:
+                    with suppress(OSError):
+                        os.read(self._wake_read, 4096)
+                    self._do()
+                else:
+                    self._guarded(key.data, events)
+        for link in list(self._links):
+            self._guarded(self.drop, link)
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _do(self) -> None:
+        while self._todo:
+            self._guarded(self._todo.popleft())
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> None:
+        try:
+            work(*args)
+        except BaseException as error:
+            self._on_fault(error)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """End the thread, and close what it listens to."""
+        self._closed = True
+        self._soon(lambda: None)
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def forget(self) -> None:
+        """In a fork of this process: close the copies of descriptors, which keep connections open; nothing is sent."""
+        self._closed = True
+        for each in (*self._links, *self._listeners):
+            with suppress(OSError):
+                os.close(each.fileno())
+        with suppress(OSError):
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+
+def _ignore(_link: FrameLink, _frame: bytes) -> None:
+    """Before a callback is set."""
+
+
+def _ignore_end(_link: FrameLink) -> None:
+    """Before a callback is set."""

@@ -1,0 +1,72 @@
+"""The tools in a rank of a joined job. The first viewer that enters loads this module."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.guest import Guest
+from monarch_kernel.engines.join.frame_loop import FrameLink
+from monarch_kernel.introspection import Running
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.join.door import Door
+
+NAME = "join"
+
+
+class JoinedProgram:
+    """What runs in this process beside tools (``guest.ProgramActors``): a program without actors."""
+
+    def endpoints_here(self) -> list[Running]:
+        """Its main thread, which is where a rank stands."""
+        return [Running("program", "main", threading.main_thread().ident or 0)]
+
+    def actors_here(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def interrupt(self, endpoint: Running) -> None:
+        """Nothing: the program is never interrupted."""
+
+
+class JoinedGuest(Guest):
+    """The tools of any number of viewers in this process, which is none of theirs.
+
+    Args:
+        door: where viewers enter; it keeps faults.
+    """
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(NAME, JoinedProgram(), of_program=True)
+        self._door = door
+
+    def admit(self, link: FrameLink, first: bytes) -> None:
+        """Let a viewer in, whose first message this is; the messages that follow are for its tools."""
+        message = wire.decode(first)
+        assert isinstance(message, wire.EnterRank)
+        controller = message.controller
+
+        def ended(_link: FrameLink) -> None:
+            self.lose(controller)
+
+        link.on_frame = self._on_frame
+        link.on_closed = ended
+        self.enter(message, message.rank, link.send)
+
+    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
+        self.receive(frame)
+
+    def interrupt_main_thread(self) -> None:
+        """Interrupt the cell that runs in this rank; the program's own main thread goes on."""
+        for actor in list(self.actors.values()):
+            if actor.running is not None and not type(actor.object).__background__:
+                raise_in(actor.thread, KeyboardInterrupt)
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in a thread, at its next line of Python; never in the main thread, which is the program's."""
+    if thread not in (0, threading.main_thread().ident):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

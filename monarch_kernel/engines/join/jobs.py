@@ -1,0 +1,81 @@
+"""Joinable jobs: the prepared ranks of this user, put together by job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
+
+
+@dataclass(frozen=True)
+class JoinableJob:
+    """A job whose ranks can be joined.
+
+    Attributes:
+        name: that its ranks were prepared under.
+        launch: which launch of it; see ``identity.RankIdentity.launch``.
+        ranks: its processes, by rank where that is known.
+    """
+
+    name: str
+    launch: str
+    ranks: tuple[RankAnnouncement, ...]
+
+    @property
+    def world(self) -> int:
+        """How many ranks it has, as far as they know: some may run on machines that were not asked."""
+        return max([len(self.ranks), *(each.identity.world for each in self.ranks)])
+
+    @property
+    def since(self) -> float:
+        """When the first of its ranks was prepared (seconds since 1970)."""
+        return min(each.since for each in self.ranks)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The machines that its known ranks are on."""
+        return list(dict.fromkeys(each.host for each in self.ranks))
+
+    @property
+    def program(self) -> str:
+        """The command line of its first rank."""
+        return self.ranks[0].program
+
+
+def jobs_of(found: Iterable[RankAnnouncement]) -> list[JoinableJob]:
+    """Put ranks together. Of two processes with the same rank, the later one is the rank: it was started again."""
+    by_job: dict[tuple[str, str], dict[object, RankAnnouncement]] = {}
+    for each in found:
+        ranks = by_job.setdefault((each.name, each.identity.launch), {})
+        rank = each.identity.rank
+        key: object = rank if rank >= 0 else (each.host, each.pid)
+        if key not in ranks or ranks[key].since < each.since:
+            ranks[key] = each
+    jobs = [
+        JoinableJob(name, launch, tuple(sorted(ranks.values(), key=lambda each: (each.identity.rank, each.since))))
+        for (name, launch), ranks in by_job.items()
+    ]
+    return sorted(jobs, key=lambda job: job.since)
+
+
+def job_named(name: str, found: Iterable[RankAnnouncement]) -> JoinableJob:
+    """The job of that name.
+
+    Raises:
+        JoinError: there is none, or more than one.
+    """
+    jobs = jobs_of(found)
+    chosen = [job for job in jobs if job.name == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        launches = "; ".join(f"{job.launch or 'one'} with {len(job.ranks)} ranks" for job in chosen)
+        raise JoinError(
+            f"{len(chosen)} jobs are named {name!r} ({launches}): give each a name of its own in MONARCH_KERNEL_JOIN"
+        )
+    known = ", ".join(dict.fromkeys(job.name for job in jobs)) or "none"
+    raise JoinError(
+        f"there is no job {name!r} to join (there are: {known}); its ranks have to be started with "
+        "-m monarch_kernel.join, or with MONARCH_KERNEL_JOIN=NAME where monarch-kernel join install was run"
+    )

@@ -1,0 +1,57 @@
+"""``python -m monarch_kernel.join``: prepare this process, and run a script or a module in it, as Python would."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+
+from monarch_kernel.engines.join.announcements import JoinError
+from monarch_kernel.engines.join.door import prepare
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        argv: by default that of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m monarch_kernel.join",
+        usage="%(prog)s [--name NAME] (SCRIPT | -m MODULE) [ARGS ...]",
+        description="Let notebooks join this process while it runs a script.",
+    )
+    parser.add_argument("--name", default="", help="of the job; by default MONARCH_KERNEL_JOIN, or the script's")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument("program", help="the script, or with -m the module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    found = parser.parse_args(argv)
+    sys.argv = [found.program, *found.args]
+    try:
+        prepare(found.name)
+    except JoinError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if found.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(found.program, run_name="__main__", alter_sys=True)
+    else:
+        _run_script(found.program)
+
+
+def _run_script(path: str) -> None:
+    """Run a script in a ``__main__`` of its own, which stays: cells of notebooks run there, too."""
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = path
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        print(f"can't open file {path!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.modules["__main__"] = main_module
+    exec(code, vars(main_module))

@@ -1,0 +1,198 @@
+"""Where joinable ranks are, and the connections to them. This machine is one place; another one is a relay's."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements
+from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+
+#: How long ranks may take to say who they are (seconds).
+HELLO = 3.0
+_UCRED = struct.Struct("3i")
+
+
+class RankLink(Protocol):
+    """A connection to a rank, whose tools are at the other end."""
+
+    def send(self, *parts: bytes) -> None:
+        """Send one message, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the rank."""
+        ...
+
+
+@dataclass
+class FoundRank:
+    """A joinable rank.
+
+    Attributes:
+        announced: what it says of itself now.
+        near: whether its process id is one of this machine, as this process sees it.
+        version: of the package there.
+        faults: of tools in it, since it began.
+        dims: the dimensions of its job: their names and sizes; empty if the program has made none.
+        link: the connection to it, if one is wanted; the caller owns it.
+    """
+
+    announced: RankAnnouncement
+    near: bool
+    version: str = ""
+    faults: list[str] = field(default_factory=list[str])
+    dims: dict[str, int] = field(default_factory=dict[str, int])
+    link: RankLink | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its rank; -1 if nobody knows it."""
+        return self.announced.identity.rank
+
+
+class RankPlace(Protocol):
+    """A machine on which ranks can be found."""
+
+    def find(self, name: str = "") -> list[RankAnnouncement]:
+        """The ranks of jobs of this name, or of all."""
+        ...
+
+    def connect(
+        self,
+        wanted: Iterable[RankAnnouncement],
+        on_frame: Callable[[RankAnnouncement, bytes], None],
+        on_closed: Callable[[RankAnnouncement], None],
+    ) -> list[FoundRank]:
+        """Connect to these ranks, as far as they answer in time.
+
+        Args:
+            on_frame: is given each message of a rank, in order, on a thread that it must not block.
+            on_closed: is told that a connection has ended, on the same thread.
+        """
+        ...
+
+
+class ThisMachine:
+    """The ranks of this user on this machine.
+
+    Args:
+        loop: carries messages to and from them.
+    """
+
+    def __init__(self, loop: FrameLoop) -> None:
+        self._loop = loop
+
+    def find(self, name: str = "") -> list[RankAnnouncement]:
+        """See ``RankPlace``."""
+        return [each for each in announcements() if name in ("", each.name)]
+
+    def connect(
+        self,
+        wanted: Iterable[RankAnnouncement],
+        on_frame: Callable[[RankAnnouncement, bytes], None],
+        on_closed: Callable[[RankAnnouncement], None],
+    ) -> list[FoundRank]:
+        """See ``RankPlace``."""
+        sockets = greet(wanted)
+        found: list[FoundRank] = []
+        for rank, sock in sockets:
+            announced = rank.announced
+            link = self._loop.add(sock, lambda _link, frame, of=announced: on_frame(of, frame))
+            link.on_closed = lambda _link, of=announced: on_closed(of)
+            rank.link = link
+            found.append(rank)
+        return found
+
+
+def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tuple[FoundRank, socket.socket]]:
+    """Connect to ranks of this machine, all at once, and let them say who they are.
+
+    Returns:
+        Those that have answered in time, and the connections.
+    """
+    poll = select.epoll()
+    waiting: dict[int, tuple[RankAnnouncement, socket.socket, bytearray]] = {}
+    found: list[tuple[FoundRank, socket.socket]] = []
+    hello = json.dumps({"hello": 1}).encode()
+    try:
+        for each in wanted:
+            sock = _connected(each)
+            if sock is not None:
+                with suppress(OSError):
+                    sock.send(struct.pack("<I", len(hello)) + hello)
+                    waiting[sock.fileno()] = each, sock, bytearray()
+                    poll.register(sock, select.EPOLLIN)
+        deadline = time.monotonic() + timeout
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left):
+                _announced, sock, received = waiting[fd]
+                answer = _answer(sock, received)
+                if answer is None:
+                    continue
+                poll.unregister(fd)
+                del waiting[fd]
+                if answer:
+                    found.append((found_rank(answer, near=True), sock))
+                else:
+                    sock.close()
+    finally:
+        for _, sock, _ in waiting.values():
+            sock.close()
+        poll.close()
+    return found
+
+
+def found_rank(answer: dict[str, Any], near: bool) -> FoundRank:
+    """A rank as it has answered a greeting."""
+    return FoundRank(
+        announcement_of(answer),
+        near,
+        str(answer.get("version", "")),
+        list(answer.get("faults", [])),
+        dict(answer.get("dims", {})),
+    )
+
+
+def _connected(announced: RankAnnouncement) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect(announced.socket)
+        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    except OSError:  # it has ended
+        sock.close()
+        return None
+    if uid not in (os.geteuid(), 0):
+        sock.close()
+        return None
+    return sock
+
+
+def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
+    """The answer to a greeting; None: it is not all there yet; empty: there will be none."""
+    try:
+        data = sock.recv(1 << 16)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return {}
+    if not data:
+        return {}
+    received += data
+    if len(received) < 4:
+        return None
+    (size,) = struct.unpack_from("<I", received)
+    if size > 1 << 20:
+        return {}
+    return json.loads(bytes(received[4:])) if len(received) == 4 + size else None
+
+
+__all__ = ["HELLO", "FoundRank", "FrameLink", "RankLink", "RankPlace", "ThisMachine", "found_rank", "greet"]

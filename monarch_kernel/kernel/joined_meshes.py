@@ -1,0 +1,56 @@
+"""Jobs that others have started, as meshes of the notebook: join one, and let go of it."""
+
+from __future__ import annotations
+
+import time
+
+from IPython.core.error import UsageError
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.display.quantities import duration
+from monarch_kernel.engines import engine
+from monarch_kernel.engines.join.announcements import JoinError
+from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.meshes import format_ranks
+
+
+def join(session: MeshSession, name: str) -> str:
+    """Join a job, and make it the mesh in use.
+
+    Returns:
+        One line for the user.
+    """
+    if name in session.proc_meshes() and not engine().is_joined(session.proc_meshes()[name]):
+        raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
+    began = time.monotonic()
+    try:
+        procs = engine().joined_jobs().join(name)
+    except JoinError as error:
+        raise UsageError(f"%mesh join: {error}") from None
+    session.choose(name)
+    missing = sorted(procs.dead())
+    absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
+    took = duration(time.monotonic() - began)
+    return f"job {name}: {shape(procs)}, joined in {took}{absent}; %mesh leave lets go of it, and the job goes on"
+
+
+def leave(session: MeshSession, name: str | None) -> str:
+    """Let go of a joined job.
+
+    Returns:
+        One line for the user.
+    """
+    procs = session.find(name, "%mesh leave")
+    if not engine().is_joined(procs):
+        raise UsageError(f"%mesh leave: mesh {procs.name} is this kernel's own; %mesh down {procs.name} stops it")
+    engine().joined_jobs().leave(procs)
+    session.let_go(procs.name)
+    left = f"; {session.chosen} is in use now" if session.chosen else ""
+    return f"job {procs.name}: left, and it goes on{left}"
+
+
+def shape(procs: ProcMesh) -> str:
+    """How many ranks, and in which dimensions."""
+    count = len(procs)
+    sizes = ", ".join(f"{label}={size}" for label, size in procs.extent.items())
+    return f"{count} rank{'s' * (count != 1)} ({sizes})"

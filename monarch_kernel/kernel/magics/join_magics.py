@@ -1,0 +1,25 @@
+"""The subcommands of `%mesh` for jobs that others have started."""
+
+from __future__ import annotations
+
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from monarch_kernel.kernel import joined_meshes
+from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
+from monarch_kernel.kernel.magics.subcommands import Subcommands
+
+
+class JoinMagics(Subcommands):
+    """Jobs of torchrun, srun, mpirun and their kin, whose ranks were prepared (docs/join.md)."""
+
+    @magic_arguments("mesh join")
+    @argument("name", metavar="JOB", help="its name; %%mesh jobs lists those that can be joined")
+    def join(self, found: Arguments) -> None:
+        """Make a running job a mesh of this notebook; its ranks stay its own, and outlive the notebook."""
+        self.say(joined_meshes.join(self._session, found.name))
+
+    @magic_arguments("mesh leave")
+    @mesh_argument()
+    def leave(self, found: Arguments) -> None:
+        """Let go of a joined job: what this notebook has stopped there continues, and the job goes on."""
+        self.say(joined_meshes.leave(self._session, found.name))

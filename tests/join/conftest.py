@@ -1,0 +1,97 @@
+"""Jobs that torchrun starts, and a notebook that joins them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.engines.join.announcements import announcements
+from tests.conftest import wait_until
+from tests.kernel import harness
+from tests.kernel.conftest import (  # fixtures
+    jupyter_folders,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    start_kernel,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+)
+from tests.kernel.harness import Kernel, stop_kernel
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TRAIN = Path(__file__).parent / "train.py"
+
+
+class Job:
+    """A job of torchrun whose ranks are prepared.
+
+    Args:
+        name: of the job.
+        command: starts it.
+        folder: where its output goes, and where the file will be that ends it.
+    """
+
+    def __init__(self, name: str, command: list[str], folder: Path, ranks: int) -> None:
+        self.name = name
+        self.gate = folder / f"{name}.ends"
+        self._log = folder / f"{name}.log"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONARCH_KERNEL_JOIN": name}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        try:
+            wait_until(lambda: len(self.pids()) == ranks or self.process.poll() is not None, "the ranks are there", 60)
+            assert self.process.poll() is None, self.log
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def pids(self) -> list[int]:
+        """The processes of its ranks, by rank."""
+        ranks = [each for each in announcements() if each.name == self.name]
+        return [each.pid for each in sorted(ranks, key=lambda each: each.identity.rank)]
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text()
+
+    def end(self) -> str:
+        """Let it come to its end; returns what it has written."""
+        self.gate.touch()
+        try:
+            code = self.process.wait(60)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        assert code == 0, self.log
+        return self.log
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start jobs of torchrun; those that have not ended by themselves are ended, and must end well."""
+    started: list[Job] = []
+
+    def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN) -> Job:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        gate = str(tmp_path / f"{name}.ends")
+        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", str(script), gate, *args], tmp_path, ranks)
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        if job.process.poll() is None:
+            job.end()
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    """A notebook, for a file's tests."""
+    kernel = harness.start_kernel()
+    try:
+        yield kernel
+    finally:
+        stop_kernel(kernel)

@@ -1,0 +1,50 @@
+"""A job that torchrun has started is joined, looked into, stopped, stepped, changed and left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.conftest import wait_until
+from tests.engines.test_tools import shown, until
+from tests.join.conftest import TRAIN, Job
+from tests.kernel.harness import Kernel
+
+LINE = TRAIN.read_text().split("\n").index("    optimizer.zero_grad()") + 1
+
+
+def test_join_look_stop_change_and_leave(start_job: Callable[..., Job], notebook: Kernel) -> None:
+    job = start_job("whole", "--differs")
+    assert "whole" in shown(notebook.ok("%mesh jobs"))
+    assert "2 ranks (ranks=2)" in shown(notebook.ok("%mesh join whole"))
+    assert "train.py" in until(notebook, "%mesh stacks", r"\[0-1\].*\n.*train\.py")
+    until(notebook, "%mesh diff model", r"weight .*\[1\]")
+    wait_until(lambda: notebook.run("%%mesh\nlen(losses)").status == "ok", "it trains", 30)
+    # A cell runs in the job's own `__main__`, without its output.
+    out = notebook.ok("%%mesh -o count\nprint('cell on', dist.get_rank())\nlen(losses) > 0")
+    assert "cell on 1" in shown(out) and "[True, True]" in shown(notebook.ok("list(count.values())"))
+    notebook.ok(f"%mesh break {TRAIN}:{LINE}")
+    until(notebook, "%mesh debug list", "0-1")
+    assert "loss = tensor" in shown(notebook.ok("%mesh debug print loss"))
+    assert f"train.py:{LINE + 1}" in shown(notebook.ok("%mesh debug next"))
+    notebook.ok("%mesh clear\n%mesh debug continue")
+    notebook.ok("%%mesh\noptimizer.param_groups[0]['lr'] = 0.0\nheld = model.weight.clone()")
+    assert "goes on" in shown(notebook.ok("%mesh leave"))
+    text = job.end()
+    assert text.count("ends after") == 2 and "cell on" not in text
+
+
+def test_a_viewer_that_is_killed_releases_what_it_had_stopped(
+    start_job: Callable[..., Job], start_kernel: Callable[..., Kernel]
+) -> None:
+    job = start_job("killed")
+    viewer = start_kernel()
+    viewer.ok("%mesh join killed")
+    viewer.ok(f"%mesh break {TRAIN}:{LINE}")
+    until(viewer, "%mesh debug list", "0-1")
+    viewer.manager.shutdown_kernel(now=True)
+    assert job.end().count("ends after") == 2  # it is not stopped there again, either
+
+
+def test_an_unknown_job_is_said_with_those_that_are_there(notebook: Kernel) -> None:
+    out = notebook.run("%mesh join nothing")
+    assert out.ename == "UsageError" and "'nothing'" in out.evalue and "monarch_kernel.join" in out.evalue
