@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
+from monarch_kernel.debugger.controller.common_point import agree_on_step
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import capture
@@ -103,6 +104,8 @@ class CellRun:
         except BaseException:
             self._held.release()
             raise
+        if self.cell.place is not None and self.cell.place.step:
+            agree_on_step(self.managed.procs, self.ranks, self.cell.place.step)
         if not then_wait:
             self._held.release()
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.rank import common_point
 
+#: How long ranks may take to agree; those that take longer are not waited for (seconds).
+PATIENCE = 2.0
 #: How often a later point is proposed because a rank had reached one already.
 TRIES = 6
 
-Ask = Callable[..., Mapping[int, Any]]
+AskRanks = Callable[..., Mapping[int, Any]]
 """Calls a function with arguments in all ranks that agree, and returns the answers of those that give one."""
 
 
-def agree(ask: Ask, key: str) -> int | None:
+def agree(ask_ranks: AskRanks, key: str) -> int | None:
     """Let ranks agree on the next point that all of them come to.
 
     Args:
-        ask: reaches the ranks.
+        ask_ranks: reaches the ranks.
         key: names the point.
 
     Returns:
@@ -26,16 +30,25 @@ def agree(ask: Ask, key: str) -> int | None:
     """
     ahead = 1
     for _ in range(TRIES):
-        progress = ask(common_point.progress)
+        progress = ask_ranks(common_point.progress)
         issued = [number for number, _ in progress.values() if number is not None]
         runs = any(running for _, running in progress.values())
         if len(progress) < 2 or not issued or not runs:
             break
         at = max(issued) + ahead
-        agreed = all(ask(common_point.propose, key, at).values())
-        ask(common_point.decide, key, agreed)
+        agreed = all(ask_ranks(common_point.propose, key, at).values())
+        ask_ranks(common_point.decide, key, agreed)
         if agreed:
             return at
         ahead *= 4
-    ask(common_point.decide, key, True)
+    ask_ranks(common_point.decide, key, True)
     return None
+
+
+def agree_on_step(procs: ProcMesh, ranks: Sequence[int], key: str) -> int | None:
+    """`agree`, for something that waits under ``key`` in these ranks of a mesh."""
+
+    def among(function: Callable[..., Any], *args: Any) -> Mapping[int, Any]:
+        return ask(procs, function, *args, ranks=ranks, timeout=PATIENCE).values
+
+    return agree(among, key)

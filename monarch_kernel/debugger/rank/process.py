@@ -6,7 +6,6 @@ The debug agent or the first `breakpoint()` loads it; a rank loads none of it be
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
