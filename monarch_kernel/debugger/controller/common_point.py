@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_kernel.actor import ProcMesh
-from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.rank import common_point
 
-#: How long ranks may take to agree; those that take longer are not waited for (seconds).
-PATIENCE = 2.0
 #: How often a later point is proposed because a rank had reached one already.
 TRIES = 6
 
@@ -43,12 +39,3 @@ def agree(ask_ranks: AskRanks, key: str) -> int | None:
         ahead *= 4
     ask_ranks(common_point.decide, key, True)
     return None
-
-
-def agree_on_step(procs: ProcMesh, ranks: Sequence[int], key: str) -> int | None:
-    """`agree`, for something that waits under ``key`` in these ranks of a mesh."""
-
-    def among(function: Callable[..., Any], *args: Any) -> Mapping[int, Any]:
-        return ask(procs, function, *args, ranks=ranks, timeout=PATIENCE).values
-
-    return agree(among, key)

@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.debugger.rank.stopping.lines import running_frames
 from monarch_kernel.debugger.source_locations import is_user_frame
 
 #: How long a rank waits for the decision at most: the controller may have died (seconds).
@@ -53,6 +52,8 @@ def issued() -> int | None:
 
 def progress() -> tuple[int | None, bool]:
     """The number of collectives issued so far, and whether user code runs here now."""
+    from monarch_kernel.debugger.rank.stopping.lines import running_frames  # few agents need it
+
     return issued(), any(is_user_frame(frame) for _, frame in running_frames())
 
 
