@@ -1,6 +1,8 @@
-"""Durations and sizes in human-readable form."""
+"""Durations, sizes and lists of names in human-readable form."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def duration(seconds: float) -> str:
@@ -29,3 +31,9 @@ def text_size(size: int) -> str:
     if size < 1e6:
         return f"{size / 1e3:.0f} kB"
     return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+
+
+def few(names: Sequence[str], limit: int = 4) -> str:
+    """Some of these names, and how many more there are: ``node1, node2 and 14 more``."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")

@@ -31,12 +31,19 @@ class EngineHosts:
         self._own = gpus and not shared
         self._hosts: HostMesh | None = None
         self._status: JobStatus | None = None
+        #: Called when the engine says something new.
+        self.on_status: Callable[[], None] = lambda: None
         self._ended = threading.Event()
 
     @property
     def waiting(self) -> bool:
         """Whether its hosts are not there yet."""
         return self._hosts is None
+
+    @property
+    def status(self) -> JobStatus | None:
+        """What the engine has said last; None: nothing yet."""
+        return self._status
 
     @property
     def ended(self) -> bool:
@@ -63,6 +70,7 @@ class EngineHosts:
 
         def progress(status: JobStatus) -> None:
             self._status = status
+            self.on_status()
             tell(f"{self.engine}: {status}")
 
         self.job.on_progress = progress
@@ -70,6 +78,7 @@ class EngineHosts:
             meshes = self.job.attached()
             self._hosts = getattr(meshes, next(iter(self.job.meshes)))
             self._status = self.job.status()
+            self.on_status()
         except BaseException:
             self.end()
             raise

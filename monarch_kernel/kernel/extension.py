@@ -66,6 +66,7 @@ class _Extension:
             ip.events.register(name, callback)
             undo.callback(ip.events.unregister, name, callback)
         notebook.stops.install()
+        notebook.walltimes.install()
         relay = get_relay()
         if relay.notify is None:
             relay.notify = _notify

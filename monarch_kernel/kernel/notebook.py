@@ -29,6 +29,7 @@ from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
+from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.stale_classes import StaleClasses
 from monarch_kernel.kernel.sync_run import Workspaces
@@ -70,8 +71,10 @@ class Notebook:
         # For each ordinary cell, the publisher for the output of the actors that it called.
         self._publishers: OrderedDict[str, Publisher] = OrderedDict()
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
+        #: Hosts of jobs whose walltime ends soon.
+        self.walltimes = WalltimeNotices(self)
         #: What watches learn from this notebook.
-        self.watched = WatchedFacts(session, self._numbers)
+        self.watched = WatchedFacts(session, self._numbers, self.walltimes)
         self._key = ""
         #: What cells cost on meshes, below each, if asked for.
         self.plans = CellPlans()
@@ -129,10 +132,12 @@ class Notebook:
                 output.show()
         self._foreign.clear()
         self._own_output.stop()
+        self.walltimes.show_waiting()
 
     def close(self) -> None:
         """Detach from the shell."""
         self.workspaces.unwatch()
+        self.walltimes.close()
         self.audit.close()
         self._own_output.stop()
         self._calls.close()
@@ -224,6 +229,19 @@ class Notebook:
         publisher = self._publishers.get(self._key)
         captured = publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None)
         return None if captured else self.output_of(self._key)
+
+    def show_below(self, bundle: dict[str, str]) -> bool:
+        """Show something at once, below what the running cell has shown, or else below the last one. Any thread may.
+
+        Returns:
+            False if no cell can: none has run, or it runs under `%%capture`, which would keep it.
+        """
+        publisher = self._publishers.get(self._key)
+        if publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None):
+            return False
+        self._make_way()
+        publisher.show(-next(_count), bundle, {}, update=False)
+        return True
 
     def _replaceable(self, cell: str) -> CellOutput | None:
         """The output area of a cell if it can show a line and remove it later.

@@ -6,7 +6,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.kernel.engine_places import EnginePlaces
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.subscriptions import Subscribers
@@ -19,7 +19,7 @@ class MeshSession:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
         #: The hosts of meshes that an engine has given, by the names of the meshes; also those that are waited for.
-        self.engine_hosts: dict[str, EngineHosts] = {}
+        self.engine_hosts = EnginePlaces()
         #: Notified when another mesh is chosen.
         self.changed: Subscribers[[]] = Subscribers("a callback on the mesh in use")
 

@@ -1,12 +1,18 @@
-"""What watches (`monarch_kernel.watch`) learn from a notebook: which mesh is in use, and what cells are called."""
+"""What watches (`monarch_kernel.watch`) learn from a notebook.
+
+That is which mesh is in use, what cells are called, which hosts are waited for, and which end soon.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from monarch_kernel.engines import engine
+from monarch_kernel.kernel.job_views import awaited
+from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.watch.facts import CellName, CurrentMesh
+from monarch_kernel.launchers.walltime import WalltimeNotice
+from monarch_kernel.watch.facts import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.sources import Give
 
 
@@ -16,11 +22,13 @@ class WatchedFacts:
     Args:
         session: the meshes.
         cells: the number of each cell by its key, as the notebook keeps them.
+        walltimes: the hosts that end soon.
     """
 
-    def __init__(self, session: MeshSession, cells: Mapping[str, int]) -> None:
+    def __init__(self, session: MeshSession, cells: Mapping[str, int], walltimes: WalltimeNotices) -> None:
         self._session = session
         self._cells = cells
+        self._walltimes = walltimes
         self._give: Give | None = None
         self._current = ""
 
@@ -28,9 +36,15 @@ class WatchedFacts:
         """Begin; see ``monarch_kernel.watch.sources.Source``."""
         self._give = give
         self._current = ""
-        changes = (engine().on_change(self._update), self._session.changed.subscribe(self._update))
+        changes = (
+            engine().on_change(self._update),
+            self._session.changed.subscribe(self._update),
+            self._walltimes.changed.subscribe(self._walltime),
+            self._session.engine_hosts.changed.subscribe(self._jobs),
+        )
         give(*(CellName(key, _name(number)) for key, number in dict(self._cells).items()))
         self._update()
+        self._jobs()
 
         def end() -> None:
             self._give = None
@@ -55,6 +69,25 @@ class WatchedFacts:
         if current != self._current:
             self._current = current
             give(CurrentMesh(current))
+        for notice in self._walltimes.near():  # hosts that a board does not know yet, it knows with their first mesh
+            give(*self._ending(notice))
+
+    def _walltime(self, notice: WalltimeNotice, text: str) -> None:
+        """Tell of hosts that end soon, and that it is news."""
+        if self._give is not None:
+            workers = {host.worker for host in notice.hosts}
+            meshes = self._session.proc_meshes().values()
+            procs = tuple(ref.id for mesh in meshes for ref in mesh._target().procs if ref.agent in workers)
+            self._give(*self._ending(notice), FailureFact("walltime", text, procs))
+
+    def _jobs(self) -> None:
+        """Tell which hosts are waited for."""
+        if self._give is not None:
+            self._give(JobsFact(awaited(self._session.engine_hosts)))
+
+    def _ending(self, notice: WalltimeNotice) -> list[HostFact]:
+        then = notice.then(self._walltimes.otherwise(notice))
+        return [HostFact(host.worker, {"ends_at": host.ends_at, "then": then}) for host in notice.hosts]
 
 
 def _name(number: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.actor import HostMesh, attach_to_workers
-from monarch_kernel.launchers import registry
+from monarch_kernel.launchers import registry, walltime
 from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
@@ -74,7 +74,7 @@ class EngineJob(Job):
         keep_partial: whether hosts that are up stay when others could not be started in time.
         on_progress: called with the status whenever it has changed while ``state`` waits.
         on_walltime: called before the walltime of hosts ends, on a thread of its own: the place to save work. By
-            default the notice is logged.
+            default a notebook shows the notice, and any other program logs it.
         warn_before: how long before (seconds).
         renew: whether hosts in their places are asked for then. They replace these when a mesh heals that was spawned
             with ``spares=job``.
@@ -531,11 +531,14 @@ class EngineJob(Job):
                 renewed = True
             except (LaunchError, OSError) as e:
                 reason = str(e)
-        notice = WalltimeNotice(hosts, min(host.ends_at for host in hosts), renewed, reason)
+        ends_at = min(host.ends_at for host in hosts)
+        handled = self.on_walltime is not None
+        notice = WalltimeNotice(hosts, ends_at, renewed, reason, self._id, self.engine, handled)
+        if not handled and not walltime.news:
+            log.warning("%s", notice)
+        walltime.news.notify(notice)
         if self.on_walltime is not None:
             self.on_walltime(notice)
-        else:
-            log.warning("%s", notice)
 
     def _job_key(self) -> str | None:
         return registry.key_path(self._id) if self._launcher.needs_key else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,21 +169,24 @@ class HostList(AsTable):
         return TableView(headings, rows, self.caption, right=(0,)).without_empty_columns()
 
 
-def list_jobs() -> JobList:
+def list_jobs(known: Mapping[str, JobStatus] | None = None) -> JobList:
     """All jobs in the list, and those that engines know beside them, oldest first; engines are asked at the same time.
 
     A job that was asked for and never got a ticket, as its program was killed then, is in it without hosts.
+
+    Args:
+        known: where jobs are that this process waits for, by their ids: their engines are not asked once more.
     """
     records = registry.records()
     notes: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "monarch-jobs") as pool:
-        listed = pool.map(_listed, records)
+        listed = pool.map(lambda record: _listed(record, (known or {}).get(record.job)), records)
         beside = [(name, pool.submit(_beside, name)) for name in launcher_names()]
         jobs = list(listed)
-        known = {record.job for record in records}
+        in_list = {record.job for record in records}
         for name, answer in beside:
             try:
-                others = [found for found in answer.result() if found[1].job not in known]
+                others = [found for found in answer.result() if found[1].job not in in_list]
             except (LaunchError, OSError) as e:
                 notes.append(f"{name} cannot be asked for further jobs: {e}")
                 continue
@@ -230,7 +233,9 @@ def plain_host(host: HostStatus) -> dict[str, Any]:
     }
 
 
-def _listed(record: JobRecord) -> ListedJob:
+def _listed(record: JobRecord, known: JobStatus | None) -> ListedJob:
+    if known is not None:
+        return ListedJob(record.job, record.launcher, known, "", record)
     if record.ticket is None:
         return ListedJob(record.job, record.launcher, None, "its engine was being asked", record)
     try:

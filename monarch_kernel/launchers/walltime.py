@@ -8,9 +8,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monarch_kernel.display.quantities import few
 from monarch_kernel.launchers.base import HostStatus
+from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
+
+#: Hosts that are to be warned of within this time, and this part of the time before, are told of together (seconds).
+_TOGETHER, _PART = 30.0, 0.1
+#: How long a warning waits for others, as hosts of one job come up one after the other (seconds).
+_SETTLE = 1.0
 
 
 @dataclass(frozen=True)
@@ -22,28 +29,48 @@ class WalltimeNotice:
         ends_at: when the first of them ends (Unix time).
         renewed: whether hosts in their places wait already.
         reason: why not, if they were asked for.
+        job: the id of their job.
+        engine: the name of its launcher.
+        handled: whether the job has an ``on_walltime``, which is called with it.
     """
 
     hosts: tuple[HostStatus, ...]
     ends_at: float
     renewed: bool = False
     reason: str = ""
+    job: str = ""
+    engine: str = ""
+    handled: bool = False
+
+    def text(self, otherwise: str) -> str:
+        """The notice in a sentence.
+
+        Args:
+            otherwise: what to do if nobody has asked for other hosts.
+        """
+        names = few(list(dict.fromkeys(host.name or f"host {host.host}" for host in self.hosts)))
+        when = time.strftime("%H:%M:%S", time.localtime(self.ends_at))
+        left = max(0.0, self.ends_at - time.time())
+        return f"the walltime of {names} ends in {left:.0f} s, at {when}: {self.then(otherwise)}"
+
+    def then(self, otherwise: str) -> str:
+        """What comes after it, or is to be done; ``otherwise`` as for ``text``."""
+        if self.renewed:
+            return "other hosts are up, and take over what heals"
+        return f"there are no other hosts: {self.reason}" if self.reason else otherwise
 
     def __str__(self) -> str:
-        names = ", ".join(dict.fromkeys(host.name or f"host {host.host}" for host in self.hosts))
-        when = time.strftime("%H:%M:%S", time.localtime(self.ends_at))
-        if self.renewed:
-            then = "other hosts are up, and take over what heals"
-        elif self.reason:
-            then = f"there are no other hosts: {self.reason}"
-        else:
-            then = "save what you need, or ask for other hosts with renew=True"
-        left = max(0.0, self.ends_at - time.time())
-        return f"the walltime of {names} ends in {left:.0f} s, at {when}: {then}"
+        return self.text("save what you need, or ask for other hosts with renew=True")
+
+
+#: Notified of each notice of this process's jobs, on a thread of its own, before the job's own ``on_walltime``.
+news: Subscribers[[WalltimeNotice]] = Subscribers("a callback on the end of a walltime")
 
 
 class WalltimeWatch:
     """Calls ``warn`` once for each host, on a thread of its own, some time before its walltime ends.
+
+    Hosts that end at about the same time are told of together: those of one allocation, say.
 
     Args:
         before: how long before (seconds).
@@ -83,12 +110,18 @@ class WalltimeWatch:
         while True:
             with self._changed:
                 now = time.time()
-                due = tuple(host for host in self._hosts.values() if host.ends_at - self._before <= now)
+                first = min((host.ends_at for host in self._hosts.values()), default=now + self._before + 3600.0)
+                if not self._closed and first - self._before > now:
+                    self._changed.wait(first - self._before - now)
+                    continue
+                settled = time.monotonic() + _SETTLE
+                while not self._closed and (left := settled - time.monotonic()) > 0:
+                    self._changed.wait(left)
                 if self._closed:
                     return
-                if not due:
-                    first = min((host.ends_at for host in self._hosts.values()), default=now + self._before + 3600.0)
-                    self._changed.wait(first - self._before - now)
+                last = time.time() + min(_TOGETHER, _PART * self._before)
+                due = tuple(host for host in self._hosts.values() if host.ends_at - self._before <= last)
+                if not due:  # they were given back meanwhile
                     continue
                 for host in due:
                     del self._hosts[host.host]

@@ -20,6 +20,7 @@ from monarch_kernel.watch.facts import (
     Fact,
     FailureFact,
     HostFact,
+    JobsFact,
     MeshFact,
     MeshGone,
     MeshMark,
@@ -32,6 +33,7 @@ from monarch_kernel.watch.model import (
     Delta,
     FailureView,
     HostView,
+    JobView,
     MeshView,
     RankState,
     RankView,
@@ -68,7 +70,7 @@ _NOTHING: Final[dict[str, Any]] = {
     "stop": None,
     "actors": (),
 }
-_MESH, _HOST, _RANK, _FAILURE = range(4)
+_MESH, _HOST, _RANK, _FAILURE, _JOB = range(5)
 
 
 @lru_cache(maxsize=4096)
@@ -116,13 +118,14 @@ class Board:
         self.time = 0.0
         self._meshes: dict[str, _Mesh] = {}
         self._hosts: dict[str, HostView] = {}
+        self._jobs: dict[str, JobView] = {}
         self._procs: dict[str, _Rank] = {}
         self._cells: dict[str, str] = {}
         self._current = ""
         self._failures: deque[FailureView] = deque(maxlen=MAX_FAILURES)
         self._failed = 0  # how many failures there were
         self._log: deque[tuple[int, int, Any, int]] = deque()  # version, kind, key, mask of fields
-        self._gone: deque[tuple[int, int, str]] = deque(maxlen=MAX_CHANGES)  # meshes and hosts: version, kind, key
+        self._gone: deque[tuple[int, int, str]] = deque(maxlen=MAX_CHANGES)  # meshes, hosts, jobs
         self._forgotten = version  # the newest version whose changes are no longer in the log
         self._next = version  # the version of the change in progress
         self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
@@ -138,6 +141,7 @@ class Board:
             CellName: self._on_cell_name,
             Condition: self._on_condition,
             FailureFact: self._on_failure,
+            JobsFact: self._on_jobs,
         }
 
     # -- what goes in ---------------------------------------------------------------------------
@@ -253,6 +257,16 @@ class Board:
         if view != old:
             self._hosts[fact.key] = view
             self._note(_HOST, fact.key)
+
+    def _on_jobs(self, fact: JobsFact, _time: float) -> None:
+        jobs = {job.key: job for job in fact.jobs}
+        for key in self._jobs.keys() - jobs.keys():
+            self._note(_JOB, key)
+            self._gone.append((self._next, _JOB, key))
+        for key, job in jobs.items():
+            if self._jobs.get(key) != job:
+                self._note(_JOB, key)
+        self._jobs = jobs
 
     def _living(self, proc: str) -> _Rank | None:
         rank = self._procs.get(proc)
@@ -416,6 +430,7 @@ class Board:
             dict(self._hosts),
             {key: self._views(mesh) for key, mesh in self._meshes.items()},
             tuple(self._failures),
+            dict(self._jobs),
         )
 
     @staticmethod
@@ -428,13 +443,15 @@ class Board:
         """What differs from that version; from 0, or from one whose changes are forgotten, everything."""
         meshes: dict[str, int] = {}
         hosts: dict[str, int] = {}
+        jobs: dict[str, int] = {}
         masks: dict[tuple[str, int], int] = {}
         failed: set[int] = set()
         if version < self._forgotten:
             meshes, hosts = dict.fromkeys(self._meshes, 1), dict.fromkeys(self._hosts, 0)
+            jobs = dict.fromkeys(self._jobs, 0)
             for changed, kind, key in self._gone:
                 if changed > version:
-                    (meshes if kind == _MESH else hosts).setdefault(key, 0)
+                    {_MESH: meshes, _HOST: hosts, _JOB: jobs}[kind].setdefault(key, 0)
             failed = {failure.number for failure in self._failures}
         for changed, kind, key, mask in reversed(self._log):
             if changed <= version:
@@ -445,6 +462,8 @@ class Board:
                 meshes[key] = meshes.get(key, 0) | mask
             elif kind == _HOST:
                 hosts[key] = 0
+            elif kind == _JOB:
+                jobs[key] = 0
             else:
                 failed.add(key)
         known = self._meshes
@@ -469,6 +488,8 @@ class Board:
             tuple(key for key in meshes if key not in known),
             tuple(key for key in hosts if key not in self._hosts),
             tuple(failure for failure in self._failures if failure.number in failed) if failed else (),
+            {key: self._jobs[key] for key in jobs if key in self._jobs},
+            tuple(key for key in jobs if key not in self._jobs),
         )
 
 
@@ -489,6 +510,7 @@ def advanced(snapshot: Snapshot, delta: Delta) -> Snapshot:
         raise ValueError(f"changes since version {delta.base} do not follow version {snapshot.version}")
     meshes = {key: view for key, view in snapshot.meshes.items() if key not in delta.gone_meshes} | delta.meshes
     hosts = {key: view for key, view in snapshot.hosts.items() if key not in delta.gone_hosts} | delta.hosts
+    jobs = {key: view for key, view in snapshot.jobs.items() if key not in delta.gone_jobs} | delta.jobs
     ranks: dict[str, Any] = {key: list(views) for key, views in snapshot.ranks.items() if key in meshes}
     for (mesh, rank), view in delta.ranks.items():
         if (mesh, rank) not in delta.fields and rank == 0:  # a new mesh: all its ranks follow, in their order
@@ -506,4 +528,5 @@ def advanced(snapshot: Snapshot, delta: Delta) -> Snapshot:
         hosts,
         {key: tuple(ranks.get(key, ())) for key in meshes},
         tuple(kept),
+        jobs,
     )

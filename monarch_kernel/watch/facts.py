@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from monarch_kernel.watch.model import ActorView, RankState, StopView
+from monarch_kernel.watch.model import ActorView, JobView, RankState, StopView
 
 
 class MeshFact(msgspec.Struct, frozen=True):
@@ -134,6 +134,12 @@ class FailureFact(msgspec.Struct, frozen=True):
     mesh: str = ""
 
 
+class JobsFact(msgspec.Struct, frozen=True):
+    """All jobs whose hosts are waited for."""
+
+    jobs: tuple[JobView, ...]
+
+
 Fact: TypeAlias = (
     MeshFact
     | MeshGone
@@ -147,4 +153,5 @@ Fact: TypeAlias = (
     | CellName
     | Condition
     | FailureFact
+    | JobsFact
 )

@@ -22,7 +22,7 @@ SHORTEST_PERIOD = 0.2
 LONGEST_PERIOD = 60.0
 
 #: The kinds of failures that are notices, too, and their levels. Errors of endpoints are shown where they are raised.
-_LEVELS = {"death": "error", "hang": "error", "unresponsive": "warning"}
+_LEVELS = {"death": "error", "hang": "error", "unresponsive": "warning", "walltime": "warning"}
 
 Message = dict[str, Any]
 """A message as plain JSON values."""
@@ -146,6 +146,7 @@ def snapshot_message(snapshot: Snapshot) -> Message:
         "hosts": [plain(host) for host in snapshot.hosts.values()],
         "ranks": {mesh: [plain(rank) for rank in ranks] for mesh, ranks in snapshot.ranks.items()},
         "failures": [plain(failure) for failure in snapshot.failures],
+        "jobs": [plain(job) for job in snapshot.jobs.values()],
     }
 
 
@@ -165,7 +166,8 @@ def changes_message(delta: Delta) -> Message:
         "meshes": [plain(mesh) for mesh in delta.meshes.values()],
         "hosts": [plain(host) for host in delta.hosts.values()],
         "ranks": ranks,
-        "gone": {"meshes": list(delta.gone_meshes), "hosts": list(delta.gone_hosts)},
+        "jobs": [plain(job) for job in delta.jobs.values()],
+        "gone": {"meshes": list(delta.gone_meshes), "hosts": list(delta.gone_hosts), "jobs": list(delta.gone_jobs)},
         "failures": [plain(failure) for failure in delta.failures],
     }
 

@@ -58,6 +58,8 @@ class HostView(msgspec.Struct, frozen=True, omit_defaults=True):
         tree: the digest of its synced tree (hex); empty: none is known.
         environment: of its synced environment.
         gone: why it cannot be reached; empty if it can.
+        ends_at: when its walltime ends, if that is soon; 0: it is not.
+        then: what is to be done before, or comes after it.
     """
 
     key: str
@@ -70,6 +72,8 @@ class HostView(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: str = ""
     environment: str = ""
     gone: str = ""
+    ends_at: float = 0.0
+    then: str = ""
 
 
 class ActorView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -185,14 +189,46 @@ class MeshView(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float = 0.0
 
 
+class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job of this user: hosts that an engine gives, or is to give.
+
+    Attributes:
+        key: its id in the list of jobs.
+        engine: the name of its launcher.
+        mesh: the mesh of this notebook that is on it, or waits for it; empty: none.
+        hosts: how many it asks for.
+        up: how many of them are up.
+        reason: why the others are not, in the engine's words.
+        since: since when the first of the others is in its state; 0: not known.
+        expected_start: when the engine expects to give the last of them; 0: not known.
+        ends_at: when the walltime of its first host ends; 0: not known, or never.
+        ended: whether all its hosts are gone.
+        used_by: which program uses it; empty: this notebook.
+        error: why its engine does not say where it is; empty: it does.
+    """
+
+    key: str
+    engine: str
+    mesh: str = ""
+    hosts: int = 0
+    up: int = 0
+    reason: str = ""
+    since: float = 0.0
+    expected_start: float = 0.0
+    ends_at: float = 0.0
+    ended: bool = False
+    used_by: str = ""
+    error: str = ""
+
+
 class FailureView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that went wrong: a death, an error of an endpoint, a hang.
+    """Something that went wrong, or is about to: a death, an error of an endpoint, a hang, the end of a walltime.
 
     Attributes:
         number: counts up in one controller.
         time: when it became known.
         mesh: the ``key`` of the mesh; ``ranks``: those that it concerns.
-        kind: "death", "error", "hang" or "unresponsive".
+        kind: "death", "error", "hang", "unresponsive" or "walltime".
         text: what happened, and why, in a sentence.
     """
 
@@ -213,6 +249,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         meshes, hosts: by their keys.
         ranks: by the key of their mesh, each at the index of its rank.
         failures: the last ones, the newest last.
+        jobs: whose hosts a notebook waits for, by their keys.
     """
 
     version: int
@@ -221,6 +258,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     hosts: dict[str, HostView]
     ranks: dict[str, tuple[RankView, ...]]
     failures: tuple[FailureView, ...]
+    jobs: dict[str, JobView] = {}
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -229,10 +267,11 @@ class Delta(msgspec.Struct, frozen=True):
     Attributes:
         base, version: the two.
         time: of the last change.
-        meshes, hosts: that are new or different, by their keys; a mesh that is new has all its ranks in ``ranks``.
+        meshes, hosts, jobs: that are new or different, by their keys; a mesh that is new has all its ranks in
+            ``ranks``.
         ranks: that are different, by the key of their mesh and their rank.
         fields: for each of those ranks, the names of the fields that differ; nothing for a new one.
-        gone_meshes, gone_hosts: keys of those that are no more.
+        gone_meshes, gone_hosts, gone_jobs: keys of those that are no more.
         failures: new ones.
     """
 
@@ -246,6 +285,8 @@ class Delta(msgspec.Struct, frozen=True):
     gone_meshes: tuple[str, ...]
     gone_hosts: tuple[str, ...]
     failures: tuple[FailureView, ...]
+    jobs: dict[str, JobView] = {}
+    gone_jobs: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.version != self.base

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_kernel.display.quantities import duration, memory
+from monarch_kernel.display.quantities import duration, few, memory
 from monarch_kernel.display.tables import TableView
 from monarch_kernel.meshes import format_ranks, name_ranks
-from monarch_kernel.watch.model import STATE_ORDER, FailureView, MeshView, RankState, RankView, Snapshot
+from monarch_kernel.watch.model import STATE_ORDER, FailureView, HostView, MeshView, RankState, RankView, Snapshot
 
 #: Meshes with more ranks are shown in groups of ranks that are in the same state, and do the same.
 MOST_ROWS = 64
@@ -73,7 +73,7 @@ def _table(mesh: MeshView, views: list[RankView], snapshot: Snapshot, now: float
     left = sum(len(group) for group in groups[len(rows) :])
     note = [f"… and {left} other ranks"] if left else []
     note += [f"{_age(now - each.time)} ago: {_concerned(each.ranks)}{each.text}" for each in _news(mesh, snapshot)]
-    view = TableView(headings, rows, _caption(mesh, views, snapshot), frozenset({3, 5, 6, 7}), "\n".join(note))
+    view = TableView(headings, rows, _caption(mesh, views, snapshot, now), frozenset({3, 5, 6, 7}), "\n".join(note))
     return StatusTable(view.without_empty_columns(), tuple(group[0].state for group in groups[: len(rows)]))
 
 
@@ -107,7 +107,7 @@ def _row(group: list[RankView], hosts: dict[str, str], now: float) -> list[str]:
     ]
 
 
-def _caption(mesh: MeshView, views: list[RankView], snapshot: Snapshot) -> str:
+def _caption(mesh: MeshView, views: list[RankView], snapshot: Snapshot, now: float) -> str:
     sizes = ", ".join(f"{label}={size}" for label, size in zip(mesh.labels, mesh.sizes, strict=True))
     counts = Counter(view.state for view in views)
     parts = [f"{'* ' if mesh.current else ''}{mesh.name}{f' ({sizes})' if sizes else ''}"]
@@ -115,11 +115,24 @@ def _caption(mesh: MeshView, views: list[RankView], snapshot: Snapshot) -> str:
     for key in mesh.hosts:
         if (host := snapshot.hosts.get(key)) is not None and host.gone:
             parts.append(f"host {host.name} is gone: {host.gone}")
+    if ending := ending_text(mesh, snapshot.hosts, now):
+        parts.append(ending)
     if mesh.kept:
         parts.append("kept")
     if mesh.hang:
         parts.append(f"hangs: {mesh.hang}")
     return " · ".join(parts)
+
+
+def ending_text(mesh: MeshView, hosts: Mapping[str, HostView], now: float) -> str:
+    """A sentence about the hosts of a mesh whose walltime ends soon; empty: there are none."""
+    known = [hosts[key] for key in mesh.hosts if key in hosts]
+    ending = sorted((host for host in known if host.ends_at > now and not host.gone), key=lambda host: host.ends_at)
+    if not ending:
+        return ""
+    first = ending[0]
+    names = few([host.name for host in ending])
+    return f"the walltime of {names} ends in {_age(first.ends_at - now)}: {first.then}"
 
 
 def _news(mesh: MeshView, snapshot: Snapshot) -> list[FailureView]:

@@ -16,7 +16,7 @@ from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import table_html
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.watch.model import STATE_ORDER, HostView, MeshView, RankState, RankView, Snapshot
-from monarch_kernel.watch.status_table import status_tables
+from monarch_kernel.watch.status_table import ending_text, status_tables
 
 #: Up to so many ranks have a cell each; of more, each host has a bar.
 MOST_CELLS = 256
@@ -84,7 +84,11 @@ def mesh_html(snapshot: Snapshot, key: str, now: float, ranks: Sequence[int] = (
     mesh = snapshot.meshes[key]
     wanted = frozenset(ranks)
     views = [view for view in snapshot.ranks[key] if not wanted or view.rank in wanted]
-    parts = [_title(mesh, views, snapshot.time), *_news(mesh, views, snapshot.hosts), _states(views, snapshot, now)]
+    parts = [
+        _title(mesh, views, snapshot.time),
+        *_news(mesh, views, snapshot.hosts, now),
+        _states(views, snapshot, now),
+    ]
     if not details:
         (table,) = status_tables(snapshot, now, key, wanted)
         details = table_html(table.view)
@@ -111,7 +115,7 @@ def _title(mesh: MeshView, views: Sequence[RankView], when: float) -> str:
     )
 
 
-def _news(mesh: MeshView, views: Sequence[RankView], hosts: Mapping[str, HostView]) -> list[str]:
+def _news(mesh: MeshView, views: Sequence[RankView], hosts: Mapping[str, HostView], now: float) -> list[str]:
     """What is wrong, and why: a line for each cause."""
     told = [f"{escape(mesh.hang)}"] if mesh.hang else []
     told += [
@@ -119,6 +123,8 @@ def _news(mesh: MeshView, views: Sequence[RankView], hosts: Mapping[str, HostVie
         for key in mesh.hosts
         if key in hosts and hosts[key].gone
     ]
+    ending = ending_text(mesh, hosts, now)
+    told += [escape(ending)] if ending else []
     causes: dict[tuple[RankState, str], list[int]] = {}
     for view in views:
         if view.state in _BAD:

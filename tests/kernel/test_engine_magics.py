@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from tests.conftest import wait_until
 from tests.kernel import harness
 from tests.kernel.harness import Kernel
-from tests.kernel.screen import text
+from tests.kernel.screen import ever, text
+from tests.kernel.views.page import Page
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,30 @@ def test_an_interrupt_cancels(engine: Kernel, folder: Path) -> None:
     assert not jobs(folder)
 
 
+def test_a_page_sees_what_is_waited_for_and_ends_it(engine: Kernel, folder: Path) -> None:
+    slow = folder / "waiting"  # it starts no worker, and the end of the job finds that host gone
+    slow.write_text("#!/bin/sh\n[ -e $0.began ] && exit 255\ntouch $0.began\nexec sleep 600\n")
+    slow.chmod(0o700)
+    page = Page(engine)
+    try:
+        page.lease()
+        cell = engine.send(f"%mesh up slow --on ssh --nodes h1 --ssh {slow}")
+        told = page.until(lambda: [job for each in page.messages for job in each.get("jobs", ()) if "reason" in job])
+        seen = told[-1]
+        assert (seen["engine"], seen["mesh"], seen["hosts"], seen.get("up", 0)) == ("ssh", "slow", 1, 0)
+        key = seen["key"]
+        listed = [job for job in page.ask("jobs")["jobs"] if job["key"] == key]  # while the cell waits
+        assert [(job["mesh"], job["hosts"]) for job in listed] == [("slow", 1)]
+        assert page.do("kill_job", job=key) == f"job {key} of ssh ended, and mesh slow with it"
+        assert cell.wait().ename == "UsageError"
+        page.until(lambda: any(key in each.get("gone", {}).get("jobs", ()) for each in page.messages))
+        assert "there is no one job" in page.request("do", "kill_job", job=key)["error"]["message"]
+        assert "needs the id" in page.request("do", "kill_job")["error"]["message"]
+    finally:
+        page.close()
+    assert not jobs(folder)
+
+
 def test_profiles_and_whom_they_are_from(engine: Kernel, folder: Path) -> None:
     user = folder / "config" / "monarch_kernel" / "config.toml"
     project = folder / "project" / ".monarch" / "config.toml"
@@ -135,3 +161,51 @@ def test_profiles_and_whom_they_are_from(engine: Kernel, folder: Path) -> None:
     os.unlink(project)
     told = refusal(engine, "%mesh up p --on smal")
     assert "profiles: small" in told
+
+
+WARNED = """import time
+from monarch_kernel.job import EngineJob
+from monarch_kernel.launchers.base import Resources
+from monarch_kernel.launchers.process import ProcessLauncher
+job = EngineJob(ProcessLauncher(), {"hosts": 1}, resources=Resources(walltime=600), warn_before=WARN, idle=60)
+w = job.state(cached_path=None).hosts.spawn_procs({"gpus": 1}, name="w")
+w.initialized.get(60)
+print("up", flush=True)
+"""
+
+
+def test_the_end_of_a_walltime_is_told_of_once(engine: Kernel) -> None:
+    cell = engine.send("%mesh up brief --on process --hosts 2 --procs 1 --walltime 250")  # less than 300 s before
+    said = "save what you need; when they have ended, %mesh heal brief asks process for others in their places"
+    out = cell.wait()
+    while "walltime" not in ever(out):  # below the cell, which has ended
+        cell.read()
+    told = rf"^mesh brief: the walltime of hosts0, hosts1 ends in 2[45]\d s, at [\d:]+: {said}$"
+    assert re.search(told, ever(out), re.MULTILINE)
+    engine.ok("%mesh use brief")
+    status = engine.ok("%mesh status")
+    assert status.text.count("the walltime of ") == 1 and said in status.text
+    seen = engine.ok(
+        "from monarch_kernel.watch import watch\n"
+        "from tests.conftest import wait_until\n"
+        "with watch() as live:\n"
+        "    warned = lambda: [host for host in live.snapshot().hosts.values() if host.ends_at]\n"
+        "    wait_until(warned, 'hosts that end')\n"
+        "    print(len(warned()), warned()[0].then)"
+    )
+    assert seen.stdout == f"2 {said}\n"
+    assert "walltime" not in ever(status) + ever(seen)  # it was told of once
+    engine.ok("%mesh down brief")
+
+
+def test_the_notice_of_a_walltime_comes_while_a_cell_runs_and_never_too_early(engine: Kernel) -> None:
+    calm = engine.ok(WARNED.replace("WARN", "1"))
+    assert "walltime" not in ever(calm) + calm.stderr
+    assert "walltime" not in engine.ok("%mesh status w").text
+    engine.ok("job.kill()")
+    cell = engine.send(WARNED.replace("WARN", "599") + "while True: time.sleep(0.02)")
+    out = cell.until(lambda out: "mesh w: the walltime of " in ever(out))
+    assert re.search(r"heal\(hosts=job\) asks process for others", ever(out))
+    engine.interrupt()
+    cell.wait()
+    engine.ok("job.kill()")

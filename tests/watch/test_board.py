@@ -16,13 +16,14 @@ from monarch_kernel.watch.facts import (
     Fact,
     FailureFact,
     HostFact,
+    JobsFact,
     MeshFact,
     MeshGone,
     MeshMark,
     ProcFact,
     StopFact,
 )
-from monarch_kernel.watch.model import ActorView, RankView, StopView
+from monarch_kernel.watch.model import ActorView, JobView, RankView, StopView
 
 STATES = [RankState.STARTING, RankState.DEAD, RankState.ENDED, RankState.UNRESPONSIVE, RankState.HEALING]
 
@@ -65,6 +66,7 @@ ACTORS = some.dictionaries(
         calls=some.integers(0, 3),
     ),
 )
+JOBS = some.lists(some.builds(JobView, KEYS, some.just("ssh"), up=some.integers(0, 2)), max_size=2)
 FACTS: some.SearchStrategy[Fact] = some.one_of(
     some.builds(mesh, KEYS, some.integers(1, 4), some.sampled_from(["h", "k"]), some.integers(0, 1)),
     some.builds(MeshGone, KEYS),
@@ -77,6 +79,7 @@ FACTS: some.SearchStrategy[Fact] = some.one_of(
     some.builds(CellName, some.just("c"), some.sampled_from(["cell [1]", "cell [2]"])),
     some.builds(Condition, PROCS, some.sampled_from(STATES), some.booleans(), TIMES, some.sampled_from(["", "why"])),
     some.builds(StopFact, KEYS, some.integers(0, 3), some.sampled_from([None, StopView("pause", "x.py", 3)]), TIMES),
+    some.builds(JobsFact, JOBS.map(tuple)),
     some.builds(FailureFact, some.just("death"), some.sampled_from(["x", "y"]), some.tuples(PROCS), KEYS),
 )
 
@@ -176,6 +179,16 @@ def test_a_hang_is_over_when_nothing_runs(filled: Board) -> None:
     assert filled.snapshot().meshes["m"].hang
     filled.apply(CellFact("m.0~0", "", 0.0), 4.0)
     assert not filled.snapshot().meshes["m"].hang
+
+
+def test_jobs_are_there_as_long_as_they_are_waited_for(filled: Board) -> None:
+    waiting = JobView("j", "slurm", "m", 4, reason="Resources")
+    before = filled.version
+    assert filled.apply(JobsFact((waiting,)), 2.0) and not filled.apply(JobsFact((waiting,)), 3.0)
+    assert filled.since(before).jobs == filled.snapshot().jobs == {"j": waiting}
+    between = filled.version
+    assert filled.apply(JobsFact(()), 4.0)
+    assert filled.since(between).gone_jobs == ("j",) and not filled.snapshot().jobs
 
 
 def test_the_mesh_in_use_is_marked_when_it_comes(filled: Board) -> None:

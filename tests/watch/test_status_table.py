@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from monarch_kernel.watch import Board
-from monarch_kernel.watch.facts import ActorsFact, Condition, FailureFact, MeshFact, MeshMark
+from monarch_kernel.watch.facts import ActorsFact, Condition, FailureFact, HostFact, MeshFact, MeshMark
 from monarch_kernel.watch.model import ActorView, RankState
 from monarch_kernel.watch.status_table import StatusTable, status_tables
+from monarch_kernel.widgets.mesh_html import mesh_html
 
 
 def board_of(ranks: int) -> Board:
@@ -37,6 +38,17 @@ def test_the_worst_rank_is_first_with_its_cause() -> None:
     assert table.view.rows[1] == ["▶", "1", "running", "30 s", "trainer.step", "2", "nodeh0", ""]
     assert table.view.caption == "train (gpus=4) · ✖ 1 dead · ▶ 1 running · ○ 2 idle"
     assert table.view.note == "20 s ago: rank 3: killed by SIGKILL"
+
+
+def test_hosts_that_end_soon_are_told_of_with_what_to_do() -> None:
+    board = board_of(48)
+    assert "walltime" not in table_of(board).view.caption
+    for host in range(6):
+        board.apply(HostFact(f"h{host}", {"ends_at": 200.0 + host, "then": "save what you need"}), 150.0)
+    said = "the walltime of nodeh0, nodeh1, nodeh2, nodeh3 and 2 more ends in 40 s: save what you need"
+    assert table_of(board).view.caption.endswith(said)
+    assert said in mesh_html(board.snapshot(), "m", 160.0)
+    assert "walltime" not in mesh_html(board.snapshot(), "m", 210.0)  # they have ended
 
 
 def test_many_ranks_are_groups_that_do_the_same() -> None:

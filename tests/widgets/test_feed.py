@@ -121,7 +121,7 @@ def test_nested_views_are_plain_in_changes_and_a_new_rank_is_whole() -> None:
     assert told["ranks"]["u1"]["0"]["actors"] == [{"name": "trainer", "waiting": 2}]
     assert told["ranks"]["u1"]["0"]["gpu_memory"] == {"1": 7}
     assert set(told["ranks"]["u2"]["0"]) == set(RankView.__struct_fields__)
-    assert told["gone"] == {"meshes": [], "hosts": ["h"]}
+    assert told["gone"] == {"meshes": [], "hosts": ["h"], "jobs": []}
 
 
 def test_nothing_is_sent_while_nothing_differs() -> None:

@@ -6,7 +6,7 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { Documents } from './documents';
 import type { KernelLink } from './link';
 
-/** Tells of deaths and hangs in kernels whose documents are not in view. */
+/** Tells of deaths, hangs and the end of walltimes in kernels whose documents are not in view. */
 export class Notices {
   /** Whether to tell. */
   isOn = true;
@@ -41,19 +41,23 @@ export class Notices {
     }
     const mesh = store.meshes.get(last.mesh)?.name ?? '';
     const more = failures.length > 1 ? ` ${t('(and %1 more)', failures.length - 1)}` : '';
-    Notification.emit(`${[title, mesh].filter(Boolean).join(' · ')}: ${last.text}${more}`, 'error', {
-      autoClose: false,
-      actions: [
-        {
-          label: t('Show'),
-          callback: () => {
-            if (id) {
-              this._app.shell.activateById(id);
+    Notification.emit(
+      `${[title, mesh].filter(Boolean).join(' · ')}: ${last.text}${more}`,
+      failures.every(({ kind }) => kind === 'walltime') ? 'warning' : 'error',
+      {
+        autoClose: false,
+        actions: [
+          {
+            label: t('Show'),
+            callback: () => {
+              if (id) {
+                this._app.shell.activateById(id);
+              }
+              this._show();
             }
-            this._show();
           }
-        }
-      ]
-    });
+        ]
+      }
+    );
   }
 }

@@ -1,6 +1,6 @@
 /** The messages between a kernel and a front end (`docs/watching.md`, "The feed"). */
 
-import type { FailureView, HostView, MeshView, RankView, Sent } from './views';
+import type { FailureView, HostView, JobView, MeshView, RankView, Sent } from './views';
 
 export interface SnapshotMessage {
   kind: 'snapshot';
@@ -11,6 +11,8 @@ export interface SnapshotMessage {
   /** By mesh, each at the index of its rank. */
   ranks: Record<string, Sent<RankView>[]>;
   failures: FailureView[];
+  /** Those whose hosts the notebook waits for. */
+  jobs?: Sent<JobView>[];
 }
 
 export interface ChangesMessage {
@@ -22,7 +24,8 @@ export interface ChangesMessage {
   hosts?: Sent<HostView>[];
   /** By mesh and rank, only the fields that differ. */
   ranks?: Record<string, Record<string, Sent<RankView>>>;
-  gone?: { meshes?: string[]; hosts?: string[] };
+  jobs?: Sent<JobView>[];
+  gone?: { meshes?: string[]; hosts?: string[]; jobs?: string[] };
   failures?: FailureView[];
 }
 
@@ -81,7 +84,7 @@ export type KernelMessage =
   SnapshotMessage | ChangesMessage | AliveMessage | AnswerMessage | LogMessage | PointsMessage | NoticeMessage;
 
 /** What `ask` may ask; nothing of it changes anything. */
-export type Question = 'stack' | 'log' | 'variables' | 'breakpoints' | 'hang' | 'code';
+export type Question = 'stack' | 'log' | 'variables' | 'breakpoints' | 'hang' | 'code' | 'jobs';
 
 /** What `do` may do. */
 export type Deed =
@@ -96,7 +99,8 @@ export type Deed =
   | 'down'
   | 'up'
   | 'attach'
-  | 'stop_kept';
+  | 'stop_kept'
+  | 'kill_job';
 
 /** Further fields of a request, as the table of `docs/watching.md` names them. */
 export type Options = Readonly<Record<string, unknown>>;
@@ -151,6 +155,7 @@ export interface Answers {
   breakpoints: { breakpoints: Breakpoint[] };
   hang: { hangs: boolean; text: string };
   code: { code: string };
+  jobs: { jobs: Sent<JobView>[]; notes: string[] };
 }
 
 /** The value of the answer to any `do`: what was done, in a sentence. */

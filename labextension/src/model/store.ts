@@ -1,7 +1,7 @@
 import type { Dispose } from './actions';
 import type { ChangesMessage, SnapshotMessage } from './messages';
-import type { FailureView, HostView, MeshView, RankView } from './views';
-import { completeHost, completeMesh, completeRank } from './views';
+import type { FailureView, HostView, JobView, MeshView, RankView } from './views';
+import { completeHost, completeJob, completeMesh, completeRank } from './views';
 
 /** Failures that are kept; the kernel keeps the last ones likewise. */
 const KEPT_FAILURES = 200;
@@ -27,6 +27,8 @@ export class MeshStore {
   meshes: ReadonlyMap<string, MeshView> = new Map();
   hosts: ReadonlyMap<string, HostView> = new Map();
   failures: readonly FailureView[] = [];
+  /** Those whose hosts the notebook waits for. */
+  jobs: ReadonlyMap<string, JobView> = new Map();
   private _ranks = new Map<string, RankView[]>();
   private _listeners = new Set<(change: StoreChange) => void>();
   private _clockAhead = 0;
@@ -92,6 +94,7 @@ export class MeshStore {
       Object.entries(message.ranks).map(([mesh, ranks]) => [mesh, ranks.map(rank => completeRank(rank))])
     );
     this.failures = message.failures.slice(-KEPT_FAILURES);
+    this.jobs = new Map((message.jobs ?? []).map(job => [job.key ?? '', completeJob(job)]));
     this.version = message.version;
     const all = [...this._ranks].map(([mesh, ranks]) => [mesh, new Set(ranks.keys())] as const);
     return { structure: true, ranks: new Map(all), failures: true };
@@ -124,6 +127,16 @@ export class MeshStore {
         structure = hosts.delete(key) || structure;
       }
       this.hosts = hosts;
+    }
+    if (message.jobs?.length || message.gone?.jobs?.length) {
+      const jobs = new Map(this.jobs);
+      for (const job of message.jobs ?? []) {
+        jobs.set(job.key ?? '', completeJob(job));
+      }
+      for (const key of message.gone?.jobs ?? []) {
+        jobs.delete(key);
+      }
+      this.jobs = jobs;
     }
     const changed = new Map<string, Set<number>>();
     for (const [mesh, byRank] of Object.entries(message.ranks ?? {})) {

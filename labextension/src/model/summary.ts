@@ -1,9 +1,9 @@
 /** What is said of many ranks in few words. */
 
-import { duration, memory } from './quantities';
+import { duration, memory, wholeDuration } from './quantities';
 import { formatRanks } from './rankset';
 import { t, tn } from './translation';
-import type { FailureView, MeshView, RankState, RankView } from './views';
+import type { FailureView, HostView, JobView, MeshView, RankState, RankView } from './views';
 import { STATES } from './views';
 
 /** How many ranks are in each state; `older`: how many of all have modules of an older tree. */
@@ -101,14 +101,71 @@ export function troublesOf(ranks: Iterable<RankView>): Trouble[] {
 
 /** The headline of a mesh: `text` is all of it; the state is that of the worst news, for its colour. */
 export interface Headline {
-  readonly state: RankState | 'hang' | '';
+  readonly state: RankState | 'hang' | 'walltime' | '';
   readonly count: string;
   readonly news: string;
   readonly text: string;
 }
 
+/** The walltime of hosts of a mesh ends soon: of which, in how many seconds, and what to do. */
+export interface Ending {
+  readonly names: string;
+  readonly left: number;
+  readonly then: string;
+}
+
+/** What ends first of the hosts of a mesh whose walltime ends soon; null: none does, or it is over. */
+export function endingOf(mesh: MeshView | undefined, hosts: ReadonlyMap<string, HostView>, now: number): Ending | null {
+  const ending = (mesh?.hosts ?? [])
+    .map(key => hosts.get(key))
+    .filter(host => host !== undefined)
+    .filter(host => host.ends_at > now && !host.gone)
+    .sort((a, b) => a.ends_at - b.ends_at);
+  const first = ending[0];
+  return first
+    ? { names: few(ending.map(host => host.name || host.key)), left: first.ends_at - now, then: first.then }
+    : null;
+}
+
+/** How many names are told. */
+const FEW = 4;
+
+function few(names: readonly string[]): string {
+  const shown = names.slice(0, FEW).join(', ');
+  return names.length > FEW ? t('%1 and %2 more', shown, names.length - FEW) : shown;
+}
+
+/** `the walltime of node1 ends in 3 min 5 s`. */
+export function endingText({ names, left }: Ending): string {
+  return t('the walltime of %1 ends in %2', names, wholeDuration(left));
+}
+
+/** `1 of 4 hosts up · Resources · for 3 min 5 s · expected in 20 min 0 s`. */
+export function jobText(job: JobView, now: number): string {
+  if (job.error) {
+    return job.error;
+  }
+  if (job.ended) {
+    return [t('ended'), job.reason].filter(Boolean).join(' · ');
+  }
+  const waits = job.up < job.hosts;
+  return [
+    tn('%2 of %1 host up', '%2 of %1 hosts up', job.hosts, job.up),
+    waits ? job.reason : '',
+    waits && job.since ? t('for %1', wholeDuration(now - job.since)) : '',
+    waits && job.expected_start ? t('expected in %1', wholeDuration(job.expected_start - now)) : '',
+    job.ends_at ? t('walltime ends in %1', wholeDuration(job.ends_at - now)) : ''
+  ]
+    .filter(Boolean)
+    .join(' · ');
+}
+
 /** `8 ranks · 1 dead: killed by signal 9 (SIGKILL)`. */
-export function headlineOf(mesh: MeshView | undefined, ranks: readonly RankView[]): Headline {
+export function headlineOf(
+  mesh: MeshView | undefined,
+  ranks: readonly RankView[],
+  ending: Ending | null = null
+): Headline {
   const count = tn('%1 rank', '%1 ranks', ranks.length);
   const line = (state: Headline['state'], news: string) => ({
     state,
@@ -125,6 +182,9 @@ export function headlineOf(mesh: MeshView | undefined, ranks: readonly RankView[
   }
   if (mesh?.hang) {
     return line('hang', mesh.hang);
+  }
+  if (ending) {
+    return line('walltime', endingText(ending));
   }
   for (const state of ['starting', 'running'] as const) {
     if (states[state]) {

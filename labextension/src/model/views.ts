@@ -19,7 +19,10 @@ export interface GpuView {
   readonly memory_total: number;
 }
 
-/** A host. `cpu` is in percent of all its processors; `gone` says why it cannot be reached. */
+/**
+ * A host. `cpu` is in percent of all its processors; `gone` says why it cannot be reached; `ends_at` is when its walltime
+ * ends, if that is soon (0: it is not), and `then` what is to be done before.
+ */
 export interface HostView {
   readonly key: string;
   readonly name: string;
@@ -31,6 +34,8 @@ export interface HostView {
   readonly tree: string;
   readonly environment: string;
   readonly gone: string;
+  readonly ends_at: number;
+  readonly then: string;
 }
 
 /** An actor in one rank. */
@@ -92,13 +97,32 @@ export interface MeshView {
   readonly created: number;
 }
 
+/**
+ * A job: hosts that an engine gives, or is to give. `mesh` is the mesh of the notebook that is on it, `reason` says in
+ * the engine's words why hosts are not up, `error` why it does not say where it is.
+ */
+export interface JobView {
+  readonly key: string;
+  readonly engine: string;
+  readonly mesh: string;
+  readonly hosts: number;
+  readonly up: number;
+  readonly reason: string;
+  readonly since: number;
+  readonly expected_start: number;
+  readonly ends_at: number;
+  readonly ended: boolean;
+  readonly used_by: string;
+  readonly error: string;
+}
+
 /** Something that went wrong. */
 export interface FailureView {
   readonly number: number;
   readonly time: number;
   readonly mesh: string;
   readonly ranks: readonly number[];
-  readonly kind: 'death' | 'error' | 'hang' | 'unresponsive';
+  readonly kind: 'death' | 'error' | 'hang' | 'unresponsive' | 'walltime';
   readonly text: string;
 }
 
@@ -118,7 +142,23 @@ const HOST: HostView = {
   gpus: [],
   tree: '',
   environment: '',
-  gone: ''
+  gone: '',
+  ends_at: 0,
+  then: ''
+};
+const JOB: JobView = {
+  key: '',
+  engine: '',
+  mesh: '',
+  hosts: 0,
+  up: 0,
+  reason: '',
+  since: 0,
+  expected_start: 0,
+  ends_at: 0,
+  ended: false,
+  used_by: '',
+  error: ''
 };
 const MESH: MeshView = {
   key: '',
@@ -158,6 +198,10 @@ const RANK: RankView = {
 
 export function completeHost(sent: Sent<HostView>): HostView {
   return { ...HOST, ...sent, gpus: (sent.gpus ?? []).map(gpu => ({ ...GPU, ...gpu })) };
+}
+
+export function completeJob(sent: Sent<JobView>): JobView {
+  return { ...JOB, ...sent };
 }
 
 export function completeMesh(sent: Sent<MeshView>): MeshView {

@@ -2,9 +2,9 @@ import { afterEach, describe, expect, it } from 'vitest';
 import { aRank } from '../testing';
 import { duration, figure, memory, textSize, wholeDuration } from './quantities';
 import { formatRanks, parseRanks } from './rankset';
-import { byHost, describeRank, groupFailures, headlineOf, troublesOf } from './summary';
+import { byHost, describeRank, endingOf, groupFailures, headlineOf, troublesOf } from './summary';
 import { t, tn, useTranslation } from './translation';
-import { completeMesh } from './views';
+import { completeHost, completeMesh } from './views';
 
 const SIGKILL = 'killed by signal 9 (SIGKILL)';
 
@@ -85,6 +85,26 @@ describe('headline', () => {
       state: 'hang',
       news: 'rank 3 waits'
     });
+  });
+
+  it('warns of the end of a walltime, unless something is worse, and no longer when it is over', () => {
+    const hosts = new Map(
+      [
+        { key: 'a', name: 'node1', ends_at: 160, then: 'save' },
+        { key: 'b', name: 'node2', ends_at: 130, then: 'save' },
+        { key: 'c', name: 'node3' }
+      ].map(host => [host.key, completeHost(host)])
+    );
+    const on = completeMesh({ key: 'u1', name: 'm', hosts: ['a', 'b', 'c'] });
+    const ending = endingOf(on, hosts, 100);
+    expect(ending).toEqual({ names: 'node2, node1', left: 30, then: 'save' });
+    expect(headlineOf(on, idle(2), ending)).toMatchObject({
+      state: 'walltime',
+      text: '2 ranks · the walltime of node2, node1 ends in 30 s'
+    });
+    expect(headlineOf(on, [aRank(0, { state: 'dead' })], ending).state).toBe('dead');
+    expect(endingOf(on, hosts, 161)).toBeNull();
+    expect(endingOf({ ...on, hosts: ['c'] }, hosts, 100)).toBeNull();
   });
 
   it('groups ranks by state and reason, the worst first', () => {

@@ -9,6 +9,8 @@ import { ActionBar } from './actionbar';
 import { ActorSection } from './actorsection';
 import { hangSection, stacksSection } from './asksections';
 import { DebugSection, groupStops } from './debugsection';
+import { JobList } from './joblist';
+import { JobSection } from './jobsection';
 import { MeshList, sortMeshes } from './meshlist';
 import { Section } from './section';
 import type { Surroundings } from './surroundings';
@@ -22,6 +24,8 @@ export class KernelPane {
   private readonly _empty = element('div', 'mk-Pane-empty');
   private readonly _mesh = element('div', 'mk-Pane-mesh');
   private readonly _view = element('div', 'mk-Pane-view');
+  private readonly _waiting: JobList;
+  private readonly _jobs: Section;
   private readonly _sections: Record<'debug' | 'log' | 'stacks' | 'actors' | 'hang' | 'hosts', Section>;
   private readonly _more: HTMLButtonElement;
   private readonly _formHost = element('div', 'mk-Pane-form', { hidden: true });
@@ -45,6 +49,8 @@ export class KernelPane {
   ) {
     const { store } = _client;
     this._actions = withInsertion(_client, _surroundings);
+    const now = () => store.now();
+    this._waiting = new JobList(this.node, t('Hosts that are waited for'), this._actions, _surroundings, now);
     this._list = new MeshList(this.node, store, mesh => this._choose(mesh));
     this.node.append(this._empty, this._mesh, this._formHost);
     this._bar = new ActionBar(this._mesh, store, this._actions, _surroundings);
@@ -68,6 +74,8 @@ export class KernelPane {
       'aria-expanded': 'false'
     });
     this.node.append(this._more);
+    const jobs = (body: HTMLElement) => new JobSection(body, this._actions, _surroundings, now);
+    this._jobs = new Section(this.node, 'jobs', t('Jobs'), memory, jobs);
     this._unsubscribe = store.subscribe(() => this._frame.request());
     host.append(this.node);
     this._draw();
@@ -124,6 +132,8 @@ export class KernelPane {
     Object.values(this._sections).forEach(section => section.dispose());
     this._board?.dispose();
     this._bar.dispose();
+    this._jobs.dispose();
+    this._waiting.dispose();
     this._list.dispose();
     this.node.remove();
   }
@@ -168,6 +178,8 @@ export class KernelPane {
       this._empty.replaceChildren();
       this.openForm(false);
     }
+    this._waiting.update(store.jobs.values());
+    this._jobs.node.hidden = !known;
     this._list.update(this._chosen);
     if (this._chosen) {
       this._bar.update(this._chosen);

@@ -1,7 +1,7 @@
 import type { MeshStore, MeshView } from '../model';
-import { headlineOf, t } from '../model';
+import { endingOf, headlineOf, t } from '../model';
 import { button, Disposables, element, moveByArrows, setAttribute, setCutText, setText } from '../views/dom';
-import { showState } from './worstmesh';
+import { iconOf, showState } from './worstmesh';
 
 /** The meshes of a kernel, each with its worst news; one of them is chosen. Hidden while there is only one. */
 export class MeshList {
@@ -69,8 +69,8 @@ class MeshItem {
 
   update(mesh: MeshView, store: MeshStore, chosen: boolean): void {
     const ranks = store.ranks(mesh.key);
-    const { state, text } = headlineOf(mesh, ranks);
-    showState(this._icon, state === 'hang' ? 'unresponsive' : state);
+    const { state, text } = headlineOf(mesh, ranks, endingOf(mesh, store.hosts, store.now()));
+    showState(this._icon, iconOf(state));
     setText(this._name, mesh.name || mesh.key);
     const marks = [mesh.current ? t('current') : '', mesh.kept ? t('kept') : ''].filter(Boolean).join(' · ');
     setText(this._marks, marks);

@@ -1,7 +1,7 @@
 import type { FailureView, MeshStore } from '../model';
 
 /** The failures that a person is told of. */
-const TOLD: readonly FailureView['kind'][] = ['death', 'hang', 'unresponsive'];
+const TOLD: readonly FailureView['kind'][] = ['death', 'hang', 'unresponsive', 'walltime'];
 
 /** Failures of a store that are newer than the last one that was seen. */
 export class NewFailures {

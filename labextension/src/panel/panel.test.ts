@@ -1,9 +1,11 @@
 import { beforeEach, describe, expect, it, vi } from 'vitest';
-import type { Actions, RankView } from '../model';
-import { completeRank, MeshStore, RequestError } from '../model';
+import type { Actions, JobView, RankView } from '../model';
+import { completeJob, completeRank, jobText, MeshStore, RequestError } from '../model';
 import { ActionBar } from './actionbar';
 import { summarizeActors } from './actorsection';
 import { groupStops } from './debugsection';
+import { JobList } from './joblist';
+import { JobSection } from './jobsection';
 import { KeptSection } from './keptsection';
 import { Section } from './section';
 import type { KeptMesh, Memory, Surroundings } from './surroundings';
@@ -112,6 +114,71 @@ describe('the buttons of a mesh', () => {
     await done;
     expect(made.node.querySelector('[role=status]')?.textContent).toBe('the host is full. Free some space.');
     expect(button(made.node, 'use').hasAttribute('aria-disabled')).toBe(false);
+  });
+});
+
+describe('jobs', () => {
+  const waiting = completeJob({
+    key: 'abc',
+    engine: 'slurm',
+    mesh: 'm',
+    hosts: 4,
+    up: 1,
+    reason: 'Resources',
+    since: 40,
+    expected_start: 160
+  });
+
+  it('say in the words of the engine what they wait for, since when, and until when', () => {
+    expect(jobText(waiting, 100)).toBe('1 of 4 hosts up · Resources · for 1 min 0 s · expected in 1 min 0 s');
+    expect(jobText(completeJob({ hosts: 1, up: 1, since: 40, ends_at: 130 }), 100)).toBe(
+      '1 of 1 host up · walltime ends in 30 s'
+    );
+    expect(jobText(completeJob({ ended: true, hosts: 2, reason: 'exit 1' }), 100)).toBe('ended · exit 1');
+    expect(jobText(completeJob({ error: 'squeue does not answer' }), 100)).toBe('squeue does not answer');
+  });
+
+  it('are ended only if the person agrees, and say what becomes of it', async () => {
+    const refusing = surroundingsOf({ confirm: vi.fn(async () => false) });
+    const actions = actionsOf();
+    const press = async (list: JobList) => {
+      list.update([waiting]);
+      button(list.node, 'kill_job').click();
+      await new Promise(resolve => setTimeout(resolve));
+    };
+    await press(new JobList(host, 'Jobs', actions as unknown as Actions, refusing, () => 100));
+    expect(refusing.confirm).toHaveBeenCalledWith(
+      'End job abc of slurm?',
+      'It is for mesh m. Its hosts are given back, and what runs on them ends.',
+      'End job'
+    );
+    expect(actions.perform).not.toHaveBeenCalled();
+    const list = new JobList(host, 'Jobs', actions as unknown as Actions, surroundingsOf(), () => 100);
+    await press(list);
+    expect(actions.perform).toHaveBeenCalledWith('kill_job', '', [], { job: 'abc' });
+    list.update([]);
+    expect(list.node.hidden).toBe(false);
+    expect(list.node.querySelector('[role=status]')?.textContent).toBe('did kill_job');
+  });
+
+  it('are in the store as long as they are waited for', () => {
+    const store = storeOf(ranks(1));
+    const changes = { kind: 'changes' as const, time: 1 };
+    store.apply({ ...changes, base: 1, version: 2, jobs: [{ key: 'abc', engine: 'slurm', hosts: 4 }] });
+    expect([...store.jobs.values()].map(({ key, up }) => [key, up])).toEqual([['abc', 0]]);
+    store.apply({ ...changes, base: 2, version: 3, gone: { jobs: ['abc'] } });
+    expect(store.jobs.size).toBe(0);
+  });
+
+  it('of the whole list are asked for, with what engines cannot tell', async () => {
+    const sent: Partial<JobView>[] = [{ key: 'x1', engine: 'ssh', hosts: 1, up: 1, used_by: 'process 7' }];
+    const actions = { ...actionsOf(), ask: vi.fn(async () => ({ jobs: sent, notes: ['ray cannot be asked'] })) };
+    const section = new JobSection(host, actions as unknown as Actions, surroundingsOf(), () => 100);
+    await new Promise(resolve => setTimeout(resolve));
+    expect(host.querySelector('[data-job=x1]')?.textContent).toContain('1 of 1 host up');
+    expect(host.textContent).toContain('ray cannot be asked');
+    section.dispose();
+    expect(host.childElementCount).toBe(0);
   });
 });
 

@@ -1,5 +1,5 @@
-import type { MeshStore, RankState } from '../model';
-import { headlineOf, STATES } from '../model';
+import type { Headline, MeshStore, RankState } from '../model';
+import { endingOf, headlineOf, STATES } from '../model';
 import { stateIcon } from '../views/glyphs';
 
 /** A mesh in few words: `text` is all of it, `news` what there is to say beside the number of its ranks. */
@@ -13,9 +13,10 @@ export interface MeshNewsLine {
 
 /** The mesh with the worst news, of those the current one. */
 export function worstMesh(store: MeshStore): MeshNewsLine | null {
-  const order = ['dead', 'hang', ...STATES] as const;
+  const order = ['dead', 'hang', 'unresponsive', 'stopped', 'healing', 'walltime', ...STATES] as const;
+  const now = store.now();
   const found = [...store.meshes.values()]
-    .map(mesh => ({ mesh, ...headlineOf(mesh, store.ranks(mesh.key)) }))
+    .map(mesh => ({ mesh, ...headlineOf(mesh, store.ranks(mesh.key), endingOf(mesh, store.hosts, now)) }))
     .sort(
       (a, b) =>
         (a.state ? order.indexOf(a.state) : order.length) - (b.state ? order.indexOf(b.state) : order.length) ||
@@ -25,7 +26,12 @@ export function worstMesh(store: MeshStore): MeshNewsLine | null {
     return null;
   }
   const { mesh, state, news, text } = found;
-  return { name: mesh.name, state: state === 'hang' ? 'unresponsive' : state, news, text };
+  return { name: mesh.name, state: iconOf(state), news, text };
+}
+
+/** The state whose picture stands for that of a headline. */
+export function iconOf(state: Headline['state']): RankState | '' {
+  return state === 'hang' || state === 'walltime' ? 'unresponsive' : state;
 }
 
 /** Have an element show the picture of a state, or nothing; it is drawn anew only if it differs. */

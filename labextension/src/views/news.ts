@@ -1,5 +1,16 @@
 import type { FailureGroup, FailureView, MeshView, RankView, Trouble } from '../model';
-import { groupFailures, headlineOf, nameRanks, stateName, t, tn, troublesOf, wholeDuration } from '../model';
+import {
+  endingOf,
+  endingText,
+  groupFailures,
+  headlineOf,
+  nameRanks,
+  stateName,
+  t,
+  tn,
+  troublesOf,
+  wholeDuration
+} from '../model';
 import type { MeshStore } from '../model';
 import { button, element, setAttribute, setCutText, setText } from './dom';
 import { stateIcon } from './glyphs';
@@ -28,6 +39,8 @@ export class MeshNews {
   private _troubles: Trouble[] = [];
   private _failures: FailureGroup[] = [];
   private _listed = '';
+  /** What is shown, while it has a time that passes. */
+  private _passing: (() => void) | undefined;
 
   /**
    * @param _pick - called with a rank that is to be shown.
@@ -47,7 +60,9 @@ export class MeshNews {
   }
 
   update(mesh: MeshView | undefined, ranks: readonly RankView[], failures: readonly FailureView[]): void {
-    const headline = headlineOf(mesh, ranks);
+    const ending = endingOf(mesh, this._store.hosts, this._store.now());
+    this._passing = ending ? () => this.update(mesh, ranks, failures) : undefined;
+    const headline = headlineOf(mesh, ranks, ending);
     setText(this._name, mesh?.name ?? '');
     setText(this._count, headline.count);
     setCutText(this._news, headline.news);
@@ -55,9 +70,10 @@ export class MeshNews {
     this._troubles = troublesOf(ranks);
     this._failures = groupFailures(failures).slice(0, LISTED);
     const worst = this._troubles[0];
-    const text = worst ? this._sentence(worst) : mesh?.hang ? mesh.hang : this._calm();
+    const warning = mesh?.hang || (ending ? `${endingText(ending)}: ${ending.then}` : '');
+    const text = worst ? this._sentence(worst) : warning || this._calm();
     setCutText(this._worstText, text);
-    setAttribute(this._worst, 'data-state', worst?.state ?? (mesh?.hang ? 'hang' : undefined));
+    setAttribute(this._worst, 'data-state', worst?.state ?? (mesh?.hang ? 'hang' : warning ? 'walltime' : undefined));
     setAttribute(this._worst, 'disabled', !worst);
     this._icon(worst);
     const more = Math.max(0, this._troubles.length - 1) + this._failures.length;
@@ -67,13 +83,15 @@ export class MeshNews {
       this._toggle();
     }
     // Screen readers hear of news, not of each number that changes.
-    setText(this._spoken, worst || mesh?.hang ? `${mesh?.name ?? ''}: ${text}` : '');
+    const spoken = worst || mesh?.hang ? text : ending ? ending.then : '';
+    setText(this._spoken, spoken ? `${mesh?.name ?? ''}: ${spoken}` : '');
     this._fill();
   }
 
   /** Times have passed. */
   tick(): void {
     this._listed = '';
+    this._passing?.();
     this._fill();
   }
 

@@ -34,7 +34,7 @@ class JobMagics(Subcommands):
             raise usage_error(found.magic, f"say which job: %mesh jobs {verb} JOB; %mesh jobs lists them")
         if found.lines < 1:
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
-        listed = list_jobs()
+        listed = list_jobs(self._session.engine_hosts.awaited())
         try:
             chosen = [job_named(name, listed.jobs) for name in names]
             if verb == "logs":
@@ -68,7 +68,13 @@ class JobMagics(Subcommands):
             self.say("There is no job whose program has ended.")
         for job in jobs:
             ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
-            job.end()
             mesh = ours.get(job.job)
-            self._session.engine_hosts.pop(mesh or "", None)
-            self.say(f"job {job.job} of {job.engine} ended" + (f", and mesh {mesh} with it" if mesh else ""))
+            place = self._session.engine_hosts.get(mesh or "")
+            said = f"job {job.job} of {job.engine} ended"
+            if place is not None and place.waiting:
+                del self._session.engine_hosts[mesh or ""]
+                said = place.end()  # its own launcher knows of starts that go on in this process
+            else:
+                job.end()
+                self._session.engine_hosts.pop(mesh or "", None)
+            self.say(said + (f", and mesh {mesh} with it" if mesh else ""))

@@ -97,7 +97,8 @@ class StatusMagics(Subcommands):
                     status.devices,
                 )
             )
-        return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees)
+        warnings = self._notebook.walltimes.of_mesh(mesh)
+        return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees, warnings)
 
     @magic_arguments("mesh logs")
     @mesh_argument()

@@ -159,12 +159,13 @@ class HostTree:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MeshStatus(AsTable):
-    """The current state of the ranks of one mesh, and the synced trees of its hosts."""
+    """The current state of the ranks of one mesh, the synced trees of its hosts, and what is to be known of these."""
 
     mesh: str
     ranks: Sequence[RankSummary]
     kept: KeptState | None = None
     trees: Sequence[HostTree] = ()
+    warnings: Sequence[str] = ()
 
     def table(self) -> TableView:
         """One row for each rank."""
@@ -195,7 +196,9 @@ class MeshStatus(AsTable):
             f"{', '.join(tree.host for tree in self.trees if str(tree) == text)}: {text}" if len(said) > 1 else text
             for text in said
         ]
-        return TableView(headings, rows, f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7), note="\n".join(notes))
+        return TableView(
+            headings, rows, f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7), note="\n".join([*self.warnings, *notes])
+        )
 
 
 def kept_here(host: KeptHost | None) -> KeptState | None:

@@ -96,6 +96,13 @@ def _kept(word: str) -> Callable[[Click], str]:
     return line
 
 
+def _kill_job(click: Click) -> str:
+    job = click.options.get("job")
+    if not isinstance(job, str) or not job:
+        raise ValueError("this needs the id of a job")
+    return f"jobs kill {shlex.quote(job)}"
+
+
 def _sync(click: Click) -> str:
     options = _options(click)
     words = ["sync", *map(shlex.quote, _texts(options.get("dirs")))]
@@ -152,6 +159,8 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "up": _up,
     "attach": _kept("attach"),
     "stop_kept": _kept("down"),
+    "kill_job": _kill_job,
+    "jobs": lambda _click: "jobs",
     "stack": _with_ranks("stacks"),
     "log": _log,
     "variables": _debug("locals"),
@@ -160,8 +169,6 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "plot": _plot,
 }
 #: What changes something; `ask` gives none of it.
-ACTIONS = frozenset(
-    ("interrupt", "kill", "heal", "debug", "resume", "focus", "use", "sync", "down", "up", "attach", "stop_kept")
-)
+ACTIONS = frozenset(_LINES) - {"stack", "log", "variables", "breakpoints", "hang", "plot", "jobs"}
 #: What concerns no mesh that is here.
-OF_NO_MESH = frozenset(("up", "attach", "stop_kept", "breakpoints"))
+OF_NO_MESH = frozenset(("up", "attach", "stop_kept", "kill_job", "breakpoints", "jobs"))

@@ -11,11 +11,14 @@ from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.engines import engine
+from monarch_kernel.kernel.job_views import listed
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.rank.namespace import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
 from monarch_kernel.kernel.views.log_follower import LogFollower
+from monarch_kernel.launchers.listing import JobList
+from monarch_kernel.watch.model import plain
 from monarch_kernel.widgets.connection import Closable, ViewRequestError
 from monarch_kernel.widgets.lookup import mesh_of
 
@@ -47,6 +50,7 @@ class NotebookServices:
             "breakpoints": self._breakpoints,
             "hang": self._hang,
             "code": self._code,
+            "jobs": self._jobs,
         }
 
     @property
@@ -59,7 +63,7 @@ class NotebookServices:
         what = str(request.get("what"))
         if what not in self._questions:
             raise ViewRequestError(f"there is nothing called {what!r} to ask")
-        of_none = what == "breakpoints" or (what == "code" and request.get("action") in OF_NO_MESH)
+        of_none = what in OF_NO_MESH or (what == "code" and request.get("action") in OF_NO_MESH)
         return self._questions[what](self._click(request, what, of_none))
 
     def act(self, request: Mapping[str, Any]) -> str:
@@ -193,6 +197,11 @@ class NotebookServices:
                 }
             )
         return {"breakpoints": found}
+
+    def _jobs(self, click: Click) -> dict[str, Any]:
+        found: JobList = self._run(click, _nothing) or JobList(())
+        places = self._notebook.session.engine_hosts
+        return {"jobs": [plain(listed(job, places)) for job in found.jobs], "notes": list(found.notes)}
 
     def _hang(self, click: Click) -> dict[str, Any]:
         from monarch_kernel.debugger.controller.hang.verdict import NOTHING
