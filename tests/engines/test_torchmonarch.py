@@ -29,6 +29,31 @@ found = []
 waiting = threading.Thread(target=lambda: found.extend(value for _, value in calls.get()))
 waiting.start()
 """
+FAILING = """from monarch.actor import Actor, concurrent_endpoint, endpoint, this_host
+class Stepping(Actor):
+    @endpoint
+    def step(self, value):
+        self.half(value)
+    def half(self, value):
+        half = value / 2
+        raise ValueError(f"at {value}")
+    @endpoint
+    def careful(self):
+        try:
+            self.half(3)
+        except ValueError:
+            return "careful"
+class Waiting(Actor):
+    @concurrent_endpoint
+    async def wait(self, value):
+        import asyncio
+        await asyncio.sleep(0)
+        kept = ["waited", value]
+        raise LookupError(f"at {value}")
+failing = this_host().spawn_procs({"gpus": 2}, name="failing")
+stepping, waiting = failing.spawn("stepping", Stepping), failing.spawn("waiting", Waiting)
+get_ipython().run_line_magic("mesh", "ls")
+"""
 
 
 def test_breakpoint_in_an_endpoint_of_monarch_stops_here(notebook: Kernel) -> None:
@@ -42,13 +67,35 @@ def test_breakpoint_in_an_endpoint_of_monarch_stops_here(notebook: Kernel) -> No
     notebook.ok("%mesh down workers\n%mesh use m")
 
 
+def test_frames_of_an_endpoint_of_monarch_are_open_afterwards(notebook: Kernel) -> None:
+    notebook.ok("%mesh ls")
+    notebook.ok(FAILING)
+    for call, found in (("stepping.step", "half = 10.5"), ("waiting.wait", "kept = ['waited', 21]")):
+        out = notebook.run(f"{call}.call(21).get()")
+        assert out.ename == "ActorError", out
+        text = shown(notebook.ok("%mesh pm --on failing"))
+        assert "0-1" in text and "at 21" in text, text
+        assert found in shown(notebook.ok(f"%mesh debug print {found.partition(' ')[0]}"))
+        notebook.ok("%mesh debug continue")
+    # An error that the endpoint handles ends nothing.
+    notebook.ok("[value for _, value in stepping.careful.call().get()]")
+    assert "careful" not in shown(notebook.ok("%mesh pm --on failing"))
+    notebook.ok("%mesh debug continue\n%mesh down failing\n%mesh use m")
+
+
 @pytest.mark.parametrize(
-    "command", ["heal", "debugpy -r 0", "up other --procs 1 --keep", "up other --procs 1 --env /usr"]
+    "command",
+    [
+        *("heal", "debugpy -r 0", "up other --procs 1 --keep", "up other --procs 1 --env /usr"),
+        "attach tcp://127.0.0.1:26600",
+    ],
 )
 def test_what_it_cannot_do_is_said_in_one_sentence(notebook: Kernel, command: str) -> None:
     out = notebook.run(f"%mesh {command}")
     assert out.ename == "UsageError" and out.evalue.count("\n") == 0, out
-    if command != "up other --procs 1 --env /usr":
+    if command.startswith("attach"):
+        assert "is an address" in out.evalue and "pickle.dump" in out.evalue
+    elif command != "up other --procs 1 --env /usr":
         assert "torchmonarch" in out.evalue
 
 

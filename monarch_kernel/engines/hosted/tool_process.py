@@ -141,9 +141,9 @@ class ToolProcess:
         """See ``interface.ProcessFunctions``."""
         raise self.not_offered("interrupt the main thread of the controller")
 
-    def keep_failure(self, error: BaseException, cell: str) -> None:
-        """See ``interface.ProcessFunctions``."""
-        keep_failure(error, cell, self.running_here()[:2], _later)
+    def keep_failure(self, error: BaseException, cell: str, running: tuple[str, str] | None = None) -> None:
+        """See ``interface.ProcessFunctions``; ``running``: an actor and an endpoint of the other runtime."""
+        keep_failure(error, cell, running or self.running_here()[:2], _later)
 
     def call_in_wait(self, errand: Callable[[], None]) -> None:
         """See ``interface.ProcessFunctions``."""

@@ -31,6 +31,8 @@ from monarch_kernel.private_files import read_own_file
 _OF_PROGRAM = re.compile(r"<(?!monarch\._src|root>)[\w.]+ ")
 #: In Monarch's reports of failures: an actor of a mesh, with its coordinates there.
 _FAILED = re.compile(r"\{(?P<point>'[^}]*\d+/\d+[^}]*)\}")
+#: A URL of a host or a controller of Monarch.
+_ADDRESS = re.compile(r"[a-z][a-z0-9-]*://")
 _CAUSE = re.compile(r"failed:\s*(?P<cause>.*)", re.DOTALL)
 
 
@@ -186,8 +188,13 @@ class MonarchEngine(ToolController):
         """See ``interface.KeptFunctions``: ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
 
         Raises:
-            KeptError: there is no such file, or no such mesh in it.
+            KeptError: there is no such file, or no such mesh in it; or it is an address, which names no mesh.
         """
+        if _ADDRESS.match(name):
+            raise KeptError(
+                f"{name} is an address, by which Monarch tells no other process of a job's meshes: in the job, write "
+                "one with pickle.dump(proc_mesh, file), and attach to that file"
+            )
         try:
             data = read_own_file(os.path.expanduser(name))
             procs = _apart(lambda: pickle.loads(data))

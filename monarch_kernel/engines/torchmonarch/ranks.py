@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -64,12 +65,17 @@ def _endpoint(top: FrameType | None) -> FrameType | None:
     outermost = None
     frame = top
     while frame is not None:
-        file = frame.f_code.co_filename
-        of_python = file.startswith("<frozen") or (file.startswith(_PYTHON) and "-packages" not in file)
-        if not of_python and not file.startswith((_MONARCH, _OURS)):
+        if _is_of_program(frame):
             outermost = frame
         frame = frame.f_back
     return outermost
+
+
+def _is_of_program(frame: FrameType) -> bool:
+    """Whether a frame is neither Monarch's, nor Python's, nor ours."""
+    file = frame.f_code.co_filename
+    of_python = file.startswith("<frozen") or (file.startswith(_PYTHON) and "-packages" not in file)
+    return not of_python and not file.startswith((_MONARCH, _OURS))
 
 
 def _actor_name(frame: FrameType) -> str:
@@ -83,7 +89,36 @@ def guest() -> Guest:
     with _lock:
         if _guest is None:
             _guest = Guest(NAME, MonarchActors())
+            _keep_failures(_guest)
         return _guest
+
+
+def _keep_failures(tools: Guest) -> None:
+    """Keep the frames of exceptions that end endpoints and constructors of Monarch's actors, for post-mortem debugging.
+
+    Monarch reports each as an ``ActorError``, which it makes in the rank while the exception has its traceback.
+    """
+    make: Any = monarch_actor.ActorError.__init__
+
+    @functools.wraps(make)
+    def init(report: Any, exception: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(Exception):  # a report is never lost
+            endpoint = _raised_in(exception)
+            if endpoint is not None:
+                tools.keep_failure(exception, "", (_actor_name(endpoint), endpoint.f_code.co_name))
+        make(report, exception, *args, **kwargs)
+
+    monarch_actor.ActorError.__init__ = init
+
+
+def _raised_in(error: BaseException) -> FrameType | None:
+    """The endpoint or constructor that an exception has ended; None: it is a user's interrupt, or from elsewhere."""
+    traceback = error.__traceback__
+    while traceback is not None and not isinstance(error, InterruptedEndpoint):
+        if _is_of_program(traceback.tb_frame):
+            return traceback.tb_frame if _actor_name(traceback.tb_frame) else None
+        traceback = traceback.tb_next
+    return None
 
 
 class ToolDoor(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseClass]  # as above
