@@ -21,6 +21,7 @@ SHARED: dict[str, str] = {}
 INTERNAL = {
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
     "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
+    "PlaceError": "the error of the cell shows its text",
     "PipeClosed": "the rank says what has become of the process",
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",

@@ -9,6 +9,7 @@ of them. Where an engine lacks something, the function raises `NotOffered`, whos
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +33,15 @@ class ActorHere(Protocol):
 
     #: An event loop that runs while the actor waits for messages; None for none.
     background: Any
+    #: Whether it was told to end, after its current message.
+    stopping: bool
+
+    def borrowing(self) -> AbstractContextManager[None]:
+        """The calling thread, which is a program's, runs the actor's message: interrupts reach it, and never later.
+
+        Only where `OF_PROGRAM` is true.
+        """
+        ...
 
 
 class ProcessFunctions(Protocol):

@@ -8,6 +8,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class CellPlace:
+    """Where in a program a cell runs, if that is not the namespace of cells and their own thread.
+
+    Attributes:
+        module: in the namespace of this module.
+        frame: in this frame of the stop of its rank, 0 being the innermost; -1: in none.
+        step: on the thread of the next optimizer step, right after it; the name of the point on which ranks agree
+            (``debugger.rank.common_point``).
+    """
+
+    module: str = ""
+    frame: int = -1
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell as the notebook sends it to ranks.
 
@@ -17,6 +33,7 @@ class Cell:
         filename: the file name of the cell in tracebacks and breakpoints.
         raw: the cell as the user wrote it, magic line included.
         quiet: whether to hide the last expression (the cell ends in a semicolon).
+        place: where it runs; None: as all cells do.
     """
 
     id: str
@@ -24,6 +41,7 @@ class Cell:
     filename: str
     raw: str
     quiet: bool = False
+    place: CellPlace | None = None
 
 
 def remember_source(filename: str, source: str) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
+from monarch_kernel.debugger.controller.common_point import agree
 from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
@@ -28,6 +30,8 @@ from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.remedies import replacing
 
+#: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
+AGREE_TIMEOUT = 2.0
 #: How often the wait updates the progress line (seconds).
 TICK = 0.1
 #: How long to wait for the output that a rank wrote before its reply (seconds).
@@ -103,8 +107,14 @@ class CellRun:
         except BaseException:
             self._held.release()
             raise
+        if self.cell.place is not None and self.cell.place.step:
+            agree(self._ask, self.cell.place.step)
         if not then_wait:
             self._held.release()
+
+    def _ask(self, function: Callable[..., Any], *args: Any) -> dict[int, Any]:
+        """Call a function in the ranks of the cell, on threads of their debug agents."""
+        return ask(self.managed.procs, function, *args, ranks=self.ranks, timeout=AGREE_TIMEOUT).values
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, and show progress meanwhile.

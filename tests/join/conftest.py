@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,25 @@ class Job:
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start jobs of torchrun; those that have not ended by themselves are ended, and must end well."""
+    with _jobs(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_module_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """The same, for jobs of all tests of a file."""
+    with _jobs(tmp_path_factory.mktemp("job")) as start:
+        yield start
+
+
+@contextmanager
+def _jobs(folder: Path) -> Generator[Callable[..., Job]]:
     started: list[Job] = []
 
     def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN) -> Job:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        gate = str(tmp_path / f"{name}.ends")
-        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", str(script), gate, *args], tmp_path, ranks)
+        gate = str(folder / f"{name}.ends")
+        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", str(script), gate, *args], folder, ranks)
         started.append(job)
         return job
 

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger.controller.common_point import agree
 from monarch_kernel.debugger.controller.line_follower import follow_line
 from monarch_kernel.debugger.controller.query import ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
@@ -36,10 +37,12 @@ class _OfMesh:
     Attributes:
         unarmed: the ranks that could not be armed, and the number of attempts.
         votes: the vote of each breakpoint whose ranks vote.
+        agreed: the breakpoints on whose beginning the ranks have agreed.
     """
 
     unarmed: dict[int, int] = field(default_factory=dict[int, int])
     votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
+    agreed: set[str] = field(default_factory=set[str])
 
 
 class Breakpoints:
@@ -56,6 +59,7 @@ class Breakpoints:
         self._last = 0
         self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
+        self._of_process = os.urandom(4).hex()
         registry.listener = self
 
     # -- setting and clearing ----------------------------------------------------------------------
@@ -79,7 +83,9 @@ class Breakpoints:
         if spec.file:
             linecache.checkcache(spec.file)
             self._lines[self._last] = linecache.getlines(spec.file)
-        made = self._by_id[self._last] = MeshBreakpoint(self._last, mesh, ranks, replace(spec, id=self._last), owner)
+        together = "" if spec.error or spec.log else f"{self._of_process}-{self._last}"
+        spec = replace(spec, id=self._last, together=together)
+        made = self._by_id[self._last] = MeshBreakpoint(self._last, mesh, ranks, spec, owner)
         return made
 
     def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, Any]]) -> list[MeshBreakpoint]:
@@ -182,12 +188,30 @@ class Breakpoints:
                     self._on_bound(watched, rank, bound)
                 for rank in answers.errors:
                     log.warning("rank %d of mesh %s could not be armed: %s", rank, watched.name, answers.error_of(rank))
+            self._agree(watched, alike)
         self._registry.tell(BreakpointsChanged())
+
+    def _agree(self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]]) -> None:
+        """Let breakpoints that are armed now, and were not before, take effect on all of their ranks together."""
+        with self._lock:
+            agreed = self._of(watched).agreed
+            ranks: dict[str, list[int]] = {}
+            for specs, of in alike.items():
+                for spec in specs:
+                    if spec.together and spec.together not in agreed:
+                        ranks.setdefault(spec.together, []).extend(of)
+            agreed.update(ranks)
+        for key, of in ranks.items():
+
+            def ask(function: Any, *args: Any, of: Sequence[int] = of) -> dict[int, Any]:
+                return ask_agents(watched.agents, watched.whole, function, *args, ranks=of, timeout=ARM_TIMEOUT).values
+
+            agree(ask, key)
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
-        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs),))))
+        asked = agent.run.call_one(cloudpickle.dumps((_arm_now, (list(specs),))))
 
         def done(future: Any) -> None:
             with self._lock:
@@ -281,6 +305,11 @@ class Breakpoints:
             watched = self._registry.by_uid(uid)
             vote = self._of(watched).votes.get(number) if watched is not None else None
             return vote.decide(hit) if isinstance(vote, Differs) else {}
+
+
+def _arm_now(specs: list[Breakpoint]) -> list[Bound]:
+    """Arm a rank that begins, where no other can be waited for."""
+    return process.arm(specs, now=True)
 
 
 def check(spec: Breakpoint) -> None:

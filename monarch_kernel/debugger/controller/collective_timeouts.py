@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.debugger.rank.collective_wait import waiting_here
+from monarch_kernel.debugger.rank.collective_wait import extend_timeouts, waiting_here
+from monarch_kernel.display.quantities import duration
+from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.view import DebuggerView
@@ -61,3 +63,23 @@ def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | 
             left = max(0.0, began + limit - time.time())
             found.append(Countdown(left, limit, mesh, tuple(sorted(waiting)), what))
     return min(found, key=lambda each: each.left, default=None)
+
+
+def extend(debugger: DebuggerView, mesh: Any, seconds: float) -> str:
+    """Ask the process groups of a mesh to wait longer in later collectives; stopped ranks are asked, too.
+
+    Returns:
+        One line for people: how many groups on which ranks, and what was refused.
+    """
+    from monarch_kernel.debugger.controller.query import ask
+
+    answers = ask(debugger.mesh(mesh) if isinstance(mesh, str) else mesh, extend_timeouts, seconds, timeout=2.0)
+    done = {rank: count for rank, (count, _) in answers.values.items() if count}
+    refused = sorted({why for _, reasons in answers.values.values() for why in reasons})
+    refused += [f"ranks {format_ranks(answers.late)} do not answer"] if answers.late else []
+    if not done and not refused:
+        return "No rank has a process group, so no collective times out."
+    groups = max(done.values(), default=0)
+    said = f"{groups} process group{'s' * (groups != 1)} on ranks {format_ranks(sorted(done))}: " if done else ""
+    limit = f"collectives that begin from now on wait for up to {duration(seconds)}" if done else "none was extended"
+    return said + limit + (f"; refused: {'; '.join(refused)}" if refused else "")

@@ -31,6 +31,7 @@ class Breakpoint:
         error: instead of a line: the name of an exception class (or of a class it derives from), bare or with its
             module, or `ANY_ERROR`: stop where an endpoint or a cell has failed with it.
         log: text to print in place of a stop; `{expression}` in it is evaluated.
+        together: names the point of the program from which on it counts (`rank.common_point`); "": at once.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Breakpoint:
     differs: str = ""
     error: str = ""
     log: str = ""
+    together: str = ""
 
 
 @dataclass(frozen=True, slots=True)

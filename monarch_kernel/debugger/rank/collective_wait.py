@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from typing import Any
 
 _COLLECTIVES = os.path.join("torch", "distributed", "")
@@ -30,3 +31,32 @@ def waiting_here() -> tuple[str, float] | None:
             ]
             return (outermost, min(limits)) if limits else None
     return None
+
+
+def extend_timeouts(seconds: float) -> tuple[int, list[str]]:
+    """Let the process groups of this process wait for at least so long, in collectives that begin from now on.
+
+    A collective that has begun keeps its limit, and each rank decides for itself how long it waits.
+
+    Returns:
+        How many groups have that limit now, and why others have not.
+    """
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if module is None or not module.is_initialized():
+        return 0, []
+    wanted = timedelta(seconds=seconds)
+    done, refused = 0, list[str]()
+    for group in list(module._world.pg_map):
+        try:
+            limits = [group._get_backend(device).options._timeout for device in group._device_types]
+            if any(limit < wanted for limit in limits):
+                module._set_pg_timeout(wanted, group)
+            limits = [group._get_backend(device).options._timeout for device in group._device_types]
+        except Exception as error:  # this backend, or this version of PyTorch, cannot
+            refused.append(f"{group.name()}: {type(error).__name__}: {error}")
+            continue
+        if limits and min(limits) >= wanted:
+            done += 1
+        else:
+            refused.append(f"{group.name()}: its backend keeps {min(limits, default='its limit')}")
+    return done, refused

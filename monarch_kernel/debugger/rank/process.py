@@ -6,7 +6,6 @@ The debug agent or the first `breakpoint()` loads it; a rank loads none of it be
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
+from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import failures, on_failure
 from monarch_kernel.subscriptions import Subscription
@@ -36,17 +36,6 @@ VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
 #: How many passes over a line between two collectives are distinguished.
 MOST_PASSAGES = 1_000_000
-
-
-def _issued() -> int | None:
-    """How many collectives the default group of torch.distributed has issued here; None if that is not known."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    try:
-        if distributed is None or not distributed.is_initialized():
-            return None
-        return int(distributed.group.WORLD._get_sequence_number_for_group())
-    except Exception:  # not every build has it, and not every backend counts
-        return None
 
 
 class RankDebugger:
@@ -149,7 +138,7 @@ class RankDebugger:
         The count of hits is not, if the breakpoint was set while the ranks ran: their first hits may be a step apart.
         The number of collectives that the default group has issued is.
         """
-        issued = _issued()
+        issued = common_point.issued()
         if issued is None:
             return hit
         with self._lock:
@@ -202,8 +191,16 @@ def stop_here(frame: FrameType, text: str = "") -> None:
 # -- requests of the hub (run by the agent) --------------------------------------------------------
 
 
-def arm(breakpoints: Sequence[Breakpoint]) -> list[Bound]:
-    """Arm these breakpoints in place of all others."""
+def arm(breakpoints: Sequence[Breakpoint], *, now: bool = False) -> list[Bound]:
+    """Arm these breakpoints in place of all others.
+
+    Args:
+        now: those that take effect on all ranks together do so here at once.
+    """
+    keys = [each.together for each in breakpoints if each.together]
+    common_point.forget(set(keys))
+    if now:
+        common_point.agree_now(keys)
     if not breakpoints and _rank.existing_engine is None:
         return []
     _rank.watch_failures(any(each.error for each in breakpoints))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +19,9 @@ from monarch_kernel.protocol.serialize import dumps_flat, loads
 
 #: The actor for which the calling code runs.
 here: ContextVar[ToolActor | None] = ContextVar("monarch_kernel_tool_actor", default=None)
+
+#: So many turns of a loop are enough for the interpreter to deliver an exception that another thread has raised here.
+_DELIVERED = 100
 
 #: Answers a call: its status and body.
 Answer = Callable[[int, bytes], None]
@@ -62,6 +67,11 @@ class ToolActor:
         self.running: str | None = None
         self.running_for = ""
         self.thread = 0
+        #: The thread of the program that runs its message for a while; 0: its own one does.
+        self._borrowed = 0
+        self._lock = threading.Lock()
+        #: Whether it was told to end, after its current message.
+        self.stopping = False
         #: How many messages it has begun to handle.
         self.handled = 0
         #: An event loop that runs while the actor waits for messages, if the thread that drives it can do so.
@@ -111,8 +121,39 @@ class ToolActor:
             if cleanup is not None:
                 cleanup(None)
 
+        self.stopping = True
         self._post("__cleanup__", "", end, lambda _status, _body: done())
         self._messages.put(None)
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def interrupt(self) -> bool:
+        """Raise KeyboardInterrupt in its running endpoint, at its next line of Python; returns whether one runs."""
+        with self._lock:
+            if self.running is None:
+                return False
+            thread = ctypes.c_ulong(self._borrowed or self.thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+            return True
+
+    @contextmanager
+    def borrowing(self) -> Generator[None]:
+        """The calling thread, which is a program's, runs the actor's message: interrupts reach it, and never later."""
+        with self._lock:
+            self._borrowed = threading.get_ident()
+        try:
+            yield
+        finally:
+            ended = False
+            while not ended:
+                try:
+                    with self._lock:
+                        self._borrowed = 0
+                    for _ in range(_DELIVERED):  # an interrupt that was raised before that is delivered here
+                        pass
+                    ended = True
+                except KeyboardInterrupt:
+                    pass
 
     def _post(self, endpoint: str, origin: str, work: Callable[[], Any], answer: Answer) -> None:
         def message() -> None:
@@ -150,8 +191,11 @@ class ToolActor:
                 with on_behalf_of(origin):
                     body = dumps_flat(work())
             finally:
-                self.running = None
                 here.reset(token)
+                with self._lock:
+                    self.running = None
+                for _ in range(_DELIVERED):
+                    pass
         except BaseException as error:
             status, body = ERROR, encode_fault(capture(error))
         answer(status, body)

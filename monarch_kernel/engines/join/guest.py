@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +61,5 @@ class JoinedGuest(Guest):
     def interrupt_main_thread(self) -> None:
         """Interrupt the cell that runs in this rank; the program's own main thread goes on."""
         for actor in list(self.actors.values()):
-            if actor.running is not None and not type(actor.object).__background__:
-                raise_in(actor.thread, KeyboardInterrupt)
-
-
-def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an exception in a thread, at its next line of Python; never in the main thread, which is the program's."""
-    if thread not in (0, threading.main_thread().ident):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+            if not type(actor.object).__background__:
+                actor.interrupt()

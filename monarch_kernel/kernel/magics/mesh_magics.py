@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
+from uuid import uuid4
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.cell import Cell
+from monarch_kernel.kernel.cell import Cell, CellPlace
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import (
@@ -72,6 +74,9 @@ class MeshMagics(Magics):
     @argument("--where", action="append", default=[], metavar="DIM=SLICE", help="as -r, a dimension at a time")
     @argument("-o", "--out", metavar="VAR", help="store the values of the last expression in this variable")
     @argument("-a", "--no-wait", action="store_true", help="do not wait; the output still appears here")
+    @argument("--in", dest="module", default="", metavar="MODULE", help="run in the namespace of this module")
+    @argument("--frame", type=int, metavar="N", help="in a joined job: in this frame of a stop, 0 being the innermost")
+    @argument("--at-step", action="store_true", help="in a joined job: after the same optimizer step on all ranks")
     @argument("--raw", action="store_true", help="print each line as it arrives, with its rank, without folding")
     def mesh_cell(self, line: str, cell: str) -> None:
         """Run the cell on the ranks of a mesh.
@@ -89,14 +94,33 @@ class MeshMagics(Magics):
             check_name(found.magic, found.out, "variable")
         if not cell.strip():
             raise usage_error(found.magic, "the cell is empty; write the code for the ranks below the first line")
-        made = self._notebook.make_cell(cell)
         managed = self._session.get(found.on, found.magic)
+        made = replace(self._notebook.make_cell(cell), place=self._place(managed, found))
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
         audit = self._notebook.audit
         hosts = engine().hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)
+
+    def _place(self, managed: ManagedMesh, found: Arguments) -> CellPlace | None:
+        """Where the cell runs in a rank; None: as cells do."""
+        if found.frame is None and not found.at_step:
+            return CellPlace(found.module) if found.module else None
+        option = "--at-step" if found.at_step else "--frame"
+        if not engine().is_joined(managed.procs):
+            raise usage_error(
+                found.magic,
+                f"{option} is for joined jobs; cells of mesh {managed.name} have the main thread of its ranks "
+                "(%mesh debug looks into stops)",
+            )
+        if found.at_step and found.frame is not None:
+            raise usage_error(found.magic, "give --at-step or --frame, not both")
+        if found.frame is not None and found.frame < 0:
+            raise usage_error(
+                found.magic, f"frames are counted from 0, the innermost one, so there is no {found.frame}"
+            )
+        return CellPlace(found.module, -1 if found.frame is None else found.frame, uuid4().hex if found.at_step else "")
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
         """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.

@@ -10,6 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.controller.collective_timeouts import extend
 from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -74,6 +75,12 @@ class StopMagics(Subcommands):
     @magic_arguments("mesh debug")
     @ranks_option()
     @mesh_option("the mesh (default: all that have stopped ranks)")
+    @argument(
+        "--extend-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="let later collectives of the mesh wait at least so long for ranks that are stopped",
+    )
     @text_argument(
         "command",
         OptionsAt.BEGINNING,
@@ -84,6 +91,11 @@ class StopMagics(Subcommands):
     def debug(self, found: Arguments) -> None:
         """Examine and resume stopped ranks: a prompt in this cell, or a single command; help lists the commands."""
         debugger = get_debugger()
+        if found.extend_timeout is not None:
+            if not 0 < found.extend_timeout < 1e9:
+                raise UsageError(f"{found.magic}: --extend-timeout takes a number of seconds above 0")
+            self.say(extend(debugger, self._session.find(found.on, found.magic), found.extend_timeout))
+            return
         prompt = self._notebook.stops
         if not found.command:
             if not live(debugger.stops()):

@@ -44,16 +44,20 @@ class CellRunner:
         self._flags = 0
         self.loop = CellLoop()
 
-    def run(self, cell: Cell) -> Outcome:
-        """Run `cell`. The outcome contains whatever it raises, even SystemExit and KeyboardInterrupt."""
+    def run(self, cell: Cell, names: dict[str, Any] | None = None) -> Outcome:
+        """Run `cell`. The outcome contains whatever it raises, even SystemExit and KeyboardInterrupt.
+
+        Args:
+            names: the globals of this cell, if they are others.
+        """
         remember_source(cell.filename, cell.raw)
         outcome = Outcome()
         try:
             body, last = self._compile(cell)
             with self.loop.offered():
-                self._execute(body)
+                self._execute(body, names)
                 if last is not None:
-                    outcome.value = self._execute(last)
+                    outcome.value = self._execute(last, names)
             if last is not None:
                 outcome.has_value = True
                 if not cell.quiet and outcome.value is not None:
@@ -84,10 +88,9 @@ class CellRunner:
             self._flags |= code.co_flags & flag
         return code
 
-    def _execute(self, code: CodeType) -> Any:
-        if not code.co_flags & inspect.CO_COROUTINE:
-            return eval(code, self.namespace)
-        return self.loop.run(eval(code, self.namespace))
+    def _execute(self, code: CodeType, names: dict[str, Any] | None) -> Any:
+        found = eval(code, self.namespace if names is None else names)
+        return self.loop.run(found) if code.co_flags & inspect.CO_COROUTINE else found
 
 
 def _from_file(traceback: Any, filename: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import threading
 import time
 import types
 from dataclasses import dataclass
@@ -117,25 +118,32 @@ class CellExecutor(Actor):
         started = time.perf_counter()
         end_record = begin_record(trace_records.CELL, cell.filename, call=cell.id)
         try:
-            reply = self._run(cell, started)
+            if cell.place is None:
+                reply = self._run(cell, started)
+            else:
+                from monarch_kernel.kernel.rank.cell_places import run_at  # few cells need it
+
+                reply = run_at(cell.place, self._me, lambda names: self._run(cell, started, names))
         except BaseException as error:  # an interrupt that hit this code instead of the cell
             reply = self._reply(started, fault=fault_of(error))
         end_record(int(reply.fault is not None))
         CellActivity.cell = ""
+        CellActivity.thread = 0
         CellActivity.ended.append(cell.id)
         CellActivity.stopped.discard(cell.id)
         self._me.background = self._runner.loop.existing
         _surely(cell_streams.end_cell, cell.id)
         return reply
 
-    def _run(self, cell: Cell, started: float) -> CellReply:
+    def _run(self, cell: Cell, started: float, names: dict[str, Any] | None = None) -> CellReply:
+        CellActivity.thread = threading.get_ident()
         cell_streams.begin_cell(cell.id)
         CellActivity.file, CellActivity.since = cell.filename, time.time()
         CellActivity.cell = cell.id
         if cell.id in CellActivity.stopped:  # it was interrupted while it was queued behind another cell
             raise KeyboardInterrupt
         self._shell.before_cell(cell.raw, cell.source)
-        outcome = self._runner.run(cell)
+        outcome = self._runner.run(cell, names)
         fault = None
         if outcome.error is not None:
             fault = fault_of(outcome.error)

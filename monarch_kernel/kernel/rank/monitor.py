@@ -64,7 +64,7 @@ class Monitor(Actor):
         """Where this rank is in its cell, or in an endpoint; None while neither runs."""
         if not CellActivity.cell:
             return self._in_endpoint()
-        place = where_is(self._main, is_foreign)
+        place = where_is(CellActivity.thread or self._main, is_foreign)
         if place is None:
             return None
         return Whereabouts(self._rank, *place, self._waits(), CellActivity.cell, CellActivity.file, CellActivity.since)
@@ -91,6 +91,9 @@ class Monitor(Actor):
         self._release(cell, failed)
 
     def _release(self, cell: str, failed: tuple[int, ...]) -> None:
+        if engine().OF_PROGRAM:  # its process groups are not ours to break
+            return
+
         def thread() -> int:
             return self._main if CellActivity.cell == cell else 0
 
@@ -111,5 +114,5 @@ class Monitor(Actor):
         ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
         if ticks != self._ticks or not in_process_group():
             return False
-        innermost = where_is(self._main, lambda _file: False)
+        innermost = where_is(CellActivity.thread or self._main, lambda _file: False)
         return innermost is not None and f"{os.sep}torch{os.sep}" in innermost[0]

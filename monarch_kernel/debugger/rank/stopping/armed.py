@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch_kernel.debugger.model.stops import ANY_ERROR, Bound, Breakpoint
+from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.stopping.expressions import fill, summary, value_of
 from monarch_kernel.debugger.rank.stopping.files import ClientPath, Files, not_synced
 from monarch_kernel.debugger.rank.stopping.lines import bind
@@ -138,6 +139,8 @@ def _is_called(name: str, error: BaseException) -> bool:
 
 def _judge(armed: ArmedBreakpoint, frame: FrameType, ask: Ask) -> Decision | None:
     spec = armed.spec
+    if spec.together and not common_point.is_reached(spec.together):
+        return None
     if spec.condition:
         try:
             if not value_of(frame, spec.condition):

@@ -9,7 +9,8 @@ import string
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -55,14 +56,25 @@ def run(frame: FrameType, source: str, extra: Names) -> tuple[bool, Any]:
         assert isinstance(expression, ast.Expr)
         last = compile(ast.Expression(expression.value), _FILE, "eval", dont_inherit=True)
     code = compile(body, _FILE, "exec", dont_inherit=True)
+    with names_of(frame, extra, declared) as names:
+        exec(code, names)
+        return last is not None, None if last is None else eval(last, names)
+
+
+@contextmanager
+def names_of(frame: FrameType, extra: Names, declared: Collection[str] = ()) -> Generator[Names]:
+    """All names of a frame, as globals to run code with. What the code binds is then bound in the frame, or in `extra`.
+
+    Args:
+        declared: the names that the code declares as global.
+    """
     if frame.f_locals is frame.f_globals:
-        exec(code, frame.f_globals)
-        return last is not None, None if last is None else eval(last, frame.f_globals)
+        yield frame.f_globals
+        return
     names = _merged(frame, extra)
     before = dict(names)
     try:
-        exec(code, names)
-        return last is not None, None if last is None else eval(last, names)
+        yield names
     finally:
         _keep(frame, before, names, declared, extra)
 
@@ -132,7 +144,7 @@ def _merged(frame: FrameType, extra: Names | None) -> Names:
     return {**frame.f_globals, **(extra or {}), **frame.f_locals}
 
 
-def _keep(frame: FrameType, before: Names, after: Names, declared: set[str], extra: Names) -> None:
+def _keep(frame: FrameType, before: Names, after: Names, declared: Collection[str], extra: Names) -> None:
     """Store the names that statements have bound."""
     missing = object()
     for name, value in after.items():
@@ -151,4 +163,4 @@ def _keep(frame: FrameType, before: Names, after: Names, declared: set[str], ext
             frame.f_globals.pop(name, None)
 
 
-__all__ = ["Names", "assign", "fill", "run", "summary", "value_of"]
+__all__ = ["Names", "assign", "fill", "names_of", "run", "summary", "value_of"]
