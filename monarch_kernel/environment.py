@@ -492,6 +492,8 @@ JOB = "MONARCH_KERNEL_JOB"
 SLURM_BATCH = "MONARCH_KERNEL_SLURM_BATCH"
 #: In a Pod: its address, which Kubernetes fills in.
 POD_ADDRESS = "MONARCH_KERNEL_POD_IP"
+#: ... and its name.
+POD_NAME = "MONARCH_KERNEL_POD_NAME"
 #: The key of a worker, which it removes before it starts anything.
 WORKER_KEY = "MONARCH_KERNEL_WORKER_KEY"
 #: Set if ``import monarch`` must import this package.

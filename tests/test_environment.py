@@ -25,6 +25,7 @@ OURS = {
     environment.JOB,
     environment.JOIN_RANK,
     environment.POD_ADDRESS,
+    environment.POD_NAME,
     environment.WORKER_KEY,
     environment.SLURM_BATCH,
 }

@@ -297,8 +297,12 @@ class WorkerCommand:
         assert self.key is not None
         return {KEY_VARIABLE: self.key.reveal()}
 
-    def marker(self, host: int) -> str:
-        """The value of ``MARKER`` in the environment of a host's worker, and so of all that it starts."""
+    def marker(self, host: int | str) -> str:
+        """The value of ``MARKER`` in the environment of a host's worker, and so of all that it starts.
+
+        Args:
+            host: its number, or a name that only it has among the hosts of the job.
+        """
         return f"{self.job}.{host}"
 
 

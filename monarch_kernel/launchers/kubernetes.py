@@ -1,8 +1,9 @@
-"""Hosts from Kubernetes: Pods with a worker in each, or Pods that others have made."""
+"""Hosts from Kubernetes: Pods with a worker in each, which this launcher, a MonarchMesh, a JobSet or others make."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import importlib.util
 import os
@@ -24,7 +25,6 @@ from monarch_kernel.launchers.base import (
     InfeasibleError,
     JobStatus,
     Launcher,
-    LauncherOption,
     LaunchError,
     LaunchRequest,
     SubmissionRefusedError,
@@ -33,18 +33,22 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes_options import DIRECTLY, OPTIONS, pairs, toleration, volume
+from monarch_kernel.launchers.kubernetes_places import Places
 from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS, USER_LABEL, PodPattern, SeenPod
+from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT
+from monarch_kernel.launchers.kubernetes_tunnel import PodForward, PodWay, check_way
+from monarch_kernel.launchers.reaching import reaches
+from monarch_kernel.launchers.tunnels import Tunnels
 
-#: Where workers listen: each Pod has an address of its own, and Monarch's workers listen there, too.
-PORT = 26600
-#: By which Pods of others are numbered.
-ORDER = "apps.kubernetes.io/pod-index"
 #: How many requests are made at once.
 _PARALLEL = 16
 #: How much of a log is read for the announcement, which is at its beginning (bytes).
 _BEGINNING = 1 << 16
 #: How often Pods that are ending are looked at (seconds).
 _PAUSE = 0.1
+#: How long an attempt to connect directly may take (seconds).
+_DIRECT_TIME = 1.5
 _GONE, _CONFLICT, _FORBIDDEN, _BAD_REQUEST = 404, 409, 403, 400
 #: Words of a refusal that no waiting changes: a LimitRange's.
 _INFEASIBLE = re.compile(r"(maximum|minimum) \S+ usage per|must be less than or equal to")
@@ -59,6 +63,8 @@ class _Data(msgspec.Struct):
         pods: their names, by the number of the host.
         selector: labels of Pods of others; "": they are ours.
         containers: of Pods of others, the containers that were found there; "": it did not run yet.
+        through: what has made the Pods: "pods", this launcher itself; or a key of ``POD_SETS``. What their objects and
+            Pods are called is noted in the cluster then, as new ones come.
     """
 
     namespace: str
@@ -66,10 +72,11 @@ class _Data(msgspec.Struct):
     pods: list[str]
     selector: str = ""
     containers: list[str] = []
+    through: str = DIRECTLY
 
 
 class KubernetesLauncher(Launcher):
-    """Asks a Kubernetes cluster for Pods with a worker in each. It needs no operator there.
+    """Asks a Kubernetes cluster for Pods with a worker in each. It needs no operator there, unless one is to make them.
 
     Args:
         image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this process runs.
@@ -89,31 +96,14 @@ class KubernetesLauncher(Launcher):
             container of the worker is "worker".
         attach_to: labels of Pods that others have made and that run workers, such as "app=trainer". They are not ended.
         order_label: the label by which those are numbered; without it, they are in the order of their names.
+        tunnel: whether this process reaches workers through the API server, as it is outside the network of the Pods;
+            None: only where no direct connection succeeds.
+        through: what makes the Pods: "pods", this launcher; "monarchmesh", Monarch's operator; "jobset", JobSet, which
+            has all of them admitted together.
     """
 
     name = "kubernetes"
-    OPTIONS = (
-        LauncherOption(name="image", metavar="IMAGE", help="of the Pods (default: that of this Pod)"),
-        LauncherOption(name="namespace", metavar="NAME", help="where (default: the context's)", plain=True),
-        LauncherOption(name="kubeconfig", metavar="FILE", help="how the cluster is reached (default: as kubectl)"),
-        LauncherOption(name="context", metavar="NAME", help="of that file (default: its current one)"),
-        LauncherOption(name="gpu_resource", metavar="NAME", help="GPUs (default: nvidia.com/gpu)", plain=True),
-        LauncherOption(
-            name="node_selector", type=list, metavar="KEY=VALUE,...", help="labels that nodes must have", plain=True
-        ),
-        LauncherOption(
-            name="tolerations", type=list, metavar="KEY=VALUE:EFFECT,...", help="taints of nodes to bear", plain=True
-        ),
-        LauncherOption(name="labels", type=list, metavar="KEY=VALUE,...", help="of the Pods", plain=True),
-        LauncherOption(name="annotations", type=list, metavar="KEY=VALUE,...", help="of the Pods"),
-        LauncherOption(name="volumes", type=list, metavar="PATH=CLAIM,...", help="claims, and where they are mounted"),
-        LauncherOption(name="service_account", metavar="NAME", help="of the Pods (default: they have no rights)"),
-        LauncherOption(
-            name="port", type=int, metavar="PORT", help=f"where workers listen (default: {PORT})", plain=True
-        ),
-        LauncherOption(name="key", choices=tuple(KEYS), help="how workers get their key", plain=True),
-        LauncherOption(name="attach_to", metavar="LABELS", help="Pods of others that run workers"),
-    )
+    OPTIONS = OPTIONS
 
     def __init__(
         self,
@@ -134,27 +124,38 @@ class KubernetesLauncher(Launcher):
         pod: Mapping[str, Any] | None = None,
         attach_to: str = "",
         order_label: str = ORDER,
+        tunnel: bool | None = None,
+        through: str = DIRECTLY,
     ) -> None:
         if key not in KEYS:
             raise ValueError(f"there is no way {key!r} for a key to come: choose one of {', '.join(KEYS)}")
+        if through != DIRECTLY and through not in POD_SETS:
+            raise ValueError(
+                f"nothing makes Pods through {through!r}: choose one of {', '.join([DIRECTLY, *POD_SETS])}"
+            )
+        if through != DIRECTLY and attach_to:
+            raise ValueError(f"Pods with the labels {attach_to} are there already: leave out through={through!r}")
         self._namespace = namespace
         self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if kubeconfig else ""
         self._context = context
         self._attach_to = attach_to
+        self._through = through
         self._order_label = order_label
         self._pattern = PodPattern(
             image=image,
             gpu_resource=gpu_resource,
             node_selector=dict(node_selector or {}),
-            tolerations=[_toleration(each) for each in tolerations],
+            tolerations=[toleration(each) for each in tolerations],
             labels=dict(labels or {}),
             annotations=dict(annotations or {}),
-            volumes={path: _volume(source) for path, source in (volumes or {}).items()},
+            volumes={path: volume(source) for path, source in (volumes or {}).items()},
             service_account=service_account,
             port=port,
             key=key,
+            tunnel=tunnel,
             pod=dict(pod or {}),
         )
+        self._tunnels = Tunnels()
         self._apis: dict[str, KubernetesApi] = {}
         self._ended: dict[str, WorkerAnnouncement | None] = {}  # by containers that have ended: read once
         self._lock = threading.Lock()
@@ -165,7 +166,7 @@ class KubernetesLauncher(Launcher):
         given = dict(values)
         for name in ("node_selector", "labels", "annotations", "volumes"):
             if name in given:
-                given[name] = _pairs(name, given[name])
+                given[name] = pairs(name, given[name])
         return cls(**given)
 
     def options(self) -> dict[str, Any]:
@@ -188,6 +189,8 @@ class KubernetesLauncher(Launcher):
             "pod": pattern.pod,
             "attach_to": self._attach_to,
             "order_label": self._order_label,
+            "tunnel": pattern.tunnel,
+            "through": self._through,
         }
 
     # -- asking for hosts -----------------------------------------------------------------------------
@@ -195,14 +198,18 @@ class KubernetesLauncher(Launcher):
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
         api = self._api(self._context)
-        data = _Data(self._namespace or api.namespace, api.context, [], self._attach_to)
+        data = _Data(self._namespace or api.namespace, api.context, [], self._attach_to, through=self._through)
         if self._attach_to:
             return self._attached(data, request)
         pattern = self._with_image(api)
         try:
             path = f"{_of(data.namespace)}/secrets"
-            made = api.request("POST", path, kubernetes_pods.secret(request.command, _user()))
-            return self._created(data, request, pattern, made["metadata"]["uid"])
+            owner = api.request("POST", path, kubernetes_pods.secret(request.command, _user()))["metadata"]["uid"]
+            if data.through in POD_SETS:
+                request = self._for_image(api, pattern, request)
+                self._places(data, request.command.job).create(pattern, request, 0, request.hosts, owner, _user())
+                return self._ticket(request.command.job, data, request.hosts)
+            return self._created(data, request, pattern, owner)
         except BaseException as e:
             with contextlib.suppress(LaunchError, OSError):
                 self._remove_secret(api, data.namespace, request.command.job)
@@ -216,6 +223,8 @@ class KubernetesLauncher(Launcher):
         if data.selector:
             return self._attached(data, request)
         api = self._api(data.context)
+        if data.through in POD_SETS:
+            return self._more_placed(data, ticket, count, request)
         try:
             path = f"{_of(data.namespace)}/secrets/{kubernetes_pods.secret_name(ticket.job)}"
             owner = api.request("GET", path)["metadata"]["uid"]
@@ -223,12 +232,30 @@ class KubernetesLauncher(Launcher):
         except ApiRefusedError as e:
             raise self._refused(e, data) from None
 
+    def _more_placed(self, data: _Data, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """Have further hosts in places that are free; and an object of their own for the others."""
+        api, places = self._api(data.context), self._places(data, ticket.job)
+        gone = self.poll(ticket).of(HostPhase.GONE)
+        try:
+            taken = places.take(gone, count)
+            if taken < count:
+                pattern = self._with_image(api)
+                request = self._for_image(api, pattern, request)
+                places.create(pattern, request, ticket.hosts + taken, count - taken, places.owner(), _user())
+        except ApiRefusedError as e:
+            raise self._refused(e, data) from None
+        return self._ticket(ticket.job, data, ticket.hosts + count)
+
+    def _for_image(self, api: KubernetesApi, pattern: PodPattern, request: LaunchRequest) -> LaunchRequest:
+        if request.command.python or pattern.image == self._own_image(api):
+            return request
+        # The path of this process's interpreter says nothing of another image.
+        return replace(request, command=replace(request.command, python="python3"))
+
     def _created(self, data: _Data, request: LaunchRequest, pattern: PodPattern, owner: str) -> Ticket:
         """Create so many Pods, or none."""
         api = self._api(data.context)
-        if not request.command.python and pattern.image != self._own_image(api):
-            # The path of this process's interpreter says nothing of another image.
-            request = replace(request, command=replace(request.command, python="python3"))
+        request = self._for_image(api, pattern, request)
         numbers = range(len(data.pods), len(data.pods) + request.hosts)
 
         def create(number: int) -> None:
@@ -261,15 +288,17 @@ class KubernetesLauncher(Launcher):
         free.sort(key=self._order)
         chosen = free[: request.hosts]
         data = _with_pods(data, [*data.pods, *(pod.name for pod in chosen)])
-        data.containers = [*data.containers, *(pod.container_id for pod in chosen)]
+        # The container after one that has ended is the one that comes.
+        data.containers = [*data.containers, *("" if pod.ended else pod.container_id for pod in chosen)]
         return self._ticket(request.command.job, data)
 
     def _order(self, pod: SeenPod) -> tuple[float, str]:
         number = pod.labels.get(self._order_label, "")
         return (float(number) if number.isdigit() else float("inf"), pod.name)
 
-    def _ticket(self, job: str, data: _Data) -> Ticket:
-        return Ticket(launcher=self.name, job=job, hosts=len(data.pods), data=msgspec.to_builtins(data))
+    def _ticket(self, job: str, data: _Data, hosts: int | None = None) -> Ticket:
+        count = len(data.pods) if hosts is None else hosts
+        return Ticket(launcher=self.name, job=job, hosts=count, data=msgspec.to_builtins(data))
 
     def _with_image(self, api: KubernetesApi) -> PodPattern:
         image = self._pattern.image or self._own_image(api)
@@ -296,6 +325,14 @@ class KubernetesLauncher(Launcher):
                 "or in another namespace"
             )
         advice = f"check the arguments of the request, and the namespace {data.namespace}"
+        if refusal.status == _GONE and data.through in POD_SETS and "namespaces" not in refusal.said:
+            kind = POD_SETS[data.through]
+            said = f"there is no {kind.plural}.{kind.group} of version {kind.version} ({refusal.said})"
+            return SubmissionRefusedError(
+                self.name,
+                said,
+                f"have {kind.needs} installed in the cluster, or have Pods made with through={DIRECTLY!r}",
+            )
         if refusal.status == _FORBIDDEN and "quota" in refusal.said:
             advice = "ask for less, or end other jobs (kubectl describe resourcequota)"
         elif refusal.status == _FORBIDDEN:
@@ -310,6 +347,9 @@ class KubernetesLauncher(Launcher):
                 self._apis[context] = KubernetesApi(self._kubeconfig, context, self.PATIENCE)
             return self._apis[context]
 
+    def _places(self, data: _Data, job: str) -> Places:
+        return Places(self._api(data.context), data.namespace, job, POD_SETS[data.through])
+
     def _pods(self, api: KubernetesApi, namespace: str, selector: str) -> dict[str, SeenPod]:
         found = api.request("GET", f"{_of(namespace)}/pods", labelSelector=selector)
         return {pod.name: pod for pod in map(SeenPod, found.get("items") or [])}
@@ -318,6 +358,12 @@ class KubernetesLauncher(Launcher):
         """See ``Launcher``. One request for all Pods, and two more for each worker that has come up since."""
         data = _data(ticket)
         api = self._api(data.context)
+        if data.through in POD_SETS:
+
+            def seen(number: int, pod: SeenPod) -> HostStatus:
+                return pod.status(number, self._announced(api, data.namespace, pod))
+
+            return JobStatus(tuple(self._places(data, ticket.job).statuses(ticket.hosts, seen)))
         pods = self._pods(api, data.namespace, data.selector or f"{JOB_LABEL}={ticket.job}")
 
         def host(number: int) -> HostStatus:
@@ -358,18 +404,51 @@ class KubernetesLauncher(Launcher):
         """See ``Launcher``. Of a Pod that has written nothing: what Kubernetes warns of."""
         data = _data(ticket)
         api = self._api(data.context)
-        name = data.pods[host]
+        name, options = f"host {host}", dict[str, str | int](tailLines=lines)
         try:
-            pod = SeenPod(api.request("GET", f"{_of(data.namespace)}/pods/{name}"))
+            if data.through in POD_SETS:
+                places = self._places(data, ticket.job)
+                pod, is_before = places.pod(host)
+                if pod is None:
+                    about = [f"involvedObject.name={each},type=Warning" for each in places.makers(host)]
+                    return self._events(api, data.namespace, about, lines)
+                options |= {"previous": "true"} if is_before else {}
+            else:
+                pod = SeenPod(api.request("GET", f"{_of(data.namespace)}/pods/{data.pods[host]}"))
+            name = pod.name
             if pod.has_log:
-                text = api.text(f"{_of(data.namespace)}/pods/{name}/log", container=pod.container, tailLines=lines)
+                text = api.text(f"{_of(data.namespace)}/pods/{name}/log", container=pod.container, **options)
                 return text.decode(errors="replace").strip()
-            about = f"involvedObject.uid={pod.uid},type=Warning"
-            events = api.request("GET", f"{_of(data.namespace)}/events", fieldSelector=about).get("items") or []
-            said = [f"{event.get('reason')}: {event.get('message')}" for event in events]
-            return "\n".join(list(dict.fromkeys(said))[-lines:])
+            return self._events(api, data.namespace, [f"involvedObject.uid={pod.uid},type=Warning"], lines)
         except ApiRefusedError as e:
             return "" if e.status == _GONE else f"the log of {name} cannot be read: {e}"
+
+    def _events(self, api: KubernetesApi, namespace: str, about: Sequence[str], lines: int) -> str:
+        """What Kubernetes warns of, each once."""
+        found = [
+            api.request("GET", f"{_of(namespace)}/events", fieldSelector=each).get("items") or [] for each in about
+        ]
+        said = [f"{event.get('reason')}: {event.get('message')}" for events in found for event in events]
+        return "\n".join(list(dict.fromkeys(said))[-lines:])
+
+    # -- reaching -------------------------------------------------------------------------------------
+
+    def route(self, ticket: Ticket, host: HostStatus) -> str:
+        """See ``Launcher``.
+
+        Raises:
+            LaunchError: there is no way through the API server either.
+        """
+        tunnel = self._pattern.tunnel
+        if tunnel is False or (tunnel is None and (kubernetes_api.in_cluster() or reaches(host.url, _DIRECT_TIME))):
+            return host.url
+        data = _data(ticket)
+        api = self._api(data.context)
+        port = int(host.url.rpartition(":")[2])
+        check_way(api, data.namespace, host.name, port, self.PATIENCE)
+
+        carry = functools.partial(PodWay, lambda: PodForward(api, data.namespace, host.name, port))
+        return self._tunnels.carried(f"{host.worker} {host.url}", carry)
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -379,6 +458,14 @@ class KubernetesLauncher(Launcher):
         if data.selector:
             return
         api = self._api(data.context)
+        if data.through in POD_SETS:
+            places = self._places(data, ticket.job)
+            if hosts is not None:
+                places.give_back(hosts, self.PATIENCE)
+            else:
+                places.end(self.PATIENCE)
+                self._remove_secret(api, data.namespace, ticket.job)
+            return
         names = data.pods if hosts is None else [data.pods[number] for number in hosts]
         self._delete(api, data.namespace, names)
         limit = time.monotonic() + self.PATIENCE
@@ -408,26 +495,38 @@ class KubernetesLauncher(Launcher):
 
     def close(self) -> None:
         """See ``Launcher``."""
+        self._tunnels.close()
         with self._lock:
             for api in self._apis.values():
                 api.close()
 
     @classmethod
     def found(cls) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Those in the namespace of the current context, by the labels of their Pods."""
+        """See ``Launcher``. Those in the namespace of the current context, by the labels of their Pods and objects."""
         if importlib.util.find_spec("kubernetes") is None or not kubernetes_api.configured():
             return []
         launcher = cls()
         api = launcher._api("")
         jobs: dict[str, dict[int, str]] = {}
-        for pod in launcher._pods(api, api.namespace, f"{JOB_LABEL},{USER_LABEL}={_user()}").values():
+        mine = f"{JOB_LABEL},{USER_LABEL}={_user()}"
+        for pod in launcher._pods(api, api.namespace, mine).values():
             number = pod.labels.get(HOST_LABEL, "")
             if number.isdigit():
                 jobs.setdefault(pod.labels[JOB_LABEL], {})[int(number)] = pod.name
-        return [
-            (launcher, launcher._ticket(job, _Data(api.namespace, api.context, _filled(pods))))
-            for job, pods in jobs.items()
+        tickets = [
+            launcher._ticket(job, _Data(api.namespace, api.context, _filled(pods))) for job, pods in jobs.items()
         ]
+        for kind in POD_SETS.values():
+            try:
+                items = api.request("GET", kind.path(api.namespace), labelSelector=mine).get("items") or []
+            except ApiRefusedError as e:
+                if e.status not in (_GONE, _FORBIDDEN):  # it is not installed, or not for this user
+                    raise
+                continue
+            for job in dict.fromkeys(each["metadata"]["labels"][JOB_LABEL] for each in items):
+                data = _Data(api.namespace, api.context, [], through=kind.through)
+                tickets.append(launcher._ticket(job, data, launcher._places(data, job).hosts()))
+        return [(launcher, ticket) for ticket in tickets]
 
 
 def _data(ticket: Ticket) -> _Data:
@@ -454,26 +553,3 @@ def _user() -> str:
     except (KeyError, OSError):  # a user without a name, as in many images
         name = str(os.getuid())
     return re.sub("[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "unnamed"
-
-
-def _toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    if not isinstance(given, str):
-        return dict(given)
-    taint, _, effect = given.partition(":")
-    key, is_value, value = taint.partition("=")
-    if not key:
-        raise ValueError(f"{given!r} is no toleration: write KEY, KEY:EFFECT or KEY=VALUE:EFFECT")
-    found: dict[str, Any] = {"key": key, "operator": "Equal" if is_value else "Exists"}
-    found |= {"value": value} if is_value else {}
-    return found | ({"effect": effect} if effect else {})
-
-
-def _volume(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    return {"persistentVolumeClaim": {"claimName": given}} if isinstance(given, str) else dict(given)
-
-
-def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
-    pairs = [word.partition("=") for word in words]
-    if wrong := [word for word, (key, equals, _) in zip(words, pairs) if not key or not equals]:
-        raise ValueError(f"{option}: {wrong[0]!r} is no KEY=VALUE")
-    return {key: value for key, _, value in pairs}

@@ -94,6 +94,7 @@ class KubernetesApi:
         body: Mapping[str, Any] | None = None,
         *,
         kind: str = "application/json",
+        accept: str = "application/json, */*",
         **query: str | int,
     ) -> Any:
         """Ask, and decode the answer.
@@ -103,30 +104,31 @@ class KubernetesApi:
             path: such as ``/api/v1/namespaces/default/pods``.
             body: an object, or a patch.
             kind: the media type of the body.
+            accept: that of the answer.
             query: parameters.
 
         Raises:
             ApiRefusedError: the answer is an error.
             ConnectionError: there is none.
         """
-        answer = self._ask(method, path, body, kind, query)
+        answer = self._ask(method, path, body, kind, accept, query)
         return msgspec.json.decode(answer) if answer else {}
 
     def text(self, path: str, **query: str | int) -> bytes:
         """As ``request``, for an answer that is text."""
-        return self._ask("GET", path, None, "", query)
+        return self._ask("GET", path, None, "", "application/json, */*", query)
 
     def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None, kind: str, query: Mapping[str, str | int]
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        kind: str,
+        accept: str,
+        query: Mapping[str, str | int],
     ) -> bytes:
         settings = self._client.configuration
-        headers = {"Accept": "application/json, */*", "User-Agent": "monarch_kernel"}
-        with self._lock:  # a token may be renewed by this
-            token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
-        elif settings.username:
-            headers["Authorization"] = settings.get_basic_auth_token()
+        headers = {"Accept": accept, "User-Agent": "monarch_kernel", **self._authorization()}
         if body is not None:
             headers["Content-Type"] = kind
         url = settings.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
@@ -145,6 +147,34 @@ class KubernetesApi:
         if answer.status >= 300:
             raise _refusal(answer.status, answer.data)
         return answer.data
+
+    def websocket(self, path: str, **query: str | int) -> Any:
+        """A WebSocket of the package ``kubernetes``, for protocols with channels.
+
+        Raises:
+            ApiRefusedError: the API server, or the kubelet behind it, refuses.
+            ConnectionError: there is no answer.
+        """
+        settings = self._client.configuration
+        url = f"{settings.host.rstrip('/')}{path}?{urlencode(query)}"
+        try:
+            return importlib.import_module("kubernetes.stream.ws_client").create_websocket(
+                settings,
+                url.replace("http", "ws", 1),
+                {"sec-websocket-protocol": "v4.channel.k8s.io", **self._authorization()},
+            )
+        except Exception as e:  # what the package below raises is of no common kind
+            if status := getattr(e, "status_code", 0):
+                raise _refusal(status, getattr(e, "resp_body", None) or b"") from None
+            raise ConnectionError(f"the API server of Kubernetes at {settings.host} does not answer: {e}") from e
+
+    def _authorization(self) -> dict[str, str]:
+        settings = self._client.configuration
+        with self._lock:  # a token may be renewed by this
+            token = settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            return {"authorization": token}
+        return {"authorization": settings.get_basic_auth_token()} if settings.username else {}
 
     def close(self) -> None:
         """Close its connections."""

@@ -9,7 +9,9 @@ from typing import Any
 from monarch_kernel.launchers.asking import memory_size
 from monarch_kernel.launchers.base import Resources
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
-from monarch_kernel.launchers.kubernetes import ORDER, PORT, KubernetesLauncher
+from monarch_kernel.launchers.kubernetes import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes_options import DIRECTLY
+from monarch_kernel.launchers.kubernetes_sets import ORDER, PORT
 
 
 class KubernetesJob(EngineJob):
@@ -31,6 +33,9 @@ class KubernetesJob(EngineJob):
         python: the interpreter in the image; by default ``python3``, in this program's own image the path of this one.
         attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; they are not
             ended. Needs ``key_file=``, the key of these workers.
+        through: what makes the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet.
+        tunnel: whether workers are reached through the API server, as this program is outside the network of the
+            Pods; None: where no direct connection succeeds.
         options: ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``, ``service_account``,
             ``port``, ``key``, ``pod`` and ``order_label`` of ``KubernetesLauncher``, and those of ``EngineJob``.
 
@@ -64,6 +69,8 @@ class KubernetesJob(EngineJob):
         pod: Mapping[str, Any] | None = None,
         attach_to: str = "",
         order_label: str = ORDER,
+        tunnel: bool | None = None,
+        through: str = DIRECTLY,
         **options: Any,
     ) -> None:
         if attach_to and options.get("key_file") is None:
@@ -88,6 +95,8 @@ class KubernetesJob(EngineJob):
             pod=pod,
             attach_to=attach_to,
             order_label=order_label,
+            tunnel=tunnel,
+            through=through,
         )
         needs = Resources(
             gpus=gpus,

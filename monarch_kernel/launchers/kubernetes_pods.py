@@ -29,6 +29,8 @@ ANNOUNCED = "monarch-kernel/announced"
 WORKER = "worker"
 #: How a worker may get its key.
 KEYS = {"environment": KeyWay.ENVIRONMENT, "file": KeyWay.FILE}
+#: How much of a job's name is in the names of its objects. Controllers add to these, up to 63 characters.
+_LONGEST = 24
 _KEY_FOLDER, _KEY_FILE = "/var/run/monarch-kernel", "key"
 #: How long a worker may take to end in good order (seconds).
 GRACE = 10
@@ -62,12 +64,24 @@ class PodPattern:
     service_account: str = ""
     port: int = 0
     key: str = "environment"
+    tunnel: bool | None = None
     pod: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def listen(self) -> str:
+        """Where a worker listens. A tunnel ends at the loopback address of its Pod, so it listens there, too; not so
+        in the network of its node, whose every address that would be."""
+        address = f"tcp://$({environment.POD_ADDRESS}):{self.port}"
+        if self.tunnel is False or not self.port or self.pod.get("hostNetwork"):
+            return address
+        return f"{address}@tcp://0.0.0.0:{self.port}"
 
 
 def pod_name(request: LaunchRequest, number: int) -> str:
     """What the Pod of a host is called."""
-    base = re.sub("[^a-z0-9]+", "-", request.name.lower()).strip("-")[:30].strip("-") or "monarch"
+    base = re.sub("[^a-z0-9]+", "-", request.name.lower()).strip("-")[:_LONGEST].strip("-") or "monarch"
+    if not base[0].isalpha():
+        base = f"m{base}"  # as the name of a Service has to begin
     return f"{base}-{request.command.job}-{number}"
 
 
@@ -99,10 +113,50 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     """
     command, needs = request.command, request.resources
     name = pod_name(request, number)
+    spec = _spec(pattern, request, name, command.marker(number))
+    if needs.walltime:
+        spec["activeDeadlineSeconds"] = math.ceil(needs.walltime) + _DEADLINE_MARGIN
+    meta = metadata(pattern, command.job, name, owner, user)
+    meta["labels"][HOST_LABEL] = str(number)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _merged(spec, pattern.pod)}
+
+
+def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = "Never") -> dict[str, Any]:
+    """The spec of Pods that a controller of the cluster makes of one pattern. Each goes by the name that it gives.
+
+    Args:
+        restart: whether a container is started again in place: "Never" or "Always".
+    """
+    name = f"$({environment.POD_NAME})"
+    spec = _spec(pattern, request, name, request.command.marker(name))
+    own = {"name": environment.POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    spec["containers"][0]["env"].insert(0, own)
+    spec["restartPolicy"] = restart
+    return _merged(spec, pattern.pod)
+
+
+def metadata(pattern: PodPattern, job: str, name: str, owner: str, user: str) -> dict[str, Any]:
+    """The metadata of what belongs to a job; see ``pod``."""
+    return {
+        "name": name,
+        "labels": {
+            "app.kubernetes.io/managed-by": "monarch-kernel",
+            **pattern.labels,
+            JOB_LABEL: job,
+            USER_LABEL: user,
+        },
+        "annotations": dict(pattern.annotations),
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", "name": secret_name(job), "uid": owner}],
+    }
+
+
+def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -> dict[str, Any]:
+    """The spec of the Pod of a host, without a deadline."""
+    command, needs = request.command, request.resources
     way = KEYS[pattern.key]
     by_file = way is KeyWay.FILE
     argv = command.argv(
-        f"tcp://$({environment.POD_ADDRESS}):{pattern.port}",
+        pattern.listen,
         key=way,
         key_file=f"{_KEY_FOLDER}/{_KEY_FILE}",
         name=name,
@@ -114,7 +168,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     mounted: list[dict[str, Any]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
     variables: list[dict[str, Any]] = [
         {"name": environment.POD_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": MARKER, "value": command.marker(number)},
+        {"name": MARKER, "value": marker},
     ]
     sources: list[dict[str, Any]] = []
     of_job = secret_name(command.job)
@@ -154,25 +208,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
     }
     if pattern.service_account:
         spec["serviceAccountName"] = pattern.service_account
-    if needs.walltime:
-        spec["activeDeadlineSeconds"] = math.ceil(needs.walltime) + _DEADLINE_MARGIN
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {
-                "app.kubernetes.io/managed-by": "monarch-kernel",
-                **pattern.labels,
-                JOB_LABEL: command.job,
-                HOST_LABEL: str(number),
-                USER_LABEL: user,
-            },
-            "annotations": dict(pattern.annotations),
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", "name": of_job, "uid": owner}],
-        },
-        "spec": _merged(spec, pattern.pod),
-    }
+    return spec
 
 
 def _quantity(size: int) -> str:
@@ -209,6 +245,8 @@ class SeenPod:
         self._status: Mapping[str, Any] = found.get("status") or {}
         self.name = str(self._meta["name"])
         self.labels: Mapping[str, str] = self._meta.get("labels") or {}
+        self.annotations: Mapping[str, str] = self._meta.get("annotations") or {}
+        self.created = str(self._meta.get("creationTimestamp") or "")
         self.uid = str(self._meta.get("uid", ""))
         self.phase = str(self._status.get("phase", "Pending"))
         containers = self._status.get("containerStatuses") or []
@@ -218,6 +256,13 @@ class SeenPod:
         self._own: Mapping[str, Any] = own or {}
         self._state: Mapping[str, Any] = self._own.get("state") or {}
         self.container_id = str(self._own.get("containerID", ""))
+        last: Mapping[str, Any] = (self._own.get("lastState") or {}).get("terminated") or {}
+        #: The container before this one, in the same Pod.
+        self.before_id = str(last.get("containerID", ""))
+        self._before = last
+        # Between the end of a container and its next start, it waits, and its own end is the last one.
+        ended = self._state.get("terminated") or (last if last and self.before_id == self.container_id else None)
+        self._ended: Mapping[str, Any] | None = ended
 
     @property
     def leaving(self) -> bool:
@@ -227,18 +272,23 @@ class SeenPod:
     @property
     def has_log(self) -> bool:
         """Whether its worker's container runs, or has run."""
-        return "running" in self._state or ("terminated" in self._state and bool(self.container_id))
+        return "running" in self._state or (self._ended is not None and bool(self.container_id))
 
     @property
     def over(self) -> bool:
         """Whether its worker's container has ended, and will not start again."""
         return self.phase in ("Failed", "Succeeded") or (
-            "terminated" in self._state and self._spec.get("restartPolicy", "Always") == "Never"
+            self._ended is not None and self._spec.get("restartPolicy", "Always") == "Never"
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether its worker's container has ended, whether another one follows or not."""
+        return self.over or self._ended is not None
 
     def announced(self) -> WorkerAnnouncement | None:
         """What its worker has announced, if a poll has noted it."""
-        noted = (self._meta.get("annotations") or {}).get(ANNOUNCED, "")
+        noted = self.annotations.get(ANNOUNCED, "")
         container, _, line = noted.partition(" ")
         if not self.container_id or container != self.container_id:
             return None  # or of a container before this one
@@ -254,8 +304,8 @@ class SeenPod:
         Args:
             said: what its worker has announced.
         """
-        terminated: Mapping[str, Any] | None = self._state.get("terminated")
-        if self.leaving or self.over:
+        terminated = self._ended
+        if self.leaving or self.ended:
             code = None if terminated is None else terminated.get("exitCode")
             if said is not None and said.error:
                 return HostStatus.announced(number, said, name=self.name, exit_code=code)
@@ -279,13 +329,23 @@ class SeenPod:
             failed=never,
         )
 
+    def before(self, number: int) -> HostStatus:
+        """Where the host is that was the container before this one."""
+        code = self._before.get("exitCode")
+        # If a worker has announced itself here, the Pod is one in which workers start.
+        failed = bool(code) and ANNOUNCED not in self.annotations
+        reason = _how(self._before)
+        return HostStatus(
+            host=number, state=HostPhase.GONE, name=self.name, reason=reason, exit_code=code, failed=failed
+        )
+
     def _condition(self, kind: str) -> Mapping[str, Any]:
         conditions = self._status.get("conditions") or []
         return next((each for each in conditions if each.get("type") == kind), {})
 
     def _queued(self) -> str:
         scheduled = self._condition("PodScheduled")
-        return _words(scheduled) or "Pending"
+        return words(scheduled) or "Pending"
 
     def _waiting(self) -> tuple[str, bool]:
         """Why its worker has not announced itself, and whether it never will."""
@@ -294,9 +354,9 @@ class SeenPod:
             waiting = state.get("waiting") or {}
             reason = waiting.get("reason", "")
             if reason in _NEVER or (reason in _PULL and _NO_IMAGE.search(waiting.get("message") or "")):
-                return _words(waiting), True
+                return words(waiting), True
             if reason and reason not in ("ContainerCreating", "PodInitializing"):
-                return _words(waiting), False
+                return words(waiting), False
         if "running" in self._state:
             return "its worker is starting", False
         return f"its container is being created on {self._spec.get('nodeName')}", False
@@ -304,21 +364,27 @@ class SeenPod:
     def _end(self, terminated: Mapping[str, Any] | None) -> str:
         """Why it has gone."""
         if self._status.get("reason"):  # Evicted, DeadlineExceeded, Preempting, NodeLost
-            return _words(self._status)
+            return words(self._status)
         disrupted = self._condition("DisruptionTarget")
         if disrupted.get("status") == "True":
-            return _words(disrupted)
+            return words(disrupted)
         if terminated is None:
             return "its Pod is being deleted" if self.leaving else f"its Pod is {self.phase}"
-        code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
-        if not code:
-            return "its worker has ended"
-        how = f"exit {code}" if reason in ("", "Error") else f"{reason} (exit {code})"
-        last = [line for line in str(terminated.get("message") or "").splitlines() if line.strip()][-1:]
-        return ": ".join([how, *last])
+        return _how(terminated)
 
 
-def _words(said: Mapping[str, Any]) -> str:
+def _how(terminated: Mapping[str, Any]) -> str:
+    """How a container has ended."""
+    code, reason = terminated.get("exitCode", 0), terminated.get("reason") or ""
+    if not code:
+        return "its worker has ended"
+    how = f"exit {code}" if reason in ("", "Error") else f"{reason} (exit {code})"
+    last = [line for line in str(terminated.get("message") or "").splitlines() if line.strip()][-1:]
+    return ": ".join([how, *last])
+
+
+def words(said: Mapping[str, Any]) -> str:
+    """What a condition, or a state, says: its reason and its message."""
     return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
 
 

@@ -1,28 +1,46 @@
-"""A port of this machine that leads to a worker through a command, such as ``ssh -W``."""
+"""A port of this machine that leads to a worker by another way than a connection to it."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class TunnelWay(Protocol):
+    """Carries one connection."""
+
+    def over(self) -> bool:
+        """Whether the connection has ended."""
+        ...
+
+    def end(self) -> None:
+        """End it."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        ...
 
 
 class Tunnel:
-    """Listens on a port of the loopback address, and starts the command for each connection, as its standard streams.
+    """Listens on a port of the loopback address, and has each connection carried.
 
     What goes through it is encrypted and authenticated at both ends by the connection itself, as on any other way.
 
     Args:
-        command: copies between its standard streams and the worker.
+        carry: begins to carry a connection, without waiting for the other end. It gets a socket that is closed when it
+            returns, so it keeps a duplicate. An ``OSError`` closes the connection, and its dial says so.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
+    def __init__(self, carry: Callable[[socket.socket], TunnelWay]) -> None:
+        self._carry = carry
         self._listener = socket.create_server(("127.0.0.1", 0))
         #: The port to connect to.
         self.port: int = self._listener.getsockname()[1]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ways: list[TunnelWay] = []
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._serve, name="tunnel", daemon=True).start()
@@ -36,27 +54,49 @@ class Tunnel:
             with connection, self._lock:
                 if self._closed:
                     return
-                self._processes = [process for process in self._processes if process.poll() is None]
+                self._ways = [way for way in self._ways if not way.over()]
                 try:
-                    process = subprocess.Popen(
-                        self._command,
-                        stdin=connection.fileno(),
-                        stdout=connection.fileno(),
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,  # Ctrl-C is for the program
-                    )
-                except OSError:  # the connection is closed, and its dial says so
+                    self._ways.append(self._carry(connection))
+                except OSError:
                     continue
-                self._processes.append(process)
 
     def close(self) -> None:
         """End all connections, and accept no more."""
         with self._lock:
             self._closed = True
-            processes, self._processes = self._processes, []
+            ways, self._ways = self._ways, []
         self._listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which closing does not
         self._listener.close()
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
+        for way in ways:
+            way.end()
+        for way in ways:
+            way.wait()
+
+
+class CommandWay:
+    """A command whose standard streams are a connection, such as ``ssh -W``.
+
+    Args:
+        command: copies between its standard streams and the worker.
+    """
+
+    def __init__(self, command: Sequence[str], connection: socket.socket) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program
+        )
+
+    def over(self) -> bool:
+        """See ``TunnelWay``."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """See ``TunnelWay``."""
+        self._process.terminate()
+
+    def wait(self) -> None:
+        """See ``TunnelWay``."""
+        self._process.wait()

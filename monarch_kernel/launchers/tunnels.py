@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from monarch_kernel.launchers.tunnel import Tunnel
+from monarch_kernel.launchers.tunnel import CommandWay, Tunnel, TunnelWay
 
 
 class Tunnels:
@@ -17,10 +19,14 @@ class Tunnels:
 
     def to(self, url: str, command: Sequence[str]) -> str:
         """The URL at this end of the tunnel to a worker, which is made by this command unless it is there."""
+        return self.carried(url, functools.partial(CommandWay, list(command)))
+
+    def carried(self, url: str, carry: Callable[[socket.socket], TunnelWay]) -> str:
+        """As ``to``, where connections are carried by something else; see ``Tunnel``."""
         with self._lock:
             tunnel = self._made.get(url)
             if tunnel is None:
-                tunnel = self._made[url] = Tunnel(command)
+                tunnel = self._made[url] = Tunnel(carry)
         return f"tcp://127.0.0.1:{tunnel.port}"
 
     def close(self) -> None:

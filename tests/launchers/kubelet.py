@@ -1,8 +1,11 @@
 """The nodes of a cluster under test: schedules Pods onto one node, and runs each as processes of this machine.
 
 It does what a scheduler and a kubelet do as far as an API server can tell: it binds Pods, or says why it cannot; has
-their variables and Secrets at hand; runs their command at an address of their own, 127.0.1.N; serves their logs;
-tells how they have ended; and ends those that are deleted.
+their variables and Secrets at hand; runs their command at an address of their own, 127.0.1.N; serves their logs, and
+connections to their ports; tells how they have ended; and ends those that are deleted.
+
+All Pods are in one network namespace, in which nothing can listen at every address of one Pod: "0.0.0.0" in a command
+becomes the address of the Pod, and only then something is at its loopback address, where forwarded ports end.
 """
 
 from __future__ import annotations
@@ -10,11 +13,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import http.server
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -23,14 +24,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from tests.launchers.kubelet_server import KubeletServer
 
 NODE = "n1"
 GPU = "nvidia.com/gpu"
 PATCH = "application/merge-patch+json"
 PERIOD = 0.05
+#: How long a container waits before its second start anew (seconds); a real one waits for 10.
+BACK_OFF = 1.0
+#: Addresses that lead nowhere from this machine, as those of Pods from outside of their network (RFC 5737).
+OUTSIDE = "192.0.2"
 
 
 @dataclass
@@ -40,9 +45,11 @@ class Running:
     process: subprocess.Popen[bytes]
     log: Path
     ip: str
+    localhost: str
     started: str
     restarts: int = 0
     deadline: float = 0.0
+    again: float = 0.0
 
 
 class Kubelet:
@@ -51,7 +58,7 @@ class Kubelet:
     Args:
         api: as an administrator.
         folder: for logs and Secrets.
-        cert, key: files, for the logs.
+        cert, key: files, for what it serves.
         gpus: of its node.
     """
 
@@ -62,37 +69,34 @@ class Kubelet:
         self._pods: dict[str, Running] = {}
         self._count = 0
         self._over = threading.Event()
+        self._turn = threading.Lock()
         self.failed: list[str] = []
-        self._server = self._serve(cert, key)
+        #: Whether Pods that start have addresses to which nothing here can connect.
+        self.apart = False
+        self._server = KubeletServer(cert, key, self._log, self._localhost)
         addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
         has = {"cpu": "8", "memory": "8Gi", "pods": "110", GPU: str(gpus)}
-        port = {"kubeletEndpoint": {"Port": self._server.server_address[1]}}
+        port = {"kubeletEndpoint": {"Port": self._server.port}}
         node = {
             "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}},
             "status": {"addresses": addresses, "capacity": has, "allocatable": has, "daemonEndpoints": port},
         }
         api.request("POST", "/api/v1/nodes", node)
-        self._threads = [
-            threading.Thread(target=self._run, name="kubelet"),
-            threading.Thread(target=self._server.serve_forever, args=(0.05,), name="kubelet-logs"),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._run, name="kubelet")
+        self._thread.start()
 
     def evict(self, namespace: str, name: str, message: str) -> None:
         """End a Pod as a node does that is short of memory."""
-        pod = self._api.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
-        running = self._pods.pop(pod["metadata"]["uid"])
-        _kill(running)
-        self._patch(pod, {"phase": "Failed", "reason": "Evicted", "message": message})
+        with self._turn:
+            pod = self._api.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+            _kill(self._pods.pop(pod["metadata"]["uid"]))
+            self._patch(pod, {"phase": "Failed", "reason": "Evicted", "message": message})
 
     def close(self) -> None:
         """End its threads and all Pods."""
         self._over.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
+        self._server.close()
         for running in self._pods.values():
             _kill(running)
 
@@ -101,10 +105,11 @@ class Kubelet:
     def _run(self) -> None:
         while not self._over.wait(PERIOD):
             try:
-                pods = self._api.request("GET", "/api/v1/pods")["items"]
-                for pod in pods:
-                    with contextlib.suppress(ApiRefusedError):  # it was changed or deleted meanwhile
-                        self._step(pod, pods)
+                with self._turn:
+                    pods = self._api.request("GET", "/api/v1/pods")["items"]
+                    for pod in pods:
+                        with contextlib.suppress(ApiRefusedError):  # it was changed or deleted meanwhile
+                            self._step(pod, pods)
             except ConnectionError as e:
                 if not self._over.is_set():
                     self.failed.append(str(e))
@@ -140,7 +145,7 @@ class Kubelet:
         body = {"metadata": {"name": pod["metadata"]["name"]}, "target": target}
         self._api.request("POST", f"{_path(pod)}/binding", body)
 
-    def _start(self, pod: dict[str, Any], restarts: int = 0) -> None:
+    def _start(self, pod: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None) -> None:
         container = pod["spec"]["containers"][0]
         if container["image"].startswith("missing/"):
             if not pod.get("status", {}).get("containerStatuses"):
@@ -149,15 +154,18 @@ class Kubelet:
                 self._patch(pod, {"containerStatuses": [self._container(pod, waiting)]})
             return
         self._count += 1
-        ip = f"127.0.1.{self._count}"
+        own = f"127.0.1.{self._count}"
+        ip = f"{OUTSIDE}.{self._count}" if self.apart else own
         folder = self._folder / pod["metadata"]["uid"]
         folder.mkdir(mode=0o700, exist_ok=True)
         log = folder / f"{restarts}.log"
         variables = self._variables(pod, container, ip)
         argv = [*container["command"], *container.get("args", [])]
-        argv = [re.sub(r"\$\((\w+)\)", lambda m: variables.get(m[1], m[0]), word) for word in argv]
+        argv = [_expanded(word, variables) for word in argv]
         for at, to in self._secrets(pod, container, folder):
             argv = [word.replace(at, to) for word in argv]
+        everywhere = any("0.0.0.0" in word for word in argv)
+        argv = [word.replace("0.0.0.0", own) for word in argv]
         with open(log, "wb") as out:
             process = subprocess.Popen(
                 argv,
@@ -172,7 +180,7 @@ class Kubelet:
                 },
                 start_new_session=True,
             )
-        running = Running(process, log, ip, _now(), restarts)
+        running = Running(process, log, ip, own if everywhere else "", _now(), restarts)
         self._pods[pod["metadata"]["uid"]] = running
         state = {"running": {"startedAt": running.started}}
         self._patch(
@@ -182,7 +190,7 @@ class Kubelet:
                 "podIP": ip,
                 "podIPs": [{"ip": ip}],
                 "startTime": running.started,
-                "containerStatuses": [self._container(pod, state, running)],
+                "containerStatuses": [self._container(pod, state, running) | {"lastState": last or {}}],
             },
         )
 
@@ -193,11 +201,12 @@ class Kubelet:
         for each in container.get("env", []):
             origin = each.get("valueFrom", {})
             if "fieldRef" in origin:
-                found[each["name"]] = ip
+                known = {"status.podIP": ip, "metadata.name": pod["metadata"]["name"]}
+                found[each["name"]] = known[origin["fieldRef"]["fieldPath"]]
             elif "secretKeyRef" in origin:
                 found[each["name"]] = self._secret(pod, origin["secretKeyRef"]["name"])[origin["secretKeyRef"]["key"]]
             else:
-                found[each["name"]] = each.get("value", "")
+                found[each["name"]] = _expanded(each.get("value", ""), found)
         return found
 
     def _secret(self, pod: dict[str, Any], name: str) -> dict[str, str]:
@@ -222,9 +231,6 @@ class Kubelet:
     def _ended(self, pod: dict[str, Any], running: Running) -> None:
         code = running.process.returncode
         code = 128 - code if code < 0 else code
-        if pod["spec"]["restartPolicy"] == "Always":
-            self._start(pod, running.restarts + 1)
-            return
         state = {
             "terminated": {
                 "exitCode": code,
@@ -235,6 +241,16 @@ class Kubelet:
                 "finishedAt": _now(),
             }
         }
+        if pod["spec"]["restartPolicy"] == "Always":
+            if not running.again:
+                # At once at first, and then later each time.
+                running.again = time.monotonic() + (BACK_OFF * 2 ** (running.restarts - 1) if running.restarts else 0)
+                why = {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}
+                status = self._container(pod, {"waiting": why}, running) | {"lastState": state}
+                self._patch(pod, {"containerStatuses": [status]})
+            if time.monotonic() >= running.again:
+                self._start(pod, running.restarts + 1, state)
+            return
         phase = "Failed" if code else "Succeeded"
         self._patch(pod, {"phase": phase, "containerStatuses": [self._container(pod, state, running)]})
 
@@ -266,40 +282,29 @@ class Kubelet:
     def _patch(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
         self._api.request("PATCH", f"{_path(pod)}/status", {"status": status}, kind=PATCH)
 
-    # -- logs -----------------------------------------------------------------------------------------
+    # -- what it serves -------------------------------------------------------------------------------
 
-    def _serve(self, cert: Path, key: Path) -> http.server.ThreadingHTTPServer:
-        """A server for the API server, which asks nobody else who reads logs; they have no secrets."""
-        kubelet = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                asked = urlparse(self.path)
-                data = kubelet._log(asked.path.split("/"), {k: v[0] for k, v in parse_qs(asked.query).items()})
-                self.send_response(404 if data is None else 200)
-                self.send_header("Content-Length", str(len(data or b"")))
-                self.end_headers()
-                self.wfile.write(data or b"")
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(cert, key)
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        return server
-
-    def _log(self, path: list[str], query: dict[str, str]) -> bytes | None:
-        namespace, name = path[2:4]
+    def _running(self, namespace: str, name: str) -> Running | None:
         pod = self._api.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
-        running = self._pods.get(pod["metadata"]["uid"])
+        return self._pods.get(pod["metadata"]["uid"])
+
+    def _localhost(self, namespace: str, name: str) -> str:
+        running = self._running(namespace, name)
+        return "" if running is None else running.localhost
+
+    def _log(self, namespace: str, name: str, query: dict[str, str]) -> bytes | None:
+        running = self._running(namespace, name)
         if running is None:
             return None
-        data = running.log.read_bytes()
+        log = running.log.with_name(f"{running.restarts - 1}.log") if "previous" in query else running.log
+        data = log.read_bytes()
         if "tailLines" in query:
             data = b"".join(data.splitlines(keepends=True)[-int(query["tailLines"]) :])
         return data[: int(query.get("limitBytes", len(data)))]
+
+
+def _expanded(text: str, variables: dict[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda m: variables.get(m[1], m[0]), text)
 
 
 def _path(pod: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """A real API server of Kubernetes with its etcd on loopback, and a kubelet that runs Pods as processes.
 
-There are no controllers: nothing acts on Jobs, StatefulSets and owners, and quotas count up only.
+There are no controllers but those of ``controllers.py``, where a test wants them; quotas count up only.
 """
 
 from __future__ import annotations
@@ -146,17 +146,32 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
+_running: dict[str, Cluster] = {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_cluster() -> Iterator[None]:
+    """Ends the cluster that the modules of a run have in common, if one of them has started it."""
+    yield
+    while _running:
+        _, running = _running.popitem()
+        running.close()
+        assert not running.kubelet.failed
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(one_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster for the tests of a module, which ``KUBECONFIG`` names."""
     if missing := [name for name in ("etcd", "kube-apiserver") if not (KEPT / name).exists()]:
         pytest.skip(f"there is no {' and no '.join(missing)} (tests/launchers/apiserver.sh)")
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     pytest.importorskip("kubernetes", reason="the extra kubernetes is not installed")
-    folder = tmp_path_factory.mktemp("kubernetes")
-    folder.chmod(0o700)
-    running = Cluster(folder)
+    if not _running:
+        folder = tmp_path_factory.mktemp("kubernetes")
+        folder.chmod(0o700)
+        _running["one"] = Cluster(folder)
+    running = _running["one"]
     before = os.environ.get("KUBECONFIG")
     os.environ["KUBECONFIG"] = str(running.kubeconfig)
     try:
@@ -166,5 +181,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             del os.environ["KUBECONFIG"]
         else:
             os.environ["KUBECONFIG"] = before
-        running.close()
-    assert not running.kubelet.failed

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.errors import (
     InfeasibleError,
     LaunchError,
@@ -31,9 +33,9 @@ from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
-from tests.launchers.kubernetes import Cluster, cluster
+from tests.launchers.kubernetes import Cluster, cluster, one_cluster
 
-__all__ = ["clean", "cluster"]
+__all__ = ["clean", "cluster", "one_cluster"]
 
 IMAGE = "test/worker"
 
@@ -216,6 +218,49 @@ def test_pods_of_others_are_attached_to_by_their_labels(cluster: Cluster, tmp_pa
     wait_until(lambda: not cluster.pods(), "they have gone")
     with pytest.raises(ValueError, match="key_file="):
         KubernetesJob({"hosts": 1}, attach_to="app=trainer")
+
+
+class Echo(Actor):
+    @endpoint
+    def back(self, data: bytes) -> bytes:
+        """The same."""
+        return data
+
+
+@pytest.fixture
+def apart(cluster: Cluster) -> Iterator[None]:
+    """Pods whose addresses cannot be reached from here."""
+    cluster.kubelet.apart = True
+    yield
+    cluster.kubelet.apart = False
+
+
+def way_to(made: EngineJob, launcher: Launcher, **data: str) -> str:
+    record = registry.read(made.job_id)
+    assert record is not None and record.ticket is not None
+    ticket = replace(record.ticket, data={**record.ticket.data, **data})
+    return launcher.route(ticket, made.status().hosts[0])
+
+
+def test_a_tunnel_leads_through_the_api_server(cluster: Cluster, apart: None) -> None:
+    made = job()
+    procs = made.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 2})
+    assert made.status().hosts[0].url.startswith("tcp://192.0.2.")
+    echoes: Any = procs.spawn("echoes", Echo)
+    piece = bytes(range(256)) * (16 << 12)
+    assert list(echoes.back.call(piece).get().values()) == [piece] * 2
+    with pytest.raises(LaunchError, match=r'User "nobody" cannot get resource "pods/portforward".*docs/kubernetes.md'):
+        way_to(made, KubernetesLauncher(tunnel=True), context="nobody")
+    made.kill()
+
+
+def test_a_worker_that_no_tunnel_reaches_says_so(cluster: Cluster) -> None:
+    made = job(tunnel=False)
+    made.apply()
+    made.wait()
+    with pytest.raises(LaunchError, match="no way to port 26600 of the Pod .*Connection refused; a worker that is"):
+        way_to(made, KubernetesLauncher(tunnel=True))
+    made.kill()
 
 
 def test_a_job_that_is_in_no_list_is_found_and_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

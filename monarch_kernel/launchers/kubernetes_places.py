@@ -1,0 +1,307 @@
+"""Which Pod of a MonarchMesh or a JobSet is which host of a job.
+
+Their controllers put a new Pod, or a new container, into the place of one that is lost, and for a job that is another
+host: the processes on the old one have gone. So a host is the first container that is seen in its place and is not of
+another host. Which one that was is noted at the Secret of the job, where every program of its user finds it, as
+annotations: ``monarch-kernel/host-NUMBER: OBJECT INDEX CONTAINER STATE``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monarch_kernel.launchers.base import HostPhase, HostStatus, LaunchError, LaunchRequest
+from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, PodPattern, SeenPod, pod_name, secret_name
+from monarch_kernel.launchers.kubernetes_sets import PodSet, admission
+
+_HOST = "monarch-kernel/host-"
+_UNSEEN, _RETURNED = "-", "returned"
+#: Only what an object is called, and its labels and annotations: the key of a job stays where it is.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_PATCH = "application/merge-patch+json"
+_GONE, _FORBIDDEN = 404, 403
+_PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Where a host is.
+
+    Attributes:
+        object: the name of its MonarchMesh or JobSet.
+        index: of its Pod there.
+        container: that it is; "": none has been seen yet.
+        returned: whether it was given back.
+    """
+
+    object: str
+    index: int
+    container: str = ""
+    returned: bool = False
+
+    def text(self) -> str:
+        """As an annotation."""
+        words = [self.object, str(self.index), self.container or _UNSEEN, *([_RETURNED] if self.returned else [])]
+        return " ".join(words)
+
+    @classmethod
+    def of(cls, text: str) -> HostPlace:
+        """From an annotation."""
+        name, index, container, *state = text.split()
+        return cls(name, int(index), "" if container == _UNSEEN else container, _RETURNED in state)
+
+
+def held(
+    places: Mapping[int, HostPlace], pods: Sequence[tuple[tuple[str, int], SeenPod]]
+) -> tuple[dict[int, SeenPod], dict[int, HostPlace]]:
+    """The Pods of hosts, by their numbers, and the places in which a container has been seen for the first time.
+
+    Args:
+        places: of all hosts.
+        pods: with the object and the index of each; those that are over first, then the older ones.
+    """
+    newest = {(place.object, place.index): number for number, place in sorted(places.items())}
+    known = {place.container for place in places.values()}
+    found: dict[int, SeenPod] = {}
+    seen: dict[int, HostPlace] = {}
+    for number, place in places.items():
+        own = [pod for at, pod in pods if at == (place.object, place.index)]
+        if place.container:
+            own = [pod for pod in own if place.container in (pod.container_id, pod.before_id)]
+        elif place.returned or newest[place.object, place.index] != number:
+            continue  # no container was ever seen, and none is waited for any more
+        else:
+            own = [pod for pod in own if not pod.leaving and (not pod.container_id or pod.container_id not in known)]
+        if own:
+            found[number] = own[-1]
+            if own[-1].container_id and not place.container:
+                seen[number] = replace(place, container=own[-1].container_id)
+    return found, seen
+
+
+def _is_before(place: HostPlace | None, pod: SeenPod) -> bool:
+    return place is not None and bool(place.container) and place.container != pod.container_id
+
+
+class Places:
+    """The hosts of a job in MonarchMeshes or JobSets.
+
+    Args:
+        api: of the cluster.
+        namespace: of the job.
+        job: its id.
+        kind: of its objects.
+    """
+
+    def __init__(self, api: KubernetesApi, namespace: str, job: str, kind: PodSet) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._job = job
+        self._kind = kind
+        self._secret = f"/api/v1/namespaces/{namespace}/secrets/{secret_name(job)}"
+
+    def create(
+        self, pattern: PodPattern, request: LaunchRequest, first: int, count: int, owner: str, user: str
+    ) -> None:
+        """Ask for so many hosts, whose numbers begin with the first, in an object of their own."""
+        name = pod_name(request, first)
+        made = self._kind.made(pattern, request, name, count, owner, user)
+        self._api.request("POST", self._kind.path(self._namespace), made)
+        try:
+            self._note({first + index: HostPlace(name, index) for index in range(count)})
+        except BaseException:
+            with contextlib.suppress(LaunchError, OSError):
+                self._delete(name)
+            raise
+
+    def owner(self) -> str:
+        """The uid of the Secret of the job."""
+        return str(self._meta()["uid"])
+
+    def hosts(self) -> int:
+        """How many hosts have been asked for so far."""
+        return max(self._places(), default=-1) + 1
+
+    def statuses(self, count: int, status: Callable[[int, SeenPod], HostStatus]) -> list[HostStatus]:
+        """Where each of the hosts is.
+
+        Args:
+            count: how many there are.
+            status: of one that has a Pod.
+        """
+        places, objects, pods = self._look()
+        found, seen = held(places, pods)
+        self._note(seen)
+        waits: dict[str, str] = {}
+        hosts: list[HostStatus] = []
+        for number in range(count):
+            place = places.get(number)
+            if (pod := found.get(number)) is not None:
+                hosts.append(pod.before(number) if _is_before(place, pod) else status(number, pod))
+                continue
+            state, reason = self._without_pod(place, objects, waits)
+            name = "" if place is None else place.object
+            hosts.append(HostStatus(host=number, state=state, name=name, reason=reason))
+        return hosts
+
+    def pod(self, number: int) -> tuple[SeenPod | None, bool]:
+        """The Pod of a host; and whether the host is the container before the present one."""
+        places, _, pods = self._look()
+        pod = held(places, pods)[0].get(number)
+        return pod, pod is not None and _is_before(places.get(number), pod)
+
+    def makers(self, number: int) -> tuple[str, ...]:
+        """The names of the objects whose events say why a host has no Pod."""
+        place = self._places().get(number)
+        return () if place is None else self._kind.makers(place.object)
+
+    def _without_pod(
+        self, place: HostPlace | None, objects: Mapping[str, Mapping[str, Any]], waits: dict[str, str]
+    ) -> tuple[HostPhase, str]:
+        kind = self._kind
+        if place is None:
+            return HostPhase.GONE, "the Secret of its job was deleted, or changed"
+        if place.returned:
+            return HostPhase.GONE, "it was given back"
+        made = objects.get(place.object)
+        if made is None:
+            return HostPhase.GONE, f"its {kind.kind} {place.object} was deleted"
+        if place.object not in waits:
+            waits[place.object] = kind.finished(made) or self._admission(made)
+        if said := kind.finished(made):
+            return HostPhase.GONE, said
+        if place.container:
+            return HostPhase.GONE, waits[place.object] or "its Pod was deleted, or its container was started anew"
+        return HostPhase.QUEUED, waits[place.object] or kind.waits(made)
+
+    def take(self, gone: Sequence[HostStatus], count: int) -> int:
+        """Have up to so many further hosts in places that the job has, and nobody is in any more.
+
+        Args:
+            gone: hosts that have gone.
+
+        Returns:
+            How many; their numbers follow those of all hosts.
+        """
+        places, objects, _ = self._look()
+        ended = {host.host: host for host in gone}
+        users: dict[tuple[str, int], int] = {}
+        for number, place in sorted(places.items()):
+            users[place.object, place.index] = number
+        free: list[HostPlace] = []
+        for (name, index), number in users.items():
+            made = objects.get(name)
+            if made is None or index >= self._kind.size(made) or self._kind.finished(made):
+                continue
+            if places[number].returned or (number in ended and self._kind.replaces(ended[number])):
+                free.append(HostPlace(name, index))
+        first = max(places, default=-1) + 1
+        self._note(dict(enumerate(free[:count], first)))
+        return len(free[:count])
+
+    def give_back(self, numbers: Sequence[int], patience: float) -> None:
+        """End these hosts. An object without others is deleted; else its last Pods are, where it can do without."""
+        places, objects, pods = self._look()
+        found, _ = held(places, pods)
+        ending = {number: replace(places[number], returned=True) for number in numbers if number in places}
+        self._note(ending)
+        places |= ending
+        going = {pod.uid: pod for number, pod in found.items() if number in ending}
+        for name, made in objects.items():
+            used = {place.index for place in places.values() if place.object == name and not place.returned}
+            if not used:
+                self._delete(name)
+                continue
+            smaller = self._kind.sized(max(used) + 1)
+            if smaller is not None and max(used) + 1 < self._kind.size(made):
+                self._api.request("PATCH", self._kind.path(self._namespace, name), smaller, kind=_PATCH)
+            for (of, index), pod in pods:
+                if of == name and index not in used and pod.uid in going and not pod.over:
+                    self._gone(f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}")
+        self._wait(patience, objects, lambda left: not any(pod.uid in going and not pod.over for _, pod in left))
+
+    def end(self, patience: float) -> None:
+        """End all of them."""
+        objects = self._objects()
+        for name in objects:
+            self._delete(name)
+        self._wait(patience, objects, lambda left: not left)
+
+    # -- asking the API server ------------------------------------------------------------------------
+
+    def _meta(self) -> Mapping[str, Any]:
+        return self._api.request("GET", self._secret, accept=_METADATA)["metadata"]
+
+    def _places(self) -> dict[int, HostPlace]:
+        try:
+            noted = self._meta().get("annotations") or {}
+        except ApiRefusedError as e:
+            if e.status != _GONE:
+                raise
+            return {}
+        return {
+            int(key.removeprefix(_HOST)): HostPlace.of(text) for key, text in noted.items() if key.startswith(_HOST)
+        }
+
+    def _note(self, places: Mapping[int, HostPlace]) -> None:
+        if places:
+            noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
+            self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
+
+    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[tuple[str, int], SeenPod]]]:
+        objects = self._objects()
+        return self._places(), objects, self._pods(objects)
+
+    def _objects(self) -> dict[str, Mapping[str, Any]]:
+        path = self._kind.path(self._namespace)
+        found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
+        return {each["metadata"]["name"]: each for each in found}
+
+    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[tuple[str, int], SeenPod]]:
+        if not objects:
+            return []
+        path = f"/api/v1/namespaces/{self._namespace}/pods"
+        found = self._api.request("GET", path, labelSelector=self._kind.selector(self._job, objects)).get("items")
+        pods = sorted(map(SeenPod, found or []), key=lambda pod: (not pod.over, pod.created, pod.name))
+        return [(self._kind.place(pod), pod) for pod in pods]
+
+    def _admission(self, made: Mapping[str, Any]) -> str:
+        """What Kueue says of an object that is suspended."""
+        if not self._kind.suspended(made):
+            return ""
+        label = f"kueue.x-k8s.io/job-uid={made['metadata']['uid']}"
+        try:
+            version = self._api.request("GET", "/apis/kueue.x-k8s.io")["preferredVersion"]["groupVersion"]
+            path = f"/apis/{version}/namespaces/{self._namespace}/workloads"
+            found = self._api.request("GET", path, labelSelector=label).get("items") or []
+        except ApiRefusedError as e:
+            if e.status not in (_GONE, _FORBIDDEN):  # there is no Kueue, or it says this only to others
+                raise
+            return ""
+        return next(filter(None, map(admission, found)), "")
+
+    def _delete(self, name: str) -> None:
+        self._gone(self._kind.path(self._namespace, name))
+
+    def _gone(self, path: str) -> None:
+        try:
+            self._api.request("DELETE", path)
+        except ApiRefusedError as e:
+            if e.status != _GONE:
+                raise
+
+    def _wait(
+        self,
+        patience: float,
+        objects: Mapping[str, Any],
+        over: Callable[[list[tuple[tuple[str, int], SeenPod]]], bool],
+    ) -> None:
+        """Wait until the Pods of objects, which may be deleted, are as they should be."""
+        limit = time.monotonic() + patience
+        while not over(self._pods(objects)) and time.monotonic() < limit:
+            time.sleep(_PAUSE)
