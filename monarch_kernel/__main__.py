@@ -38,6 +38,10 @@ _COMMANDS = {
         "stop, step and look into the ranks of a kernel or script that runs on this machine",
         "monarch_kernel.cli.debug:add_debug_command",
     ),
+    "look": _Command(
+        "read processes from outside that others have started: torchrun, Slurm, any pids",
+        "monarch_kernel.cli.look:add_look_command",
+    ),
     "up": _Command("ask an engine for hosts", "monarch_kernel.cli.jobs:add_up_command"),
     "apply": _Command(
         "ask for the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"

@@ -133,6 +133,7 @@ ALLOWED: dict[str, set[str]] = {
         LAUNCHERS,
         "monarch_kernel.__main__",
         f"{KERNEL}.install",
+        f"{DEBUGGER}.outside",
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
@@ -150,6 +151,8 @@ EXCEPTIONS = {
     f"{LAUNCHERS}.base": {f"{PROTOCOL}.announcement"},
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
+    # The nodes of a Slurm job whose processes are read from outside.
+    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm_queue"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,

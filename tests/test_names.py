@@ -40,6 +40,7 @@ INTERNAL = {
     "ManifestError": "a host's report has its text",
     "NoGreeting": "ends a connection before it is a link",
     "NobodyLeft": "a port's receiver turns it into its own error",
+    "OutsideError": "a cell or a command of the terminal shows its text",
     "PrefixTooLongError": "the rewriter of environments turns it into IncompatibleError",
     "RequestError": "becomes an answer of the Debug Adapter Protocol",
     "SourceError": "the client has the block fetched from elsewhere",

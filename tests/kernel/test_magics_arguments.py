@@ -184,6 +184,8 @@ def test_quotes_and_repeated_options() -> None:
         ("pm", "--on m -r=0-3  # the last ones", {"on": "m", "ranks": "0-3"}),
         ("clear", "1 2", {"numbers": ["1", "2"]}),
         ("focus", "3 --on m", {"rank": 3, "on": "m"}),
+        ("look", "--torchrun --native", {"torchrun": 0, "native": True, "pids": None, "slurm": None, "apart": 1.0}),
+        ("look", "--pids 12,34 --apart 0.5", {"pids": "12,34", "torchrun": None, "apart": 0.5}),
         ("stacks", "m -r 0 --over 2", {"name": "m", "ranks": "0", "over": 2.0}),
     ],
 )

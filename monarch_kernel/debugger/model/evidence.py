@@ -20,7 +20,11 @@ IDLE = "idle"  # no user code runs
 DEAD = "dead"
 SILENT = "silent"  # its host agent knows that it does not run: stopped by a signal, for instance
 LATE = "late"  # it did not answer in time, for an unknown reason
+UNREAD = "unread"  # it was to be read from outside, and could not be
 UNASKED = "unasked"  # the caller left it out
+
+#: The name of a process group of which a process that is read from outside does not tell which one it is.
+UNSEEN_GROUP = "?"
 
 WaitKind = Literal["collective", "recv", "send", "group", "work", "call"]
 """What a thread waits for: a collective; a message; a process group that is being made; a send or receive that it

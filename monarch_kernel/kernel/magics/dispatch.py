@@ -14,6 +14,7 @@ from monarch_kernel.kernel.magics.hang_magics import HangMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
 from monarch_kernel.kernel.magics.join_magics import JoinMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
+from monarch_kernel.kernel.magics.look_magics import LookMagics
 from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
@@ -35,6 +36,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StackMagics,
     ValueMagics,
     HangMagics,
+    LookMagics,
     StopMagics,
     DapMagics,
     TelemetryMagics,
@@ -48,7 +50,7 @@ SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach", "jobs"),
     *("join", "leave"),
     *("sync", "push", "pull", "logs"),
-    *("stacks", "diff", "plot", "hang"),
+    *("stacks", "diff", "plot", "hang", "look"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
     *("metrics", "trace", "history"),

@@ -15,7 +15,8 @@ from monarch_kernel import environment
 from monarch_kernel.protocol.messages import Death, Message, Ping, ProcResponds, ProcUnresponsive, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host.procs import Proc
-from monarch_kernel.runtime.host.stack_reader import PySpy, state_of
+from monarch_kernel.runtime.host.py_spy import state_of
+from monarch_kernel.runtime.host.stack_reader import PySpy
 from monarch_kernel.runtime.node.node import Node
 
 #: How long reading a stack may take (seconds), and how many characters of it are kept.

@@ -6,9 +6,7 @@ py-spy runs as a separate process and does not block the agent.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,6 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from monarch_kernel.protocol.messages import AskStacks, StackRead
+from monarch_kernel.runtime.host import py_spy
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.node.poller import Poller
 
@@ -23,24 +22,6 @@ from monarch_kernel.runtime.node.poller import Poller
 DUMP_MAX = 8_000_000
 #: The most py-spy processes at the same time.
 AT_ONCE = 4
-
-_STATES = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "it is stopped by a debugger",
-    "D": "it waits for a disk or a device, and cannot be interrupted",
-}
-_JSON = ("--json", "--full-filenames")
-_MISSING = "py-spy is not installed there (pip install py-spy), so its stack cannot be read from outside"
-
-
-def state_of(pid: int) -> str:
-    """Why a process cannot answer, by its state in the kernel; '' if the state does not explain it."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
-    return _STATES.get(state, "")
 
 
 class PySpy:
@@ -97,9 +78,9 @@ class _Dump:
         if self._done is None:  # it timed out while it waited
             self._spy.end()
             return
-        program = _py_spy()
+        program = py_spy.program()
         if program is None:
-            self._finish(_MISSING)
+            self._finish(py_spy.MISSING)
             return
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._errors = os.memfd_create("py-spy", os.MFD_CLOEXEC)
@@ -148,8 +129,7 @@ class _Dump:
         if self._output >= 0:
             self._poller.unregister(self._output)
         if self._errors >= 0:
-            said = os.pread(self._errors, 4096, 0).decode("utf-8", "replace").partition("\nStack backtrace:")[0].strip()
-            error = error or said
+            error = error or py_spy.plain_error(os.pread(self._errors, 4096, 0).decode("utf-8", "replace"))
         for fd in (self._output, self._process, self._errors):
             if fd >= 0:
                 os.close(fd)
@@ -189,19 +169,15 @@ class StackReader:
                 self._one(proc, message.native, deadline, note)
 
     def _one(self, proc: Proc, native: bool, deadline: float, note: Callable[[StackRead], None]) -> None:
-        why = state_of(proc.pid)
-        # py-spy must pause a process to read native frames, and cannot pause one that is already stopped. It can read
-        # Python frames while the process runs; if that fails, it retries with the process paused.
-        ways = (
-            [("--nonblocking",)] if why else [("--native",), ("--nonblocking",)] if native else [("--nonblocking",), ()]
-        )
+        why = py_spy.state_of(proc.pid)
+        ways = py_spy.ways(native, stopped=bool(why))
 
         def attempt(rest: list[tuple[str, ...]]) -> None:
             left = max(0.01, deadline - time.monotonic())
-            self._spy.dump(proc.pid, (*_JSON, *rest[0]), left, lambda text, error: ended(rest, text, error))
+            self._spy.dump(proc.pid, (*py_spy.JSON, *rest[0]), left, lambda text, error: ended(rest, text, error))
 
         def ended(rest: list[tuple[str, ...]], text: str, error: str) -> None:
-            good = text.lstrip().startswith("[") and text.rstrip().endswith("]")
+            good = py_spy.is_whole(text)
             if not good and rest[1:] and time.monotonic() < deadline:
                 attempt(rest[1:])
                 return
@@ -209,8 +185,3 @@ class StackReader:
             note(StackRead(proc.id, proc.pid, self._host, why, text if good else "", trouble))
 
         attempt(ways)
-
-
-def _py_spy() -> str | None:
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")

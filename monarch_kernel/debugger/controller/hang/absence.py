@@ -20,6 +20,7 @@ from monarch_kernel.debugger.model.evidence import (
     SILENT,
     STANDS,
     UNASKED,
+    UNREAD,
     WAITS,
     Evidence,
 )
@@ -49,7 +50,7 @@ def of_ends(now: Situation, ends: set[int], edges: Mapping[int, set[int]]) -> Ve
     own = [rank for rank in failed if not failure_of_peer(now, rank)]
     if own:
         return _will_not_come(now, verdict.FAILED, own)
-    unknown = by_state.get(LATE, []) + by_state.get(UNASKED, [])
+    unknown = [rank for state in (LATE, UNREAD, UNASKED) for rank in by_state.get(state, ())]
     if unknown:
         return conclude(now, verdict.UNDECIDED, as_they_are(now, unknown), phrases.not_known(now, unknown))
     if failed:

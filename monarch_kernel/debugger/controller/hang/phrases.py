@@ -18,6 +18,8 @@ from monarch_kernel.debugger.model.evidence import (
     SILENT,
     STANDS,
     UNASKED,
+    UNREAD,
+    UNSEEN_GROUP,
     WAITS,
     Evidence,
     Operation,
@@ -82,6 +84,8 @@ def group(which: ProcessGroup) -> str:
     """The name of a process group in a sentence."""
     if not which.name:
         return "a process group that is being made"
+    if which.name == UNSEEN_GROUP:
+        return "a group that is unknown"
     if which.desc:
         return f"group {which.desc}"
     name, over, backend = which.name.partition(SECOND)
@@ -144,7 +148,8 @@ def waits_in(pending: PendingOperation) -> str:
     """`ranks 0-2 wait in all_reduce #7 of the default group at train.py:12`."""
     which = pending.operation
     number = f" #{which.number}" if which.number else ""
-    what = f"waits in {which.name or which.op}{number} of {group(pending.group)}{at(which.place)}"
+    of = "" if pending.group.name == UNSEEN_GROUP else f" of {group(pending.group)}"
+    what = f"waits in {which.name or which.op}{number}{of}{at(which.place)}"
     return doing(pending.waiting, what)
 
 
@@ -172,7 +177,7 @@ def _wait(each: Evidence, wait: Wait) -> str:
         return f"waits in {which.name}{at(wait.place)}"
     number = f" #{which.number}" if which.number else ""
     of = each.groups.get(which.group)
-    where = f" of {group(of)}" if of is not None and (of.desc or of.name not in _DEFAULT) else ""
+    where = f" of {group(of)}" if of is not None and (of.desc or of.name not in (*_DEFAULT, UNSEEN_GROUP)) else ""
     started = at(which.place)
     later = f", waited for{at(wait.place)}" if at(wait.place) != started else ""
     inputs = f" ({size(which)})" if which.shapes else ""
@@ -195,6 +200,8 @@ def state(each: Evidence) -> str:
         return f"is not running ({each.why}){was}" if each.why else f"is not running{was}"
     if each.state == LATE:
         return f"does not answer ({each.why or 'cause unknown; it may hold the interpreter lock'})"
+    if each.state == UNREAD:
+        return f"could not be read ({each.why})"
     if each.state == UNASKED:
         return "was not asked"
     where = f"{at(each.place)}{_function(each.place)}{_doing(each)}"
@@ -250,7 +257,7 @@ def no_rank_waits(now: Situation) -> str:
     """No rank waits for another."""
     sentence = "No rank waits for another"
     busy = now.in_state(RUNS, STANDS, LOADS)
-    late = now.in_state(LATE)
+    late = now.in_state(LATE, UNREAD)
     if busy:
         sentence += f": {states(now.evidence, busy)}"
     if late:

@@ -11,14 +11,13 @@ from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.controller.hang import history
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
+from monarch_kernel.debugger.controller.hang.spied import in_collective, user_place
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask
-from monarch_kernel.debugger.controller.stacks.pyspy import SpiedThread, threads_of
+from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang.collect import collect
-from monarch_kernel.debugger.rank.hang.flight import C10D
-from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import StackRead
 
@@ -95,28 +94,15 @@ def _evidence_of(rank: int, read: StackRead) -> Evidence:
         threads = threads_of(read.dump) if read.dump else []
     except ValueError:
         threads = []
-    place = next((place for place in map(_user_place, threads) if place is not None), None)
+    place = next((place for place in map(user_place, threads) if place is not None), None)
     if read.why:
         return Evidence(rank, SILENT, read.why, place=place, answered=False)
-    if not any(map(_in_collective, threads)):
+    if not any(map(in_collective, threads)):
         holder = next((thread for thread in threads if thread.get("owns_gil")), None)
-        held = _user_place(holder) if holder is not None else None
+        held = user_place(holder) if holder is not None else None
         if held is not None:
             return Evidence(rank, STANDS, "it holds the interpreter lock", place=held, answered=False)
     return Evidence(rank, LATE, read.error, place=place, answered=False)
-
-
-def _user_place(thread: SpiedThread) -> Place | None:
-    """The innermost line of user code of a thread."""
-    for frame in thread.get("frames", ()):
-        file = frame.get("filename") or ""
-        if is_user(file):
-            return Place(file, int(frame.get("line") or 0), frame.get("name", ""), kind_of(file))
-    return None
-
-
-def _in_collective(thread: SpiedThread) -> bool:
-    return any((frame.get("filename") or "").endswith(C10D) for frame in thread.get("frames", ()))
 
 
 def _reaches_too_short(evidence: Iterable[Evidence]) -> bool:

@@ -22,6 +22,13 @@ from monarch_kernel.debugger.source_locations import USER, Place, kind_of, sourc
 HOLDS_LOCK = "holds the interpreter lock"
 
 
+class SpiedLocal(TypedDict, total=False):
+    """A local variable of a frame; dumps have them only if asked for."""
+
+    name: str
+    repr: str | None
+
+
 class SpiedFrame(TypedDict, total=False):
     """A frame of a dump; native frames have a module instead of a line."""
 
@@ -29,12 +36,14 @@ class SpiedFrame(TypedDict, total=False):
     filename: str
     line: int
     module: str | None
+    locals: list[SpiedLocal] | None
 
 
 class SpiedThread(TypedDict, total=False):
     """A thread of a dump; the innermost frame comes first."""
 
     thread_id: int
+    os_thread_id: int | None
     thread_name: str | None
     owns_gil: bool
     frames: list[SpiedFrame]
@@ -50,7 +59,8 @@ def read_snapshot(dump: str, pid: int, note: str, all_threads: bool = False) -> 
     hidden = 0
     for thread in threads_of(dump):
         frames = _frames(thread)
-        name = str(thread.get("thread_name") or "")
+        # A process that has not imported `threading` has no names of threads.
+        name = str(thread.get("thread_name") or ("MainThread" if thread.get("os_thread_id") == pid else ""))
         user = has_user_code(frames)
         if not user and not all_threads:
             hidden += 1

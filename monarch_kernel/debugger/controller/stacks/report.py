@@ -37,6 +37,7 @@ class Stacks:
         hosts: the host of each rank.
         label: labels files, such as `Cell In[3]`.
         seconds: how long the query took.
+        noun: what the name is of; "" if the name says it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Stacks:
         hosts: Mapping[int, str] | None = None,
         label: Label | None = None,
         seconds: float = 0.0,
+        noun: str = "mesh",
     ) -> None:
         self.mesh = mesh
         self.extent = extent
@@ -63,6 +65,7 @@ class Stacks:
         self.hosts = dict(hosts or {})
         self.label = label
         self.seconds = seconds
+        self.noun = noun
         merged = merge(self.snapshots)
         self.tree: tuple[StackRoot, ...] = merged.roots
         self.classes: tuple[StackClass, ...] = merged.classes
@@ -72,7 +75,7 @@ class Stacks:
     def headline(self) -> str:
         """How many ranks there are, and how many different stacks."""
         asked, count = len(self.ranks), len(self.classes)
-        subject = f"{asked} {'rank' if asked == 1 else 'ranks'} of mesh {self.mesh}"
+        subject = f"{asked} {'rank' if asked == 1 else 'ranks'} of {f'{self.noun} {self.mesh}'.lstrip()}"
         if asked > 1 and count == 1 and len(self.snapshots) == asked:
             return f"{subject}, all at the same place"
         counts = [f"{count} different stacks" if count != 1 else "1 stack"] if count else []

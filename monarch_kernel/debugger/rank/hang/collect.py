@@ -34,10 +34,12 @@ from monarch_kernel.engines import engine
 from monarch_kernel.introspection import WAITING, called_method, failed_by_peer, failures, operation_on, said_first
 
 _TORCH = f"{os.sep}torch{os.sep}"
-_LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
+#: In the paths of data loaders.
+LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 _FUNCTIONAL = "_functional_collectives.py"
-_P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
-_MAKING = {
+#: Functions of `torch.distributed` that send or receive, and those that make process groups.
+P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
+MAKING = {
     "_store_based_barrier",
     "_new_process_group_helper",
     "_new_group_with_tag",
@@ -123,7 +125,7 @@ class _Thread:
 
     @property
     def loads(self) -> bool:
-        return any(_LOADER in frame.f_code.co_filename for frame in self.frames)
+        return any(LOADER in frame.f_code.co_filename for frame in self.frames)
 
     def ident(self) -> int:
         return hash(tuple((id(frame), frame.f_lasti) for frame in self.frames))
@@ -289,7 +291,7 @@ class _Reader:
                 break
         if ours:
             return self._in_c10d(ours, place)
-        if any(_LOADER in frame.f_code.co_filename for frame in frames):
+        if any(LOADER in frame.f_code.co_filename for frame in frames):
             return None
         innermost = frames[0]
         file = innermost.f_code.co_filename
@@ -304,7 +306,7 @@ class _Reader:
     def _in_c10d(self, frames: list[FrameType], place: Place | None) -> Wait | None:
         names = [frame.f_code.co_name for frame in frames]
         name = public_name(((frame.f_code.co_filename, frame.f_code.co_name) for frame in frames), names[0])
-        making = _MAKING.intersection(names)
+        making = MAKING.intersection(names)
         if making:
             return Wait(Operation("", 0, name, name, place=place), "group", members=_members(frames), place=place)
         frame = next((each for each in frames if each.f_code.co_name not in ("wrapper",)), frames[0])
@@ -312,7 +314,7 @@ class _Reader:
         function = frame.f_code.co_name
         group = self._group_of(values.get("group"))
         root = next((values[key] for key in ("src", "dst") if isinstance(values.get(key), int)), -1)
-        if function in _P2P or (function == "wait" and not self._pending):
+        if function in P2P or (function == "wait" and not self._pending):
             kind = "recv" if "recv" in function else "send"
             shape = _shapes(values)
             call = Operation(group, 0, function, name, shape, place=place)

@@ -1,0 +1,76 @@
+"""Looks at the processes that a line names: by their pids, the workers of torchrun, or a Slurm job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monarch_kernel.debugger.outside import selection, slurm
+from monarch_kernel.debugger.outside.processes import OutsideError
+from monarch_kernel.debugger.outside.reading import read_processes
+from monarch_kernel.debugger.outside.report import Look
+from monarch_kernel.debugger.source_locations import Label
+
+
+@dataclass(frozen=True, slots=True)
+class LookRequest:
+    """What to look at: exactly one of the first three, as a line gives them.
+
+    Attributes:
+        pids: processes of this machine, as in `123,456`.
+        torchrun: the pid of an agent of torchrun; 0: the only job of torchrun here.
+        slurm: a Slurm job, or a step of it, as in `4711` or `4711.0`.
+        native: with native frames.
+        all_threads: show threads without user code, too.
+        apart: the time between the two readings (seconds).
+    """
+
+    pids: str | None = None
+    torchrun: int | None = None
+    slurm: str | None = None
+    native: bool = False
+    all_threads: bool = False
+    apart: float = 1.0
+
+
+def look(request: LookRequest, label: Label | None = None) -> Look:
+    """Read these processes from outside, and say what they wait for.
+
+    Args:
+        request: what to look at, and how.
+        label: labels files, such as `Cell In[3]`.
+
+    Raises:
+        OutsideError: there are no such processes, they are not this user's, or the request is wrong.
+    """
+    ways = [request.pids, request.torchrun, request.slurm]
+    if sum(way is not None for way in ways) != 1:
+        raise OutsideError("give one of --pids 123,456, --torchrun [PID] and --slurm JOB")
+    if not request.apart >= 0:
+        raise OutsideError(f"--apart takes a number of seconds of at least 0, not {request.apart:g}")
+    notes: Sequence[str] = ()
+    if request.slurm is not None:
+        name = f"Slurm job {request.slurm}"
+        processes, notes = slurm.read_job(request.slurm, native=request.native, apart=request.apart)
+    elif request.pids is not None:
+        chosen = selection.named(parse_pids(request.pids))
+        name = f"process{'es' * (len(chosen) > 1)} {request.pids}"
+        processes = read_processes(chosen, native=request.native, apart=request.apart)
+    else:
+        chosen = selection.torchrun_workers(request.torchrun or 0)
+        name = "torchrun" + (f" {request.torchrun}" if request.torchrun else "")
+        processes = read_processes(chosen, native=request.native, apart=request.apart)
+    return Look(name, processes, native=request.native, all_threads=request.all_threads, notes=notes, label=label)
+
+
+def parse_pids(text: str) -> list[int]:
+    """The pids of `123,456`.
+
+    Raises:
+        OutsideError: it is something else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), None)
+    if wrong is not None:
+        raise OutsideError(f"--pids takes numbers of processes, such as 123,456, not {wrong!r}")
+    return list(dict.fromkeys(map(int, words)))

@@ -1,0 +1,220 @@
+"""Reads processes of this machine twice: what the kernel tells of them, and their stacks, which py-spy reads.
+
+py-spy reads the memory of a process while that runs on; only for native frames it pauses the process, for about 0.1 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
+from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank, command_of, figures, python_version
+from monarch_kernel.introspection import py_spy, read_gpus
+
+#: The time between the two readings (seconds), unless a caller wants another one.
+APART = 1.0
+#: How long py-spy may take for one process (seconds), with and without native frames.
+NATIVE_TIMEOUT, TIMEOUT = 20.0, 5.0
+#: The most py-spy processes at the same time.
+AT_ONCE = 4
+
+#: Where frames are whose variables are kept, and which.
+_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_KEPT = ("args", "kwargs", "src", "dst")
+
+_PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A process at one moment.
+
+    Attributes:
+        figures: what the kernel tells; None if the process was gone.
+        dump: what py-spy has read; "" if nothing.
+        error: why it has not, as a clause.
+    """
+
+    figures: Figures | None
+    dump: str = ""
+    error: str = ""
+
+
+class OutsideProcess(msgspec.Struct, frozen=True):
+    """A process that was read twice. It travels between hosts as JSON.
+
+    Attributes:
+        host: its host.
+        pid: there.
+        place: which rank it is.
+        command: as it was started.
+        first: what was read first.
+        second: what was read a moment later, and is shown.
+        apart: the time between the two (seconds).
+        gpus: the GPUs that it holds memory on (bytes), by their number.
+        busy: how busy these are (percent), by their number.
+        python: the version of its Python; (0, 0) if that is not known.
+    """
+
+    host: str
+    pid: int
+    place: LaunchedRank
+    command: str
+    first: Moment
+    second: Moment
+    apart: float
+    gpus: dict[int, int] = {}
+    busy: dict[int, float] = {}
+    python: tuple[int, int] = (0, 0)
+
+
+def read_processes(
+    chosen: Mapping[int, LaunchedRank], *, native: bool = False, apart: float = APART, host: str = ""
+) -> list[OutsideProcess]:
+    """Read processes of this machine and user, twice.
+
+    Args:
+        chosen: their places, by pid.
+        native: with native frames.
+        apart: the time between the two readings (seconds).
+        host: what to call this machine; its own name by default.
+    """
+    pids = list(chosen)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="monarch-look") as pool:
+
+        def read_all() -> dict[int, Moment]:
+            return dict(zip(pids, pool.map(lambda pid: _moment(pid, native), pids), strict=True))
+
+        began = time.monotonic()
+        first = read_all()
+        time.sleep(max(0.0, began + apart - time.monotonic()))
+        between = time.monotonic() - began
+        second = read_all()
+    gpus, busy = _gpus()
+    return [
+        OutsideProcess(
+            host or socket.gethostname(),
+            pid,
+            place,
+            command_of(pid),
+            first[pid],
+            second[pid],
+            between,
+            gpus.get(pid, {}),
+            {index: busy[index] for index in gpus.get(pid, {}) if index in busy},
+            python_version(pid),
+        )
+        for pid, place in chosen.items()
+    ]
+
+
+def _moment(pid: int, native: bool) -> Moment:
+    seen = figures(pid)
+    if seen is None:
+        return Moment(None, error="it has ended")
+    if seen.state == "Z":
+        return Moment(seen, error="it has ended, and its parent has not taken notice")
+    dump, error = _dump(pid, native, stopped=seen.state in "Tt")
+    return Moment(seen, dump, error)
+
+
+def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:
+    """What py-spy has read of a process, or why not."""
+    program = py_spy.program()
+    if program is None:
+        return "", py_spy.MISSING
+    error = ""
+    limit = NATIVE_TIMEOUT if native else TIMEOUT
+    deadline = time.monotonic() + limit
+    for way in py_spy.ways(native, stopped):
+        command = [program, "dump", *py_spy.JSON, "--locals", *way, "--pid", str(pid)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, stdin=subprocess.DEVNULL, timeout=max(0.1, deadline - time.monotonic())
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"py-spy did not read its stack within {limit:g} s"
+        except OSError as failure:
+            return "", f"py-spy could not be started: {failure}"
+        dump = done.stdout.decode("utf-8", "replace")
+        if py_spy.is_whole(dump):
+            return _without_values(dump), ""
+        error = _refusal(py_spy.plain_error(done.stderr.decode("utf-8", "replace")), _ptrace_scope())
+    return "", error
+
+
+def _without_values(dump: str) -> str:
+    """A dump without variables, but those by which calls of `torch.distributed` name groups and peers."""
+    threads = threads_of(dump)
+    for thread in threads:
+        for frame in thread.get("frames", ()):
+            keep = _KEPT if _DISTRIBUTED in (frame.get("filename") or "") else ()
+            frame["locals"] = [each for each in frame.get("locals") or () if each.get("name") in keep]
+    return json.dumps(threads)
+
+
+def _refusal(said: str, ptrace_scope: str) -> str:
+    """What py-spy has said, with what to do if the system does not let it read another process."""
+    lower = said.lower()
+    if "permission denied" not in lower and "operation not permitted" not in lower:
+        first = said.partition("\n")[0].removeprefix("Error: ").rstrip(".")
+        return f"py-spy said: {first}" if first else "py-spy has read nothing"
+    if ptrace_scope in ("1", "2", "3"):
+        whom = {"1": "its ancestors and root", "2": "root only", "3": "no process"}[ptrace_scope]
+        what = (
+            "an administrator can set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
+            if ptrace_scope != "3"
+            else "only a restart of the machine can change that"
+        )
+        return f"the system lets {whom} read its memory (kernel.yama.ptrace_scope is {ptrace_scope}); {what}"
+    return (
+        "the system does not let py-spy read its memory; in a container, the capability SYS_PTRACE is missing (docker "
+        "run --cap-add SYS_PTRACE, or securityContext.capabilities.add of a Pod)"
+    )
+
+
+def _ptrace_scope() -> str:
+    try:
+        with open(_PTRACE_SCOPE, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # a kernel without Yama
+        return ""
+
+
+def _gpus() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
+    """The memory of processes on GPUs of this host, and how busy those are; nothing without NVML or a driver."""
+    if not os.path.exists("/dev/nvidiactl"):
+        return {}, {}
+    try:
+        nvml: Any = import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # not installed, or no driver here
+        return {}, {}
+    try:
+        gpus, memory = read_gpus(nvml)
+        return memory, {gpu.index: gpu.use for gpu in gpus}
+    finally:
+        nvml.nvmlShutdown()
+
+
+def as_json(processes: Sequence[OutsideProcess]) -> bytes:
+    """Processes in one line, for another host."""
+    return msgspec.json.encode(processes)
+
+
+def from_json(line: bytes) -> list[OutsideProcess]:
+    """What another host has read.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return msgspec.json.decode(line, type=list[OutsideProcess])

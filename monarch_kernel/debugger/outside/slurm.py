@@ -1,0 +1,163 @@
+"""The ranks of a Slurm job: each of its nodes reads its own, in a step of the job beside those that run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from monarch_kernel.debugger.outside.processes import (
+    LaunchedRank,
+    OutsideError,
+    owner_of,
+    python_version,
+    rank_place,
+)
+from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProcess, as_json, from_json, read_processes
+from monarch_kernel.debugger.outside.selection import topmost
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launchers import slurm_queue
+
+#: How long a command of Slurm may take, and a node until it has read its processes (seconds).
+LIMIT, NODE_LIMIT = 15.0, 60.0
+#: The most nodes that are read at the same time.
+_AT_ONCE = 32
+_JOB = re.compile(r"(\d+(?:_\d+)?)(?:\.(\d+))?")
+
+
+def read_job(job: str, *, native: bool, apart: float) -> tuple[list[OutsideProcess], list[str]]:
+    """Read the ranks of a job of this user on all its nodes, each from a step there (`srun --overlap`).
+
+    Args:
+        job: its number, or that of a step: `4711`, `4711.0`.
+        native: with native frames.
+        apart: the time between the two readings (seconds).
+
+    Returns:
+        What was read, and a sentence about each node that could not be read.
+
+    Raises:
+        OutsideError: there is no such job of this user, it does not run, or no node could be read.
+    """
+    number, step = _parsed(job)
+    try:
+        known = slurm_queue.queue(LIMIT, fresh=True)
+    except OSError as error:
+        raise OutsideError(f"Slurm does not answer: {error}") from None
+    except LaunchError as error:
+        raise OutsideError(str(error)) from None
+    found = known.get(number)
+    if found is None or not found.lives:
+        raise OutsideError(f"you have no Slurm job {number} that runs; squeue --me lists those that do")
+    if found.waits or not found.nodes:
+        raise OutsideError(f"Slurm job {number} has no nodes yet: {found}")
+
+    def of_node(node: str) -> tuple[list[OutsideProcess], str]:
+        return _read_node(found.number, step, node, native, apart)
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="monarch-look") as pool:
+        answers = list(pool.map(of_node, found.nodes))
+    processes = [each for read, _ in answers for each in read]
+    notes = [
+        f"Node {node} could not be read: {why}" for node, (_, why) in zip(found.nodes, answers, strict=True) if why
+    ]
+    if not processes:
+        said = " ".join(notes) or "no process of it is a rank: none has RANK, SLURM_PROCID or the like and runs Python."
+        raise OutsideError(f"nothing was read of Slurm job {job}. {said}")
+    return processes, notes
+
+
+def _read_node(number: str, step: str, node: str, native: bool, apart: float) -> tuple[list[OutsideProcess], str]:
+    """What a node has read, or why it has not, as a sentence."""
+    command = ["srun", "--overlap", f"--jobid={number}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
+    command += ["--mpi=none", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    command += [sys.executable, "-m", "monarch_kernel", "look", "--slurm", f"{number}{f'.{step}' if step else ''}"]
+    command += ["--this-node", "--apart", f"{apart:g}", *(["--native"] if native else [])]
+    limit = NODE_LIMIT + apart + (NATIVE_TIMEOUT if native else 0)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "PMI"))}
+    environment |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit, env=environment, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"it did not answer within {limit:g} s."
+    except OSError as error:
+        return [], f"srun could not be started: {error}."
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if done.returncode:
+        return [], f"{said.splitlines()[-1] if said else f'srun ended with code {done.returncode}'}."
+    try:
+        return from_json(done.stdout), ""
+    except ValueError:
+        return [], f"its answer is something else: {done.stdout[:80]!r}."
+
+
+def read_this_node(job: str, *, native: bool, apart: float) -> bytes:
+    """What a node answers: the ranks of a job that run on it, read from outside, in one line.
+
+    Raises:
+        OutsideError: Slurm does not know the job here, or several steps of it have ranks.
+    """
+    number, step = _parsed(job)
+    node = os.environ.get("SLURMD_NODENAME", "")
+    try:
+        said = slurm_queue.run(["scontrol", "listpids", number, *([node] if node else [])], LIMIT)
+    except OSError as error:
+        raise OutsideError(f"Slurm does not answer: {error}") from None
+    except LaunchError as error:
+        raise OutsideError(str(error)) from None
+    steps = {int(pid): of for pid, of in _listed(said) if int(pid) > 0 and owner_of(int(pid)) == os.getuid()}
+    own = os.environ.get("SLURM_STEP_ID", "")
+    places = {pid: rank_place(pid) for pid, of in steps.items() if of != own}
+    chosen = ranks_of_job(places, step, {pid for pid in places if python_version(pid) != (0, 0)})
+    return as_json(read_processes(chosen, native=native, apart=apart, host=node) if chosen else [])
+
+
+def ranks_of_job(places: Mapping[int, LaunchedRank], step: str, python: set[int]) -> dict[int, LaunchedRank]:
+    """Which processes of a job are its ranks: workers of torchrun if there are, else what Slurm's tasks run.
+
+    Args:
+        places: of all its processes on a node, by pid.
+        step: only those of this step; "" for any.
+        python: those that run Python.
+
+    Raises:
+        OutsideError: several steps have ranks.
+    """
+    chosen = {pid: place for pid, place in places.items() if pid in python and place.rank >= 0}
+    chosen = {pid: place for pid, place in chosen.items() if not step or place.step == step}
+    workers = {pid: place for pid, place in chosen.items() if place.elastic}
+    chosen = topmost(workers or chosen)
+    steps = {place.step for place in chosen.values()}
+    if len(steps) > 1:
+        # What a batch script runs by itself has the variables of a task, too, and is no rank beside those of a step.
+        chosen = {pid: place for pid, place in chosen.items() if place.step.isdecimal() and int(place.step) < _SPECIAL}
+        steps = {place.step for place in chosen.values()}
+    if len(steps) > 1:
+        raise OutsideError(
+            f"several steps have ranks here ({', '.join(sorted(steps))}); give one, as in --slurm JOB.STEP"
+        )
+    return chosen
+
+
+#: Steps from this number on are Slurm's own: the batch script, the external one.
+_SPECIAL = 0xFFFFFFF0
+
+
+def _listed(said: str) -> list[tuple[str, str]]:
+    """The pids and steps that `scontrol listpids` prints."""
+    rows = [line.split() for line in said.splitlines()[1:]]
+    return [(row[0], row[2]) for row in rows if len(row) >= 3 and row[0].isdecimal()]
+
+
+def _parsed(job: str) -> tuple[str, str]:
+    match = _JOB.fullmatch(job.strip())
+    if match is None:
+        raise OutsideError(
+            f"--slurm takes the number of a job, such as 4711, or of a step, such as 4711.0, not {job!r}"
+        )
+    return match[1], match[2] or ""
