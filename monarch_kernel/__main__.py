@@ -42,6 +42,10 @@ _COMMANDS = {
         "read processes from outside that others have started: torchrun, Slurm, any pids",
         "monarch_kernel.cli.look:add_look_command",
     ),
+    "stragglers": _Command(
+        "say which ranks came late to collectives, from records in files",
+        "monarch_kernel.cli.stragglers:add_stragglers_command",
+    ),
     "up": _Command("ask an engine for hosts", "monarch_kernel.cli.jobs:add_up_command"),
     "apply": _Command(
         "ask for the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"

@@ -3,6 +3,7 @@
 * ``stacks(mesh)``: the Python stacks of all ranks, merged.
 * ``diff(mesh, EXPR)``, ``pull(mesh, EXPR, rank=)``: values across ranks.
 * ``hang(mesh)``: why a mesh makes no progress.
+* ``stragglers(mesh)``: which ranks come late to collectives, and at which lines.
 * ``get_debugger()``: breakpoints and stopped ranks; ``select(mesh)``: the stopped ranks of a mesh, stepped together.
 
 This module holds names only; ``monarch_kernel.debugger`` has the code.
@@ -14,6 +15,7 @@ from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.debugger.controller.sets import Moved, StopGroup, StopSet
 from monarch_kernel.debugger.controller.stacks import Stacks, stacks
+from monarch_kernel.debugger.controller.stragglers import StragglerReport, stragglers
 from monarch_kernel.debugger.controller.values import Diff, diff, pull
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer
 from monarch_kernel.debugger.events import (
@@ -46,6 +48,7 @@ __all__ = [
     "Stacks",
     "StopGroup",
     "StopSet",
+    "StragglerReport",
     "Viewer",
     "ask",
     "diff",
@@ -55,4 +58,5 @@ __all__ = [
     "pull",
     "select",
     "stacks",
+    "stragglers",
 ]

@@ -134,6 +134,7 @@ ALLOWED: dict[str, set[str]] = {
         "monarch_kernel.__main__",
         f"{KERNEL}.install",
         f"{DEBUGGER}.outside",
+        f"{DEBUGGER}.controller.stragglers",
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",

@@ -42,6 +42,7 @@ INTERNAL = {
     "NobodyLeft": "a port's receiver turns it into its own error",
     "OutsideError": "a cell or a command of the terminal shows its text",
     "PrefixTooLongError": "the rewriter of environments turns it into IncompatibleError",
+    "RecordsError": "a cell or a command of the terminal shows its text",
     "RequestError": "becomes an answer of the Debug Adapter Protocol",
     "SourceError": "the client has the block fetched from elsewhere",
     "StillBusy": "a reload says which actors were busy",

@@ -18,6 +18,7 @@ from monarch_kernel.kernel.magics.look_magics import LookMagics
 from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
+from monarch_kernel.kernel.magics.straggler_magics import StragglerMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
 from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
@@ -36,6 +37,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StackMagics,
     ValueMagics,
     HangMagics,
+    StragglerMagics,
     LookMagics,
     StopMagics,
     DapMagics,
@@ -50,7 +52,7 @@ SUBCOMMANDS = (
     *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach", "jobs"),
     *("join", "leave"),
     *("sync", "push", "pull", "logs"),
-    *("stacks", "diff", "plot", "hang", "look"),
+    *("stacks", "diff", "plot", "hang", "stragglers", "look"),
     *("break", "clear", "debug", "pm"),
     *("focus", "debugpy"),
     *("metrics", "trace", "history"),

@@ -56,7 +56,7 @@ def collect(depth: int = 128) -> Evidence:
     """
     rank = rank_of()[1]
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    groups, numbers, dist_rank, world = _groups(c10d) if c10d is not None else ({}, {}, -1, "")
+    groups, numbers, dist_rank, world = process_groups(c10d) if c10d is not None else ({}, {}, -1, "")
     history: dict[str, tuple[Operation, ...]] = {}
     for name, calls in (record(depth) if groups else {}).items():
         base = name.partition(SECOND)[0]
@@ -212,7 +212,7 @@ def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
 # -- torch.distributed ------------------------------------------------------------------------------
 
 
-def _groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
+def process_groups(c10d: Any) -> tuple[dict[str, ProcessGroup], dict[str, int], int, str]:
     """The process groups, how many operations each has counted, the rank of this process, and the id of its world."""
     groups: dict[str, ProcessGroup] = {}
     numbers: dict[str, int] = {}

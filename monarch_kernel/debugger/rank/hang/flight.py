@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from monarch_kernel.debugger.model.collective_times import TimedCollective
 from monarch_kernel.debugger.model.evidence import Operation
 from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
 
@@ -27,6 +28,16 @@ _DONE = "completed"
 
 def record(depth: int) -> dict[str, tuple[Operation, ...]]:
     """The latest `depth` collectives of each process group of this process, oldest first; {} without a recorder."""
+    return {name: tuple(_call(name, entry) for entry in calls[-depth:]) for name, calls in _by_group().items()}
+
+
+def timed(depth: int) -> dict[str, tuple[TimedCollective, ...]]:
+    """The same collectives, with the moments at which this process called them."""
+    return {name: tuple(_timed(name, entry) for entry in calls[-depth:]) for name, calls in _by_group().items()}
+
+
+def _by_group() -> dict[str, list[Mapping[str, Any]]]:
+    """The entries of each process group, oldest first."""
     entries = sorted(_entries(), key=lambda entry: (_key(entry), entry["record_id"]))
     by_group: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
@@ -38,7 +49,7 @@ def record(depth: int) -> dict[str, tuple[Operation, ...]]:
                 continue  # several entries of one coalesced operation
             calls.clear()  # a new group with the same name
         calls.append(entry)
-    return {name: tuple(_call(name, entry) for entry in calls[-depth:]) for name, calls in by_group.items()}
+    return by_group
 
 
 def _key(entry: Mapping[str, Any]) -> str:
@@ -109,6 +120,15 @@ def _call(group: str, entry: Mapping[str, Any]) -> Operation:
         tuple(entry.get("input_dtypes") or ()),
         _place(frames),
         bool(entry.get("retired")) or entry.get("state") == _DONE,
+    )
+
+
+def _timed(group: str, entry: Mapping[str, Any]) -> TimedCollective:
+    call = _call(group, entry)
+    # NCCL tells how long an operation took, if TORCH_NCCL_ENABLE_TIMING asks for it; gloo does not.
+    seconds = float(entry.get("duration_ms") or 0.0) / 1e3
+    return TimedCollective(
+        group, call.number, call.op, call.name, call.place, int(entry["time_created_ns"]) / 1e9, seconds
     )
 
 

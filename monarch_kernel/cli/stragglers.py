@@ -1,0 +1,42 @@
+"""``monarch-kernel stragglers``: which ranks come late to collectives, from records in files.
+
+Exit codes are those of ``monarch_kernel.cli.lines``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from monarch_kernel.cli.lines import WRONG_LINE, add_json
+
+
+def add_stragglers_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel stragglers``."""
+    parser.description = (
+        "Says which ranks came late to collectives, from the file that '%%mesh stragglers --save' has written, or from "
+        "traces of torch.profiler, one of each rank."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="of --save, or of torch.profiler (also .gz)")
+    parser.add_argument(
+        "--last", type=int, default=100, metavar="N", help="the latest N collectives of each line (100)"
+    )
+    parser.add_argument("--each", action="store_true", help="also who came when to each of the latest collectives")
+    add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of
+
+    if options.last < 1:
+        print(f"monarch-kernel stragglers: --last takes a number of at least 1, not {options.last}", file=sys.stderr)
+        return WRONG_LINE
+    try:
+        report = report_of(options.files, options.last, each=options.each)
+    except (RecordsError, OSError) as error:
+        print(f"monarch-kernel stragglers: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report.asdict()) if options.json else report.text())
+    return 0

@@ -1,0 +1,281 @@
+"""Who came when to each collective, how long each rank has waited, and who has kept the others waiting. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from monarch_kernel.debugger.controller.stragglers.clocks import EXACT, Clocks, compare_clocks
+from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
+from monarch_kernel.debugger.source_locations import Place
+
+#: A rank is a straggler if this share of the lost time is due to it; of few ranks, `_BY_CHANCE` times their share.
+_SHARE, _BY_CHANCE = 0.3, 1.5
+#: Time that is lost counts from this share of the time that was looked at.
+_MATTERS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveArrivals:
+    """A collective that all its ranks have entered.
+
+    Attributes:
+        group: the process group.
+        number: which collective of the group it is.
+        name: the function that user code called.
+        place: the line that called it, on the rank that came last.
+        after: the line of that rank's collective before it; None if there is none.
+        waits: how long each rank waited for the last one, by rank (seconds).
+        last: the rank that came last.
+        lost: how much later it came than the median rank (seconds).
+        moment: when it came, by the first clock.
+    """
+
+    group: str
+    number: int
+    name: str
+    place: Place | None
+    after: Place | None
+    waits: Mapping[int, float]
+    last: int
+    lost: float
+    moment: float
+
+
+@dataclass(slots=True)
+class RankShare:
+    """What collectives have cost a rank, and what it has cost the others.
+
+    Attributes:
+        rank: in its mesh.
+        host: its host.
+        meetings: how many collectives it was in.
+        last: to how many it came last.
+        waited: how long it waited for others in all (seconds).
+        lost: how much later than the median rank it came where it was the last, in all (seconds).
+    """
+
+    rank: int
+    host: str
+    meetings: int = 0
+    last: int = 0
+    waited: float = 0.0
+    lost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that others wait for again and again.
+
+    Attributes:
+        rank: in its mesh.
+        last: to how many collectives it came last.
+        meetings: of how many.
+        lost: the time that was lost by that (seconds).
+        place: the line of the collective to which it comes late, mostly.
+        after: the line of its collective before that one: it is slow between the two.
+        name: the function that is called there.
+    """
+
+    rank: int
+    last: int
+    meetings: int
+    lost: float
+    place: Place | None
+    after: Place | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """The collectives of one line.
+
+    Attributes:
+        name: the function that is called.
+        place: the line.
+        group: the process group.
+        count: how many.
+        last: how often each rank came last.
+        lost: the time that was lost there (seconds).
+        spread: the median time from the first to the last rank (seconds).
+        most: the longest such time.
+    """
+
+    name: str
+    place: Place | None
+    group: str
+    count: int
+    last: Mapping[int, int]
+    lost: float
+    spread: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """What the records of ranks tell about who waits for whom.
+
+    Attributes:
+        meetings: the collectives that all their ranks have entered, oldest first.
+        ranks: what they have cost each rank.
+        lines: the collectives by line, the most lost time first.
+        stragglers: the ranks that others wait for, the worst first.
+        span: the time from the first to the last collective (seconds).
+        incomplete: how many collectives some of their ranks have not entered, or no longer record.
+        clocks: how the clocks of hosts were compared.
+        measured: durations were recorded, so that clocks do not matter.
+    """
+
+    meetings: tuple[CollectiveArrivals, ...]
+    ranks: tuple[RankShare, ...]
+    lines: tuple[LineShare, ...]
+    stragglers: tuple[Straggler, ...]
+    span: float = 0.0
+    incomplete: int = 0
+    clocks: Clocks = field(default_factory=Clocks)
+    measured: bool = False
+
+    @property
+    def lost(self) -> float:
+        """How much later the last rank came than the median one, over all collectives (seconds)."""
+        return sum(meeting.lost for meeting in self.meetings)
+
+
+def find_stragglers(records: Iterable[CollectiveTimes], last: int) -> Lateness:
+    """Who came when to the latest collectives, and who has kept the others waiting.
+
+    Args:
+        records: those of all ranks.
+        last: how many of the latest collectives of each line to look at.
+    """
+    known = sorted(records, key=lambda record: record.rank)
+    clocks = compare_clocks(known)
+    ranks = {(record.world, record.dist_rank): record.rank for record in known}
+    calls: dict[tuple[str, str, int], dict[int, tuple[TimedCollective, TimedCollective | None]]] = {}
+    members: dict[tuple[str, str], tuple[int, ...]] = {}
+    clock_of = {record.rank: record.clock for record in known}
+    for record in known:
+        before: TimedCollective | None = None
+        for call in record.calls:
+            calls.setdefault((record.world, call.group, call.number), {})[record.rank] = (call, before)
+            before = call
+        for name, group in record.groups.items():
+            members[record.world, name] = group
+    found: list[CollectiveArrivals] = []
+    incomplete = 0
+    measured = False
+    for (world, group, number), entered in calls.items():
+        wanted = members.get((world, group), ())
+        here = [ranks[world, each] for each in wanted if (world, each) in ranks]
+        if len(here) < len(wanted) or any(rank not in entered for rank in here):
+            incomplete += 1
+            continue
+        if len(here) < 2:
+            continue
+        seconds = all(call.seconds > 0 for call, _ in entered.values())
+        measured = measured or seconds
+        found.append(_meeting(group, number, entered, seconds, clocks, clock_of))
+    meetings = _latest(sorted(found, key=lambda each: each.moment), last)
+    shares = _shares(meetings, known)
+    span = meetings[-1].moment - meetings[0].moment + max(meetings[0].waits.values()) if meetings else 0.0
+    told = Lateness(tuple(meetings), shares, _lines(meetings), (), span, incomplete, clocks, measured)
+    return replace(told, stragglers=_stragglers(told))
+
+
+def _meeting(
+    group: str,
+    number: int,
+    entered: Mapping[int, tuple[TimedCollective, TimedCollective | None]],
+    measured: bool,
+    clocks: Clocks,
+    clock_of: Mapping[int, str],
+) -> CollectiveArrivals:
+    moments = {rank: clocks.common(clock_of[rank], call.entered) for rank, (call, _) in entered.items()}
+    if measured:
+        # All leave at the same moment, so the rank that was in it for the shortest time came last.
+        shortest = min(call.seconds for call, _ in entered.values())
+        waits = {rank: call.seconds - shortest for rank, (call, _) in entered.items()}
+    else:
+        latest = max(moments.values())
+        waits = {rank: latest - moment for rank, moment in moments.items()}
+    last = min(waits, key=lambda rank: (waits[rank], rank))
+    # The median of the waits is the lateness of the last rank; of two ranks, the other one's.
+    lost = statistics.median_high(waits.values())
+    call, before = entered[last]
+    after = before.place if before is not None else None
+    return CollectiveArrivals(group, number, call.name, call.place, after, waits, last, lost, moments[last])
+
+
+def _latest(meetings: Sequence[CollectiveArrivals], last: int) -> list[CollectiveArrivals]:
+    """The latest `last` collectives of each line."""
+    counts: Counter[object] = Counter()
+    kept: list[CollectiveArrivals] = []
+    for meeting in reversed(meetings):
+        key = _line_of(meeting)
+        counts[key] += 1
+        if counts[key] <= last:
+            kept.append(meeting)
+    return kept[::-1]
+
+
+def _line_of(meeting: CollectiveArrivals) -> tuple[str, str, tuple[str, int] | None]:
+    place = meeting.place
+    return meeting.group, meeting.name, None if place is None else (place.file, place.line)
+
+
+def _shares(meetings: Sequence[CollectiveArrivals], records: Sequence[CollectiveTimes]) -> tuple[RankShare, ...]:
+    shares = {record.rank: RankShare(record.rank, record.host) for record in records}
+    for meeting in meetings:
+        for rank, wait in meeting.waits.items():
+            shares[rank].meetings += 1
+            shares[rank].waited += wait
+        shares[meeting.last].last += 1
+        shares[meeting.last].lost += meeting.lost
+    return tuple(shares.values())
+
+
+def _lines(meetings: Sequence[CollectiveArrivals]) -> tuple[LineShare, ...]:
+    by_line: dict[object, list[CollectiveArrivals]] = {}
+    for meeting in meetings:
+        by_line.setdefault(_line_of(meeting), []).append(meeting)
+    lines: list[LineShare] = []
+    for same in by_line.values():
+        spreads = [max(meeting.waits.values()) for meeting in same]
+        last = Counter(meeting.last for meeting in same)
+        lost = sum(meeting.lost for meeting in same)
+        first = same[0]
+        lines.append(
+            LineShare(
+                first.name,
+                first.place,
+                first.group,
+                len(same),
+                dict(last.most_common()),
+                lost,
+                statistics.median(spreads),
+                max(spreads),
+            )
+        )
+    return tuple(sorted(lines, key=lambda line: -line.lost))
+
+
+def _stragglers(told: Lateness) -> tuple[Straggler, ...]:
+    if not told.meetings or told.lost < _MATTERS * told.span:
+        return ()
+    exact = EXACT if told.measured else max(EXACT, told.clocks.within)
+    bar = max(_SHARE, _BY_CHANCE / len(told.ranks))
+    found: list[Straggler] = []
+    for share in sorted(told.ranks, key=lambda share: -share.lost):
+        if not share.last or share.lost < bar * told.lost or share.lost / share.last < exact:
+            continue
+        by_line: dict[object, list[CollectiveArrivals]] = {}
+        for meeting in told.meetings:
+            if meeting.last == share.rank:
+                by_line.setdefault((*_line_of(meeting), meeting.after), []).append(meeting)
+        worst = max(by_line.values(), key=lambda same: sum(meeting.lost for meeting in same))[0]
+        found.append(
+            Straggler(share.rank, share.last, share.meetings, share.lost, worst.place, worst.after, worst.name)
+        )
+    return tuple(found)

@@ -1,0 +1,131 @@
+"""Files of records: those that a report has saved, and traces of `torch.profiler`.
+
+Nothing in a file is executed: both are JSON, and are checked as they are read.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.debugger.controller.stragglers.report import LAST, StragglerReport
+from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
+from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.private_files import write_own_file
+
+#: What a file of ours begins with.
+_FORM = "monarch-collectives-1"
+
+
+class RecordsError(ValueError):
+    """A file has no records of collectives; the text says which, and why."""
+
+
+class _File(msgspec.Struct):
+    form: str
+    name: str
+    records: list[CollectiveTimes]
+
+
+class _Profiled(msgspec.Struct):
+    """The part of a trace of `torch.profiler` that is read."""
+
+    events: list[dict[str, Any]] = msgspec.field(name="traceEvents")
+    distributed: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="distributedInfo")
+    host: str = msgspec.field(default="", name="host_name")
+    base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
+
+
+def save(report: StragglerReport, path: str) -> None:
+    """Write the records of a report to a file that only this user can read.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_own_file(path, msgspec.json.encode(_File(_FORM, report.name, list(report.records))))
+
+
+def report_of(
+    paths: Sequence[str], last: int = LAST, *, label: Label | None = None, each: bool = False
+) -> StragglerReport:
+    """The report on files: one that was saved, or a trace of `torch.profiler` of each rank.
+
+    Args:
+        paths: the files; those that end in `.gz` are compressed.
+        last: how many of the latest collectives of each line to look at.
+        label: labels files, such as `Cell In[3]`.
+        each: show, too, who came when to each of the latest collectives.
+
+    Raises:
+        RecordsError: a file is none of these, or two are of the same rank.
+        OSError: one cannot be read.
+    """
+    records: list[CollectiveTimes] = []
+    names: list[str] = []
+    for path in paths:
+        data = _contents(path)
+        try:
+            saved = msgspec.json.decode(data, type=_File)
+        except msgspec.DecodeError:
+            records.append(_of_profile(path, data))
+            continue
+        if saved.form != _FORM:
+            raise RecordsError(f"{path} was written by another version ({saved.form!r})")
+        records += saved.records
+        names.append(saved.name)
+    ranks = [record.rank for record in records]
+    if len(set(ranks)) < len(ranks):
+        raise RecordsError(f"several of these files are of rank {next(r for r in ranks if ranks.count(r) > 1)}")
+    name = ", ".join(names) or f"{len(records)} traces of torch.profiler"
+    return StragglerReport(name, records, last, label=label, each=each)
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+            return file.read()
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise RecordsError(f"{path} cannot be read: {error}") from None
+
+
+def _of_profile(path: str, data: bytes) -> CollectiveTimes:
+    """The collectives in a trace of one rank. They take until all ranks have come, so clocks do not matter.
+
+    Their numbers count from the beginning of the trace: the traces of all ranks must begin at the same step.
+    """
+    try:
+        trace = msgspec.json.decode(data, type=_Profiled)
+        rank = int(trace.distributed["rank"])
+        groups = {
+            str(group["pg_name"]): tuple(int(member) for member in group["ranks"])
+            for group in trace.distributed["pg_config"]
+        }
+        events = [(float(event["ts"]), event) for event in trace.events if _is_collective(event)]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise RecordsError(
+            f"{path} has no records of collectives: it is neither a file of 'stragglers --save' nor a trace that "
+            f"torch.profiler has exported in a distributed program ({type(error).__name__}: {error})"
+        ) from None
+    several = [name for name, members in groups.items() if len(members) > 1]
+    if len(several) > 1:
+        raise RecordsError(
+            f"{path}: the program has {len(several)} process groups, and traces of gloo do not say of which a "
+            "collective is; %mesh stragglers reads PyTorch's Flight Recorder, which does"
+        )
+    calls = _calls(sorted(events, key=lambda each: each[0]), several[0] if several else "", trace.base)
+    return CollectiveTimes(rank, rank, "", trace.host, trace.host, groups, tuple(calls))
+
+
+def _is_collective(event: dict[str, Any]) -> bool:
+    return event.get("ph") == "X" and event.get("cat") == "user_annotation" and event["name"].startswith("gloo:")
+
+
+def _calls(events: Iterable[tuple[float, dict[str, Any]]], group: str, base: int) -> Iterable[TimedCollective]:
+    """The collectives of these events, by their time."""
+    for number, (moment, event) in enumerate(events, 1):
+        op = str(event["name"]).partition(":")[2]
+        entered = base / 1e9 + moment / 1e6
+        yield TimedCollective(group, number, op, op, None, entered, float(event.get("dur") or 0.0) / 1e6)
