@@ -44,6 +44,8 @@ IDLE = 600.0
 TIMEOUT = 600.0
 #: How long before the end of a walltime to warn (seconds).
 WARN_BEFORE = 300.0
+#: How long a warning waits for the hosts that are asked for then (seconds), and the part of ``warn_before``.
+_RENEWAL, _RENEWAL_PART = 30.0, 0.5
 #: How many addresses are tried at once.
 _ROUTES_AT_ONCE = 16
 #: How often an engine is asked while hosts start: soon at first, then less often (seconds).
@@ -524,13 +526,12 @@ class EngineJob(Job):
         """Warn of the end of the walltime of hosts; on the thread of ``WalltimeWatch``."""
         renewed, reason = False, ""
         if self.renew:
-            try:
-                with self._renewing:
-                    new = self._more(len(hosts), [host.name for host in hosts], None)
-                    self._renewed.update({host.host: number for host, number in zip(hosts, new)})
-                renewed = True
-            except (LaunchError, OSError) as e:
-                reason = str(e)
+            outcome: list[str] = []
+            thread = threading.Thread(target=self._renew, args=(hosts, outcome), name="walltime-renewal", daemon=True)
+            thread.start()
+            thread.join(min(_RENEWAL, _RENEWAL_PART * self._warn_before))
+            renewed = outcome == [""]
+            reason = outcome[0] if outcome else "they are asked for, and are not up yet"
         ends_at = min(host.ends_at for host in hosts)
         handled = self.on_walltime is not None
         notice = WalltimeNotice(hosts, ends_at, renewed, reason, self._id, self.engine, handled)
@@ -539,6 +540,16 @@ class EngineJob(Job):
         walltime.news.notify(notice)
         if self.on_walltime is not None:
             self.on_walltime(notice)
+
+    def _renew(self, hosts: tuple[HostStatus, ...], outcome: list[str]) -> None:
+        """Ask for hosts in the places of these; the outcome is why there are none, or "" when they are up."""
+        try:
+            with self._renewing:
+                new = self._more(len(hosts), [host.name for host in hosts], None)
+                self._renewed.update({host.host: number for host, number in zip(hosts, new)})
+            outcome.append("")
+        except (LaunchError, OSError) as e:
+            outcome.append(str(e))
 
     def _job_key(self) -> str | None:
         return registry.key_path(self._id) if self._launcher.needs_key else None

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.errors import SupervisionError
 from monarch_kernel.job import EngineJob
-from monarch_kernel.launchers.base import Launcher, Resources
+from monarch_kernel.launchers import engine_job
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    JobStatus,
+    Launcher,
+    LaunchRequest,
+    Resources,
+    Ticket,
+)
 from monarch_kernel.launchers.process import ProcessLauncher
 from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.runtime.host.worker_agent import WALLTIME_MARGIN
@@ -46,6 +57,39 @@ class Saver(Actor):
 
     def __cleanup__(self, _exc: Exception | None) -> None:
         Path(f"saved-{os.getpid()}").touch()
+
+
+class CrowdedLauncher(ProcessLauncher):
+    """Has one host to give; others wait in its queue."""
+
+    name = "crowded"
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        return msgspec.structs.replace(ticket, hosts=ticket.hosts + count)
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        given = super().poll(msgspec.structs.replace(ticket, hosts=1)).hosts
+        queued = [HostStatus(host=n, state=HostPhase.QUEUED, reason="Resources") for n in range(1, ticket.hosts)]
+        return JobStatus((*given, *queued))
+
+
+def test_the_warning_does_not_wait_for_hosts_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_job, "_RENEWAL", 0.1)
+    notices: list[WalltimeNotice] = []
+    job = EngineJob(
+        CrowdedLauncher(),
+        {"hosts": 1},
+        resources=Resources(walltime=600),
+        idle=60,
+        warn_before=599,
+        renew=True,
+        on_walltime=notices.append,
+    )
+    job.state(cached_path=None)
+    wait_until(lambda: notices, "the end is warned of")
+    assert "there are no other hosts: they are asked for, and are not up yet" in str(notices[0])
+    job.kill()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "walltime-renewal"], "nobody asks")
 
 
 def test_the_end_of_the_walltime_is_warned_of_and_other_hosts_take_over(tmp_path: Path) -> None:
