@@ -12,6 +12,7 @@ from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.ray_job import RayJob
+from monarch_kernel.launchers.sky_job import SkyPilotJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
 
@@ -25,6 +26,7 @@ __all__ = [
     "ProcessJob",
     "RayJob",
     "SSHJob",
+    "SkyPilotJob",
     "SlurmJob",
     "job_load",
     "job_loads",

@@ -26,6 +26,7 @@ INTERNAL = {
     "ViewRequestError": "front ends show its text",
     "Aborted": "ends an actor's thread",
     "Unformed": "the engine forms the process group anew",
+    "SkyError": "a LaunchError, or why a host is gone, with SkyPilot's words",
     "BaseGoneError": "the client sends a whole manifest to that host",
     "TensorArgument": "an endpoint catches it, or it is the TypeError of what cannot be pickled",
     "OperationFailed": "the tensor engine turns it into RemoteException or DeviceMeshError",

@@ -61,6 +61,7 @@ _OWN = {
     "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
     "ray": "monarch_kernel.launchers.ray:RayLauncher",
+    "sky": "monarch_kernel.launchers.sky:SkyLauncher",
     "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
     "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
 }

@@ -7,10 +7,11 @@ asked for anything, and leaves it when it has ended; so a job whose program was 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +25,8 @@ VERSION = 1
 _CHANGE_TIME = 30.0
 _WHAT = "engine job"
 _RECORD, _KEY, _ENV = "job.json", "key", "env.json"
+#: The numbers of the hosts whose workers were started, one a line, where a program of the user starts them.
+_STARTED = "started"
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -151,6 +154,39 @@ def records() -> list[JobRecord]:
     return sorted(found, key=lambda record: record.created)
 
 
+def started(job: str) -> set[int]:
+    """The hosts whose workers a program of this user has started, where no engine does."""
+    try:
+        with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
+            return {int(line) for line in folder.read(_STARTED).split()}
+    except FileNotFoundError:
+        return set()
+
+
+class Starting:
+    """Keeps other processes from starting workers of a job until ``close``, or the end of this process."""
+
+    def __init__(self, job: str) -> None:
+        with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
+            self._file = folder.open_file(_STARTED, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+    def take(self) -> bool:
+        """Whether this process may start workers now; False: another one does."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def done(self, hosts: Iterable[int]) -> None:
+        """Note that the workers of these hosts were started, and need not be again."""
+        os.write(self._file, b"".join(b"%d\n" % host for host in hosts))
+
+    def close(self) -> None:
+        """Let others start workers."""
+        os.close(self._file)
+
+
 @contextmanager
 def changing(job: str) -> Generator[JobRecord]:
     """Change a record: no other process changes it meanwhile, and it is written at the end of the block, also if that
@@ -171,7 +207,7 @@ def remove(job: str) -> None:
     """Take a job, which has ended, out of the list. Does nothing if it is not in it."""
     try:
         with _locked(job) as folder:
-            folder.remove([_RECORD, _KEY, _ENV])
+            folder.remove([_RECORD, _KEY, _ENV, _STARTED])
     except FileNotFoundError:
         return
 

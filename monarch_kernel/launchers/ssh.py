@@ -160,16 +160,19 @@ class SSHLauncher(Launcher):
         for host in used:
             if host in free and self._list.count(host) <= used.count(host):
                 free.remove(host)
-        chosen: list[str] = []
         wanted = max(count, min(len(free), count + self._parallel))
-        answers = each_at_once(self._parallel, lambda host: (host, self._answers(host)), free[:wanted], "ssh")
-        chosen = [host for host, answered in answers if answered][:count]
+        chosen = self.answering(free[:wanted])[:count]
         if len(chosen) < count:
             raise InfeasibleError(
                 f"{count} more hosts were asked for, and {len(chosen)} of those in the list for ssh are free and "
                 "answer: name more hosts"
             )
         return self._started(request, chosen, places)
+
+    def answering(self, hosts: Sequence[str]) -> list[str]:
+        """Those of these hosts that can be reached."""
+        answers = each_at_once(self._parallel, lambda host: (host, self._answers(host)), hosts, "ssh")
+        return [host for host, answered in answers if answered]
 
     def _answers(self, host: str) -> bool:
         try:
@@ -183,9 +186,15 @@ class SSHLauncher(Launcher):
         ticket = Ticket(
             launcher=self.name, job=request.command.job, hosts=numbers.stop, data={"hosts": [*places, *new]}
         )
-        for number in numbers:
-            self._starts[request.command.marker(number)] = _Start()
-        waiting = list(zip(numbers, new))
+        self.begin(request, dict(zip(numbers, new)))
+        return ticket
+
+    def begin(self, request: LaunchRequest, hosts: Mapping[int, str]) -> list[threading.Thread]:
+        """Start workers on hosts by their numbers; returns the threads that do it, which end with the last start."""
+        with self._lock:
+            for number in hosts:
+                self._starts[request.command.marker(number)] = _Start()
+        waiting = list(hosts.items())
 
         def work() -> None:
             while True:
@@ -195,9 +204,13 @@ class SSHLauncher(Launcher):
                     number, host = waiting.pop(0)
                 self._start(request, number, host)
 
-        for _ in range(min(self._parallel, len(waiting))):
-            threading.Thread(target=work, name="ssh-start", daemon=True).start()
-        return ticket
+        threads = [
+            threading.Thread(target=work, name="ssh-start", daemon=True)
+            for _ in range(min(self._parallel, len(waiting)))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def _start(self, request: LaunchRequest, number: int, host: str) -> None:
         command = request.command
@@ -212,7 +225,7 @@ class SSHLauncher(Launcher):
             walltime=request.resources.walltime,
         )
         worker = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{self._port}"')
-        remote = _script(f"{_OWN_ADDRESS} exec env {MARKER}={shlex.quote(mark)} {worker}")
+        remote = _script(f"{self._preparation(command.job)} exec env {MARKER}={shlex.quote(mark)} {worker}")
         said, errors, code = b"", b"", None
         try:
             with self._lock:
@@ -249,19 +262,29 @@ class SSHLauncher(Launcher):
             if found is None or all(one.status is not None for one in list(self._starts.values())):
                 self._news.set()
 
+    def _preparation(self, job: str) -> str:
+        """What sh does on a host before it starts a worker: it sets ``a`` to the address at which that listens."""
+        del job
+        return _OWN_ADDRESS
+
     # -- asking ---------------------------------------------------------------------------------------
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``."""
+        found = self.statuses(ticket, range(ticket.hosts))
+        return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
+
+    def statuses(self, ticket: Ticket, numbers: Sequence[int]) -> dict[int, HostStatus]:
+        """Where these hosts are, by their numbers."""
         found: dict[int, HostStatus] = {}
         ask: list[int] = []
         now = time.monotonic()
         with self._lock:
             self._news.clear()
-            mine = [self._starts.get(_mark(ticket, number)) for number in range(ticket.hosts)]
-            starting = any(start is not None and start.status is None for start in mine)
-            for number, host in enumerate(ticket.data["hosts"]):
-                start = mine[number]
+            mine = {number: self._starts.get(_mark(ticket, number)) for number in numbers}
+            starting = any(start is not None and start.status is None for start in mine.values())
+            for number, start in mine.items():
+                host = ticket.data["hosts"][number]
                 if start is not None and start.status is None:
                     began = start.process is not None
                     why = "its worker is starting" if began else "waiting for a connection"
@@ -279,7 +302,7 @@ class SSHLauncher(Launcher):
             with self._lock:
                 start = self._starts.setdefault(_mark(ticket, number), _Start())
                 start.status, start.seen = status, time.monotonic()
-        return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
+        return found
 
     def rest(self, seconds: float) -> None:
         """See ``Launcher``."""

@@ -78,7 +78,7 @@ def test_completion(run: Cli) -> None:
         return run("completion", "words", "--", *typed).stdout.split()
 
     assert words("st") == ["status"]
-    assert words("up", "") == ["kubernetes", "lightning", "process", "ray", "slurm", "ssh"]
+    assert words("up", "") == ["kubernetes", "lightning", "process", "ray", "sky", "slurm", "ssh"]
     assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
     assert words("kill", "--o") == ["--orphans"]
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"

@@ -85,7 +85,9 @@ def test_more_ranks_than_devices_and_other_mistakes(engine: Kernel, folder: Path
     assert "3 ranks on each host need a device each, and the engine gave" in told and "2 (0, 1)" in told
     assert not jobs(folder)  # nothing is left of it
     assert "add --on ENGINE" in refusal(engine, "%mesh up --procs 1 --hosts 2")
-    assert "engines: local, kubernetes, lightning, process, ray, slurm, ssh" in refusal(engine, "%mesh up --on nowhere")
+    assert "engines: local, kubernetes, lightning, process, ray, sky, slurm, ssh" in refusal(
+        engine, "%mesh up --on nowhere"
+    )
     assert "--hostfile FILE" in refusal(engine, "%mesh up --on ssh")
     assert "there is no option --nodes" in refusal(engine, "%mesh up --on process --nodes a,b")
     assert "--nodes HOST,..." in engine.ok("%mesh up --on ssh --help").stdout

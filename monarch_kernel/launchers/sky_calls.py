@@ -1,0 +1,134 @@
+"""Calls of SkyPilot's SDK for a launcher, in the interpreter that SkyPilot is installed in.
+
+A process of its own runs this text: one request a line of JSON on standard input, one answer a line on standard
+output. SkyPilot pins versions of packages that programs have themselves, prints, and unpickles what its API server
+sends; none of that belongs into a user's program. So nothing of this package is imported here, and the text holds for
+Python 3.9. It ends with standard input, or after a while without a question.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: After how long without a question to end (seconds).
+_REST = 120.0
+#: States of a request to the API server in which nothing of it goes on.
+_OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+class SkyCalls:
+    """What can be asked; each method takes and returns plain data."""
+
+    def __init__(self) -> None:
+        self._sky: Any = importlib.import_module("sky")
+
+    def optimize(self, task: dict[str, Any]) -> None:
+        """Choose where a task could run. Raises SkyPilot's own error if it can run nowhere."""
+        dag = self._sky.Dag()
+        dag.add(self._sky.Task.from_yaml_config(task))
+        self._sky.get(self._sky.optimize(dag))
+
+    def launch(self, task: dict[str, Any], cluster: str, retry: bool) -> str:
+        """Ask for a cluster that runs a task; returns the id of the request."""
+        found = self._sky.Task.from_yaml_config(task)
+        return str(self._sky.launch(found, cluster_name=cluster, retry_until_up=retry))
+
+    def request(self, request: str) -> dict[str, Any]:
+        """How far a request is. What it has raised is raised again."""
+        found = self._sky.api_status([request])
+        if not found:
+            return {"state": "", "words": ""}
+        told: dict[str, Any] = {"state": found[0].status, "words": found[0].status_msg or ""}
+        if told["state"] in _OVER:
+            value = self._sky.get(request)
+            told["job"] = value[0] if isinstance(value, (list, tuple)) and value else None
+        return told
+
+    def clusters(self, names: list[str] | None, refresh: bool) -> list[dict[str, Any]]:
+        """Clusters by their names, or all of this user, as far as there are any."""
+        mode = self._sky.StatusRefreshMode
+        found = self._sky.get(self._sky.status(names, refresh=mode.FORCE if refresh else mode.NONE))
+        return [
+            {
+                "name": each["name"],
+                "state": each["status"].value,
+                "words": each.get("init_status_reason") or "",
+                "nodes": each.get("nodes") or 1,
+            }
+            for each in found
+        ]
+
+    def running(self) -> bool:
+        """Whether the API server runs; it is not started for this."""
+        try:
+            self._sky.api_info()
+        except Exception:  # whatever it is, it does not answer
+            return False
+        return True
+
+    def job(self, cluster: str, job: int | None) -> str:
+        """The state of a job of a cluster, by default of its last one; "": there is none."""
+        found = self._sky.get(self._sky.job_status(cluster, None if job is None else [job]))
+        state = next(iter(found.values()), None)
+        return "" if state is None else str(state.value)
+
+    def cancel(self, cluster: str, job: int | None) -> None:
+        """End a job of a cluster that stays."""
+        self._sky.get(self._sky.cancel(cluster, job_ids=None if job is None else [job], all=job is None))
+
+    def withdraw(self, request: str) -> None:
+        """Cancel a request that has not ended."""
+        self._sky.get(self._sky.api_cancel([request], silent=True))
+
+    def down(self, cluster: str) -> str:
+        """Ask to end a cluster; returns the id of the request."""
+        return str(self._sky.down(cluster))
+
+    def aliases(self, cluster: str) -> None:
+        """Have the names of a cluster's nodes in the configuration of ssh, or not any more if there is no such cluster.
+
+        Only SkyPilot's command line writes them.
+        """
+        command: Any = importlib.import_module("sky.client.cli.command")
+        command.cli.main(args=["status", "--output", "json", cluster], prog_name="sky", standalone_mode=False)
+
+    def log(self, cluster: str, job: int | None, lines: int) -> str:
+        """The end of what a job has written; None: of what the making of the cluster has."""
+        out = io.StringIO()
+        if job is None:
+            sdk: Any = importlib.import_module("sky.client.sdk")
+            sdk.tail_provision_logs(cluster, follow=False, tail=lines, output_stream=out)
+        else:
+            self._sky.tail_logs(cluster, job, follow=False, tail=lines, output_stream=out)
+        return out.getvalue()
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # SkyPilot prints what it does
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    calls: SkyCalls | None = None
+    while select.select([sys.stdin.buffer], [], [], _REST)[0] and (line := sys.stdin.buffer.readline()):
+        asked = json.loads(line)
+        told: dict[str, Any] = {"id": asked["id"]}
+        try:
+            calls = calls or SkyCalls()
+            call: Callable[..., Any] = getattr(calls, asked["call"])
+            told["value"] = call(**asked["with"])
+        except (Exception, SystemExit) as e:
+            told["error"], told["said"] = type(e).__name__, str(e)
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
