@@ -180,6 +180,7 @@ export class KernelPane {
     }
     this._waiting.update(store.jobs.values());
     this._jobs.node.hidden = !known;
+    this._jobs.count(String(store.jobs.size || ''));
     this._list.update(this._chosen);
     if (this._chosen) {
       this._bar.update(this._chosen);

@@ -1,11 +1,13 @@
 import { beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Actions, JobView, RankView } from '../model';
-import { completeJob, completeRank, jobText, MeshStore, RequestError } from '../model';
+import { completeJob, completeRank, FeedClient, jobText, MeshStore, RequestError } from '../model';
+import { settled } from '../testing';
 import { ActionBar } from './actionbar';
 import { summarizeActors } from './actorsection';
 import { groupStops } from './debugsection';
 import { JobList } from './joblist';
 import { JobSection } from './jobsection';
+import { KernelPane } from './kernelpane';
 import { KeptSection } from './keptsection';
 import { Section } from './section';
 import type { KeptMesh, Memory, Surroundings } from './surroundings';
@@ -168,6 +170,27 @@ describe('jobs', () => {
     expect([...store.jobs.values()].map(({ key, up }) => [key, up])).toEqual([['abc', 0]]);
     store.apply({ ...changes, base: 2, version: 3, gone: { jobs: ['abc'] } });
     expect(store.jobs.size).toBe(0);
+  });
+
+  it('are above the meshes while they are waited for, also while there is no mesh', async () => {
+    const asked: { what?: unknown }[] = [];
+    const client = new FeedClient(message => void asked.push(message as object));
+    const pane = new KernelPane(host, client, surroundingsOf(), 'kernel');
+    pane.setVisible(true);
+    const jobs = [{ key: 'abc', engine: 'slurm', mesh: 'm', hosts: 4, up: 1, reason: 'Resources' }];
+    client.receive({ kind: 'snapshot', version: 1, time: 0, meshes: [], hosts: [], ranks: {}, failures: [], jobs });
+    await settled();
+    const shown = () => host.querySelector<HTMLElement>('.mk-Pane > .mk-Jobs');
+    expect(shown()?.hidden).toBe(false);
+    expect(shown()?.textContent).toContain('m · slurm · abc');
+    expect(shown()?.textContent).toContain('1 of 4 hosts up · Resources');
+    host.querySelector<HTMLButtonElement>('[data-section=jobs]')?.click();
+    expect(asked.map(({ what }) => what)).toContain('jobs');
+    client.receive({ kind: 'changes', base: 1, version: 2, time: 1, gone: { jobs: ['abc'] } });
+    await settled();
+    expect(shown()?.hidden).toBe(true);
+    pane.dispose();
+    client.dispose();
   });
 
   it('of the whole list are asked for, with what engines cannot tell', async () => {
