@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from IPython.core.error import UsageError
 
@@ -14,8 +15,11 @@ from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import format_ranks
 
 
-def join(session: MeshSession, name: str) -> str:
+def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]]) -> str:
     """Join a job, and make it the mesh in use.
+
+    Args:
+        machines: further ones to look for its ranks on; see ``JoinController.add_machines``.
 
     Returns:
         One line for the user.
@@ -24,7 +28,9 @@ def join(session: MeshSession, name: str) -> str:
         raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
     began = time.monotonic()
     try:
-        procs = engine().joined_jobs().join(name)
+        jobs = engine().joined_jobs()
+        jobs.add_machines(machines)
+        procs = jobs.join(name)
     except JoinError as error:
         raise UsageError(f"%mesh join: {error}") from None
     session.choose(name)

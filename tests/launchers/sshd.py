@@ -7,10 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import wait_until
@@ -23,7 +24,7 @@ class Sshd:
     """The daemon. ``command`` is an ssh for which the names ``node*`` are this machine, and ``jumped*`` are reached
     through it as a jump host."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
         self.folder = folder
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
@@ -47,13 +48,23 @@ class Sshd:
         os.makedirs("/run/sshd", exist_ok=True)
         assert SSHD is not None
         self._log = (folder / "log").open("ab")
-        self._process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=self._log)
+        self._process = subprocess.Popen([*enter, SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=self._log)
         wait_until(self._listens, "sshd listens")
 
     def _listens(self) -> bool:
         assert self._process.poll() is None, (self.folder / "log").read_text()
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", self.port)) == 0
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process."""
+        return self._process.pid
+
+    def drop_connections(self) -> None:
+        """End the connections that there are, as a network that is lost does."""
+        for child in psutil.Process(self.pid).children():
+            child.kill()
 
     def close(self) -> None:
         """End it."""
@@ -63,11 +74,12 @@ class Sshd:
 
 
 @contextmanager
-def running(folder: Path) -> Generator[Sshd]:
+def running(folder: Path, enter: Sequence[str] = ()) -> Generator[Sshd]:
     """An sshd of this machine.
 
     Args:
         folder: an empty one for all that belongs to it.
+        enter: runs it elsewhere, with the command as its last arguments.
 
     Raises:
         CannotRunError: it is not installed, or this user cannot run it here.
@@ -76,7 +88,7 @@ def running(folder: Path) -> Generator[Sshd]:
         raise CannotRunError("openssh-server and openssh-client are not installed (tests/prepare.sh)")
     if os.getuid() != 0:
         raise CannotRunError("only root can run an sshd of its own here")
-    daemon = Sshd(folder)
+    daemon = Sshd(folder, enter)
     try:
         yield daemon
     finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +19,12 @@ from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncemen
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine
+from monarch_kernel.engines.join.remote_machine import RemoteMachine
 
 log = logging.getLogger(__name__)
 
+#: How many machines are asked at once.
+_AT_ONCE = 32
 #: How often a viewer looks for ranks that its jobs have started again (seconds).
 LOOK = 0.5
 #: How long ranks may take to let the tools in (seconds): they load them then.
@@ -72,9 +76,41 @@ class JoinController(ToolController):
 
     # -- jobs ----------------------------------------------------------------------------------------
 
+    def add_machines(self, commands: Mapping[str, Sequence[str]]) -> None:
+        """Also look for ranks on other machines, from now on until the last joined job is left.
+
+        Args:
+            commands: runs ``python -m monarch_kernel.engines.join.relay`` on each machine, by its name.
+
+        Raises:
+            JoinError: one cannot be reached; then none is added.
+        """
+        known = {each.name for each in self._machines}
+        begun: list[RemoteMachine] = []
+        try:
+            for name, command in commands.items():
+                if name not in known:
+                    begun.append(RemoteMachine(name, command, self._loop))
+            for each in begun:
+                each.begin()
+        except BaseException:
+            for each in begun:
+                each.close()
+            raise
+        self._places.extend(begun)
+
+    @property
+    def _machines(self) -> list[RemoteMachine]:
+        return [each for each in self._places if isinstance(each, RemoteMachine)]
+
+    def _let_go_of_machines(self) -> None:
+        for each in self._machines:
+            self._places.remove(each)
+            each.close()
+
     def joinable(self) -> list[JoinableJob]:
         """The jobs of this user that can be joined, on this machine and on those that were added."""
-        return jobs_of(each for place in self._places for each in place.find())
+        return jobs_of(found_at(self._places))
 
     def join(self, name: str, timeout: float = ENTER) -> HostedProcMesh:
         """Make a job a mesh of this controller.
@@ -132,6 +168,7 @@ class JoinController(ToolController):
             joined.carrier.close()
         if not self._jobs:
             self._stop_looking.set()
+            self._let_go_of_machines()
 
     # -- ranks that come and go ------------------------------------------------------------------------
 
@@ -177,6 +214,7 @@ class JoinController(ToolController):
         """See ``ToolController.close``."""
         self._stop_looking.set()
         super().close()
+        self._let_go_of_machines()
         self._loop.close()
 
 
@@ -208,7 +246,7 @@ class JoinedJob:
         Raises:
             JoinError: there is no such job, or none of its ranks answers.
         """
-        listed = {each: place for place in self._places for each in place.find(self.name)}
+        listed = found_at(self._places, self.name)
         job = job_named(self.name, listed)
         fresh = [each for each in job.ranks if each not in self._known.values()]
         ranks: dict[int, FoundRank] = {}
@@ -276,3 +314,11 @@ class JoinedJob:
         if rank is not None:
             self.carrier.links.pop(rank, None)
             self._controller.on_closed(self, rank)
+
+
+def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnouncement, RankPlace]:
+    """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
+    places = [each for each in places if not (isinstance(each, RemoteMachine) and each.ended)]
+    with ThreadPoolExecutor(max(1, min(len(places), _AT_ONCE)), "monarch-join-find") as pool:
+        found = list(pool.map(lambda place: place.find(name), places)) if len(places) > 1 else [places[0].find(name)]
+    return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}

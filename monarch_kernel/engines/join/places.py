@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements
@@ -57,6 +57,11 @@ class FoundRank:
     def rank(self) -> int:
         """Its rank; -1 if nobody knows it."""
         return self.announced.identity.rank
+
+    def plain(self) -> dict[str, Any]:
+        """What `found_rank` makes it from again."""
+        more = {"version": self.version, "faults": self.faults, "dims": self.dims}
+        return {**asdict(self.announced), **more}
 
 
 class RankPlace(Protocol):

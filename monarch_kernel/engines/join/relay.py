@@ -1,0 +1,126 @@
+"""Brings the ranks of one machine to a viewer on another, over the standard input and output of a remote command.
+
+The viewer starts ``python -m monarch_kernel.engines.join.relay`` there by ssh, srun or the like, which know the user
+and protect the connection; nothing listens on the network. It ends with the connection. Frames are as in
+``frame_loop``, and begin with the number of the rank that they are from or for; 0 is the relay itself, in JSON.
+
+This module imports the standard library and the small modules of this package only, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from monarch_kernel._version import __version__
+from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements
+from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.places import greet
+
+CHANNEL = struct.Struct("<I")
+_CHUNK = 1 << 16
+
+
+class Relay:
+    """The ranks of this machine, for one viewer.
+
+    Args:
+        viewer: the connection to it.
+        loop: carries messages of both sides.
+    """
+
+    def __init__(self, viewer: socket.socket, loop: FrameLoop) -> None:
+        self.ended = threading.Event()
+        self._loop = loop
+        self._links: dict[int, FrameLink] = {}
+        self._last = 0
+        self._viewer = loop.add(viewer, self._on_frame)
+        self._viewer.on_closed = lambda _link: self.ended.set()
+        self._tell({"version": __version__, "host": socket.gethostname()})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._viewer.send(CHANNEL.pack(0), json.dumps(message).encode())
+
+    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
+        (channel,) = CHANNEL.unpack_from(frame)
+        body = frame[CHANNEL.size :]
+        if channel:
+            link = self._links.get(channel)
+            if link is not None:
+                link.send(body)
+            return
+        asked = json.loads(body)
+        match asked["do"]:
+            case "find":
+                self._tell({"call": asked["call"], "found": [asdict(each) for each in announcements()]})
+            case "connect":
+                threading.Thread(target=self._connect, args=(asked,), name="monarch-join-greet", daemon=True).start()
+            case "close":
+                link = self._links.get(asked["channel"])
+                if link is not None:
+                    link.close()
+            case _:
+                pass  # of a later version
+
+    def _connect(self, asked: dict[str, Any]) -> None:
+        """Connect to ranks, on a thread of its own, as some may not answer for seconds."""
+        wanted = {(each["pid"], each["space"]) for each in asked["ranks"]}
+        answers: list[dict[str, Any]] = []
+        for found, sock in greet(each for each in announcements() if (each.pid, each.space) in wanted):
+            self._last += 1
+            channel = self._last
+            answers.append({"channel": channel, "rank": found.plain()})
+            self._links[channel] = self._loop.add(
+                sock, lambda _link, frame, at=channel: self._viewer.send(CHANNEL.pack(at), frame)
+            )
+        self._tell({"call": asked["call"], "connected": answers})
+        for each in answers:  # only now: the viewer must know a rank before it is told that it has gone
+            channel = each["channel"]
+            link = self._links[channel]
+            link.on_closed = lambda _link, at=channel: self._on_closed(at)
+            if link.closed:
+                self._on_closed(channel)
+
+    def _on_closed(self, channel: int) -> None:
+        self._links.pop(channel, None)
+        self._tell({"closed": channel})
+
+
+def announcement_key(announced: RankAnnouncement) -> dict[str, int]:
+    """What names a rank to the relay of its machine."""
+    return {"pid": announced.pid, "space": announced.space}
+
+
+def main() -> None:
+    """Serve the viewer at standard input and output until it goes."""
+    own, viewer = socket.socketpair()
+    output = os.dup(1)
+    os.dup2(2, 1)  # what else writes there must not get between the frames
+    loop = FrameLoop("monarch-join-relay", lambda error: print(f"{type(error).__name__}: {error}", file=sys.stderr))
+    loop.start()
+    relay = Relay(viewer, loop)
+    threading.Thread(target=_copy, args=(0, own.fileno(), own), daemon=True).start()
+    threading.Thread(target=_copy, args=(own.fileno(), output, own), daemon=True).start()
+    relay.ended.wait()
+    loop.close()
+
+
+def _copy(source: int, target: int, end: socket.socket) -> None:
+    """Copy bytes until there are no more, and then end the connection."""
+    with suppress(OSError):
+        while data := os.read(source, _CHUNK):
+            while data:
+                data = data[os.write(target, data) :]
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""How machines are reached to look for ranks that notebooks can join: by ssh, or inside an allocation of Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from monarch_kernel.launchers.base import LaunchError
+
+_MODULE = "monarch_kernel.engines.join.relay"
+
+
+def by_ssh(hosts: Sequence[str], python: str = "", ssh: Sequence[str] = ("ssh",)) -> dict[str, list[str]]:
+    """The command for each host, with the system's ssh: the user's configuration, keys, agents and jump hosts.
+
+    Args:
+        hosts: as ssh takes them.
+        ssh: the command, and further options of it.
+        python: the interpreter there; by default the path of this process's own.
+    """
+    remote = f"exec {shlex.quote(python or sys.executable)} -m {_MODULE}"
+    return {host: [*ssh, "-T", "-o", "BatchMode=yes", host, remote] for host in hosts}
+
+
+def by_srun(job: str, python: str = "") -> dict[str, list[str]]:
+    """The command for each node of a job of Slurm: a step beside those that run there.
+
+    Raises:
+        LaunchError: Slurm knows no such job that runs; the message has its words.
+    """
+    try:
+        listed = subprocess.run(
+            ["squeue", "--noheader", "--jobs", job, "--states", "RUNNING", "--format", "%N"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        if listed.returncode or not listed.stdout.strip():
+            raise LaunchError(f"Slurm has no running job {job}: {listed.stderr.strip() or 'squeue lists none'}")
+        names = subprocess.run(
+            ["scontrol", "show", "hostnames", listed.stdout.strip()],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"Slurm cannot be asked for the nodes of job {job}: {error}") from None
+    step = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", f"--chdir={os.sep}"]
+    relay = [python or sys.executable, "-m", _MODULE]
+    return {node: [*step, f"--nodelist={node}", *relay] for node in names.stdout.split()}
