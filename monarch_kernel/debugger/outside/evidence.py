@@ -74,6 +74,20 @@ def evidence_of(ranks: Mapping[int, OutsideProcess], world: int) -> dict[int, Ev
     return found
 
 
+def woken(ranks: Mapping[int, OutsideProcess]) -> set[int]:
+    """The ranks whose main thread has woken between the readings: it may be in a later call than before.
+
+    A thread that waits in one call sleeps all the time.
+    """
+    return {
+        rank
+        for rank, each in ranks.items()
+        if each.first.figures is not None
+        and each.second.figures is not None
+        and each.first.figures.switches.get(each.pid) != each.second.figures.switches.get(each.pid)
+    }
+
+
 def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tuple[int, ...]) -> Evidence:
     figures = moment.figures
     if figures is None or figures.state == "Z":
@@ -99,7 +113,7 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
     waits = [wait for thread in chosen if (wait := _wait(thread)) is not None]
     if main is None or place is None:
         return replace(known, state=WAITS if waits else IDLE, why="", waits=tuple(waits))
-    state, why = RUNS, ""
+    state, why, thread = RUNS, "", int(main.get("os_thread_id") or 0)
     own = _wait(main)
     if own is not None and own.operation.name not in _MOVING:
         state = WAITS
@@ -115,7 +129,8 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
         place=place,
         stack=tuple(place_of_spied(frame) for frame in reversed(main.get("frames", ())) if is_user_spied(frame)),
         ident=hash(tuple((file_of(frame), frame.get("line"), frame.get("name")) for frame in main.get("frames", ()))),
-        ticks=figures.ticks.get(int(main.get("os_thread_id") or 0), 0),
+        # A thread that has woken has moved, though it may have taken less than a tick.
+        ticks=figures.ticks.get(thread, 0) + figures.switches.get(thread, 0),
     )
 
 

@@ -14,6 +14,7 @@ from monarch_kernel.engines.join.identity import identity
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 #: In the paths of Python's programs and libraries.
 _PYTHON = re.compile(r"/(?:lib)?python3\.(\d+)(?=[^/\s]*(?:\s|$))", re.MULTILINE)
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 #: How much of a command is kept.
 _COMMAND = 200
 
@@ -52,6 +53,7 @@ class Figures(NamedTuple):
         rss: memory (bytes).
         cpu: processor time so far (seconds).
         ticks: processor time of each thread so far, by its number (clock ticks).
+        switches: how often each thread has gone to sleep so far, by its number.
     """
 
     state: str
@@ -60,6 +62,7 @@ class Figures(NamedTuple):
     rss: int = 0
     cpu: float = 0.0
     ticks: Mapping[int, int] = {}
+    switches: Mapping[int, int] = {}
 
 
 def check_ours(pid: int) -> None:
@@ -141,6 +144,7 @@ def figures(pid: int) -> Figures | None:
         return None
     wchan = _text(f"/proc/{pid}/wchan").strip()
     ticks: dict[int, int] = {}
+    switches: dict[int, int] = {}
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -149,6 +153,7 @@ def figures(pid: int) -> Figures | None:
         of_task = _stat(f"/proc/{pid}/task/{task}/stat")
         if of_task:
             ticks[int(task)] = int(of_task[11]) + int(of_task[12])
+            switches[int(task)] = _switches(f"/proc/{pid}/task/{task}/status")
     return Figures(
         fields[0],
         "" if wchan == "0" else wchan,
@@ -156,7 +161,13 @@ def figures(pid: int) -> Figures | None:
         int(fields[21]) * _PAGE,
         (int(fields[11]) + int(fields[12])) / _TICKS,
         ticks,
+        switches,
     )
+
+
+def _switches(path: str) -> int:
+    found = _SWITCHES.search(_text(path))
+    return int(found[1]) if found else 0
 
 
 def _stat(path: str) -> list[str]:

@@ -91,14 +91,14 @@ def read_processes(
     pids = list(chosen)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="monarch-look") as pool:
 
-        def read_all() -> dict[int, Moment]:
-            return dict(zip(pids, pool.map(lambda pid: _moment(pid, native), pids), strict=True))
+        def read_all(first: bool) -> dict[int, Moment]:
+            return dict(zip(pids, pool.map(lambda pid: _moment(pid, native, first), pids), strict=True))
 
         began = time.monotonic()
-        first = read_all()
+        first = read_all(first=True)
         time.sleep(max(0.0, began + apart - time.monotonic()))
         between = time.monotonic() - began
-        second = read_all()
+        second = read_all(first=False)
     gpus, busy = _gpus()
     return [
         OutsideProcess(
@@ -117,14 +117,15 @@ def read_processes(
     ]
 
 
-def _moment(pid: int, native: bool) -> Moment:
+def _moment(pid: int, native: bool, first: bool) -> Moment:
     seen = figures(pid)
     if seen is None:
         return Moment(None, error="it has ended")
     if seen.state == "Z":
         return Moment(seen, error="it has ended, and its parent has not taken notice")
     dump, error = _dump(pid, native, stopped=seen.state in "Tt")
-    return Moment(seen, dump, error)
+    # A pause for py-spy wakes threads. It must not count as motion, so it lies outside of the time between the figures.
+    return Moment((figures(pid) or seen) if first else seen, dump, error)
 
 
 def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:

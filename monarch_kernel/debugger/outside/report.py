@@ -14,7 +14,7 @@ from monarch_kernel.debugger.controller.stacks.pyspy import read_snapshot
 from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stacks import StackSnapshot
-from monarch_kernel.debugger.outside.evidence import evidence_of
+from monarch_kernel.debugger.outside.evidence import evidence_of, woken
 from monarch_kernel.debugger.outside.processes import OutsideError
 from monarch_kernel.debugger.outside.reading import OutsideProcess
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
@@ -79,7 +79,9 @@ class Look:
         self.processes, self.world, numbered = _by_rank(processes)
         self.notes = (*notes, *([numbered] if numbered else ()), *remote_exec_note(processes))
         self.evidence: Mapping[int, Evidence] = evidence_of(self.processes, self.world)
-        self.verdict: Verdict = verdict_from_outside(self.evidence, name, self._told(native), native=native)
+        self.verdict: Verdict = verdict_from_outside(
+            self.evidence, name, self._told(native), woken=woken(self.processes), native=native
+        )
         snapshots: dict[int, StackSnapshot] = {}
         unread: dict[int, str] = {}
         for rank, each in self.processes.items():
@@ -101,6 +103,7 @@ class Look:
             hosts={rank: each.host for rank, each in self.processes.items()},
             label=label,
             noun="",
+            idle_note="no Python code of yours runs",
         )
 
     def _told(self, native: bool) -> str:
@@ -109,7 +112,7 @@ class Look:
         read = sum(bool(each.second.dump) for each in self.processes.values())
         return (
             f"Evidence: {frames} of {read} of {self.world} ranks from outside (py-spy), and the states of their "
-            f"processes; two readings, {apart:.1f} s apart. Nothing runs in the processes, so the numbers of "
+            f"processes; two readings, {apart:.1f} s apart. No process was asked, so the numbers of "
             "collectives are not known."
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.model.evidence import DEAD, LOADS, RUNS, STANDS, UNASKED, UNREAD, WAITS
-from monarch_kernel.debugger.outside.evidence import evidence_of
+from monarch_kernel.debugger.outside.evidence import evidence_of, woken
 from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank
 from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess
 from monarch_kernel.debugger.outside.slurm import ranks_of_job
@@ -104,6 +106,26 @@ def test_backward_counts_as_a_wait_if_it_stands() -> None:
     backward = [user(4), frame(f"{TORCH}/autograd/graph.py", "_engine_run_backward")]
     assert evidence_of({0: process(0, backward)}, 1)[0].state == WAITS
     assert evidence_of({0: process(0, backward, ticks=9)}, 1)[0].state == RUNS
+
+
+def test_a_job_that_makes_progress() -> None:
+    def woke(rank: int, frames: list[Frame], switches: int) -> OutsideProcess:
+        first, second = (
+            msgspec.structs.replace(moment(frames), figures=Figures("S", ticks={7: 0}, switches={7: count}))
+            for count in (4, 4 + switches)
+        )
+        return OutsideProcess("n1", 7, LaunchedRank(rank, 3, (), "job"), "python", first, second, 1.0)
+
+    def seen(*switches: int) -> verdict.Verdict:
+        read = {at: woke(at, collective("all_reduce", 9), each) for at, each in enumerate(switches[:2])}
+        read[2] = woke(2, LOADER, switches[2])
+        return verdict_from_outside(evidence_of(read, 3), "job", "Evidence: made up.", woken=woken(read))
+
+    assert seen(0, 0, 5).ranks == (2,)
+    moving = seen(3, 1, 5)
+    assert moving.kind == verdict.NOTHING and not moving.ranks
+    assert moving.sentence.startswith("The job seems to make progress, as ranks 0-1 moved between the readings. At the")
+    assert seen(3, 0, 5).decided  # rank 1 has slept all the time
 
 
 def test_ranks_without_a_process() -> None:

@@ -38,6 +38,7 @@ class Stacks:
         label: labels files, such as `Cell In[3]`.
         seconds: how long the query took.
         noun: what the name is of; "" if the name says it.
+        idle_note: what to say of ranks without stacks.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Stacks:
         label: Label | None = None,
         seconds: float = 0.0,
         noun: str = "mesh",
+        idle_note: str = "idle: waiting for a message",
     ) -> None:
         self.mesh = mesh
         self.extent = extent
@@ -66,6 +68,7 @@ class Stacks:
         self.label = label
         self.seconds = seconds
         self.noun = noun
+        self.idle_note = idle_note
         merged = merge(self.snapshots)
         self.tree: tuple[StackRoot, ...] = merged.roots
         self.classes: tuple[StackClass, ...] = merged.classes

@@ -36,7 +36,7 @@ _BOLD, _DIM, _CYAN, _YELLOW, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[36m", "\x1
 
 def text_of(stacks: Stacks, label: Label | None = None, *, colours: bool = False) -> str:
     """The headline, the notes, and the tree."""
-    writer = _Writer(stacks.extent, label or stacks.label, colours)
+    writer = _Writer(stacks.extent, label or stacks.label, colours, stacks.idle_note)
     writer.line("", stacks.headline, _BOLD)
     for note in stacks.notes:
         writer.ranks("", note.ranks, note.text, _RED)
@@ -53,8 +53,9 @@ def text_of(stacks: Stacks, label: Label | None = None, *, colours: bool = False
 
 
 class _Writer:
-    def __init__(self, extent: Extent, label: Label | None, colours: bool) -> None:
+    def __init__(self, extent: Extent, label: Label | None, colours: bool, idle_note: str) -> None:
         self._extent = extent
+        self._idle_note = idle_note
         self._label = label
         self._colours = colours
         self.lines: list[str] = []
@@ -75,7 +76,7 @@ class _Writer:
     def idle(self, ranks: Sequence[int]) -> None:
         """Write the idle ranks."""
         self.lines.append("")
-        self.ranks("", ranks, "idle: waiting for a message", _DIM)
+        self.ranks("", ranks, self._idle_note, _DIM)
 
     def root(self, root: StackRoot) -> None:
         """Write what one endpoint, cell, task or thread is doing."""

@@ -60,8 +60,7 @@ def report_of(
         each: show, too, who came when to each of the latest collectives.
 
     Raises:
-        RecordsError: a file is none of these, or two are of the same rank.
-        OSError: one cannot be read.
+        RecordsError: a file cannot be read, or is none of these, or two are of the same rank.
     """
     records: list[CollectiveTimes] = []
     names: list[str] = []
@@ -87,8 +86,9 @@ def _contents(path: str) -> bytes:
     try:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             return file.read()
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise RecordsError(f"{path} cannot be read: {error}") from None
+    except (EOFError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RecordsError(f"{path} cannot be read: {why}") from None
 
 
 def _of_profile(path: str, data: bytes) -> CollectiveTimes:
