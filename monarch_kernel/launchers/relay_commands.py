@@ -1,4 +1,4 @@
-"""How machines are reached to look for ranks that notebooks can join: by ssh, or inside an allocation of Slurm."""
+"""Commands that run a module of Python on other machines: by ssh, or inside an allocation of Slurm."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from collections.abc import Sequence
 
 from monarch_kernel.launchers.base import LaunchError
 
-_MODULE = "monarch_kernel.engines.join.relay"
 
-
-def by_ssh(hosts: Sequence[str], python: str = "", ssh: Sequence[str] = ("ssh",)) -> dict[str, list[str]]:
+def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[str] = ("ssh",)) -> dict[str, list[str]]:
     """The command for each host, with the system's ssh: the user's configuration, keys, agents and jump hosts.
 
     Args:
+        module: what Python runs there.
         hosts: as ssh takes them.
         ssh: the command, and further options of it.
         python: the interpreter there; by default the path of this process's own.
     """
-    remote = f"exec {shlex.quote(python or sys.executable)} -m {_MODULE}"
+    remote = f"exec {shlex.quote(python or sys.executable)} -m {module}"
     return {host: [*ssh, "-T", "-o", "BatchMode=yes", host, remote] for host in hosts}
 
 
-def by_srun(job: str, python: str = "") -> dict[str, list[str]]:
+def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
     """The command for each node of a job of Slurm: a step beside those that run there.
 
     Raises:
@@ -51,5 +50,5 @@ def by_srun(job: str, python: str = "") -> dict[str, list[str]]:
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(f"Slurm cannot be asked for the nodes of job {job}: {error}") from None
     step = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", f"--chdir={os.sep}"]
-    relay = [python or sys.executable, "-m", _MODULE]
+    relay = [python or sys.executable, "-m", module]
     return {node: [*step, f"--nodelist={node}", *relay] for node in names.stdout.split()}

@@ -28,7 +28,7 @@ CHANNEL = struct.Struct("<I")
 _CHUNK = 1 << 16
 
 
-class Relay:
+class JoinRelay:
     """The ranks of this machine, for one viewer.
 
     Args:
@@ -105,7 +105,7 @@ def main() -> None:
     os.dup2(2, 1)  # what else writes there must not get between the frames
     loop = FrameLoop("monarch-join-relay", lambda error: print(f"{type(error).__name__}: {error}", file=sys.stderr))
     loop.start()
-    relay = Relay(viewer, loop)
+    relay = JoinRelay(viewer, loop)
     threading.Thread(target=_copy, args=(0, own.fileno(), own), daemon=True).start()
     threading.Thread(target=_copy, args=(own.fileno(), output, own), daemon=True).start()
     relay.ended.wait()

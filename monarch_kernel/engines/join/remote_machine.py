@@ -20,6 +20,8 @@ from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
 from monarch_kernel.engines.join.places import HELLO, FoundRank, found_rank
 from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
 
+#: The module that is the relay.
+RELAY = "monarch_kernel.engines.join.relay"
 #: How long a relay may take to start, and to answer (seconds).
 START, ANSWER = 30.0, 10.0
 #: How much of what a relay writes to standard error is shown (bytes).

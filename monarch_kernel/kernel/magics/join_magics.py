@@ -6,6 +6,7 @@ import shlex
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.engines.join.remote_machine import RELAY
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.kernel import joined_meshes
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
@@ -30,10 +31,13 @@ class JoinMagics(Subcommands):
         hosts = [each for each in found.hosts.split(",") if each]
         try:
             machines = by_ssh(
-                [*hosts, *(hostfile(found.hostfile) if found.hostfile else ())], found.python, shlex.split(found.ssh)
+                RELAY,
+                [*hosts, *(hostfile(found.hostfile) if found.hostfile else ())],
+                found.python,
+                shlex.split(found.ssh),
             )
             if found.slurm:
-                machines.update(by_srun(found.slurm, found.python))
+                machines.update(by_srun(RELAY, found.slurm, found.python))
         except (ValueError, LaunchError) as error:
             raise usage_error(found.magic, str(error)) from None
         self.say(joined_meshes.join(self._session, found.name, machines))
