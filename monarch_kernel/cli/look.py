@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.debugger.outside.processes import OutsideError
 
     try:
-        if options.this_node:
+        if options.this_node and options.slurm:
             sys.stdout.buffer.write(slurm.read_this_node(options.slurm, native=options.native, apart=options.apart))
             return 0
         found = look(

@@ -53,18 +53,20 @@ _TORCH = f"{os.sep}torch{os.sep}"
 _NATIVE = ("c10d::", "gloo::", "nccl")
 
 
-def evidence_of(ranks: Mapping[int, OutsideProcess], world: int) -> dict[int, Evidence]:
+def evidence_of(ranks: Mapping[int, OutsideProcess], world: int, *, complete: bool = True) -> dict[int, Evidence]:
     """What is known of the ranks of a job, settled from both readings of each.
 
     Args:
         ranks: the processes that were read, by their rank.
         world: how many ranks the job has.
+        complete: these are all of the job's processes on their hosts, so that a rank that was started there and is not
+            among them is dead.
     """
     everyone = tuple(range(world))
     first = {rank: _evidence(rank, each, each.first, everyone) for rank, each in ranks.items()}
     second = {rank: _evidence(rank, each, each.second, everyone) for rank, each in ranks.items()}
     found = settle(first, second)
-    started_here = {rank: each.host for each in ranks.values() for rank in each.place.local}
+    started_here = {rank: each.host for each in ranks.values() for rank in each.place.local} if complete else {}
     for rank in everyone:
         if rank in found:
             continue

@@ -60,7 +60,15 @@ def look(request: LookRequest, label: Label | None = None) -> Look:
         chosen = selection.torchrun_workers(request.torchrun or 0)
         name = "torchrun" + (f" {request.torchrun}" if request.torchrun else "")
         processes = read_processes(chosen, native=request.native, apart=request.apart)
-    return Look(name, processes, native=request.native, all_threads=request.all_threads, notes=notes, label=label)
+    return Look(
+        name,
+        processes,
+        complete=request.pids is None,
+        native=request.native,
+        all_threads=request.all_threads,
+        notes=notes,
+        label=label,
+    )
 
 
 def parse_pids(text: str) -> list[int]:

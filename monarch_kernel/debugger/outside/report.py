@@ -54,6 +54,7 @@ class Look:
     Args:
         name: what was looked at.
         processes: what was read.
+        complete: these are all of the job's processes on their hosts.
         native: whether native frames were read.
         all_threads: show threads without user code, too.
         notes: what is known of hosts that could not be read, each a sentence.
@@ -68,6 +69,7 @@ class Look:
         name: str,
         processes: Sequence[OutsideProcess],
         *,
+        complete: bool = False,
         native: bool = False,
         all_threads: bool = False,
         notes: Sequence[str] = (),
@@ -78,7 +80,7 @@ class Look:
         self.name = name
         self.processes, self.world, numbered = _by_rank(processes)
         self.notes = (*notes, *([numbered] if numbered else ()), *remote_exec_note(processes))
-        self.evidence: Mapping[int, Evidence] = evidence_of(self.processes, self.world)
+        self.evidence: Mapping[int, Evidence] = evidence_of(self.processes, self.world, complete=complete)
         self.verdict: Verdict = verdict_from_outside(
             self.evidence, name, self._told(native), woken=woken(self.processes), native=native
         )

@@ -132,6 +132,8 @@ def test_ranks_without_a_process() -> None:
     waits = [process(rank, collective("all_reduce", 9), local=(0, 1, 2)) for rank in range(2)]
     found = evidence_of({0: waits[0], 1: waits[1]}, 4)
     assert found[2].state == DEAD and found[3].state == UNASKED  # rank 3 is on another host
+    found = evidence_of({0: waits[0], 1: waits[1]}, 4, complete=False)  # as they were named by their pids
+    assert found[2].state == UNASKED
     said = judged(*waits)
     assert said.kind == verdict.DEAD and said.ranks == (2,)
 
