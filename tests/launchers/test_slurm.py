@@ -25,27 +25,30 @@ from monarch_kernel.launchers.slurm import SlurmLauncher
 from monarch_kernel.launchers.slurm_queue import expand
 from tests.actor.actors import hook
 from tests.conftest import wait_until
-from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
+from tests.launchers.conformance import Conformance, Engine, Prober, clean
 from tests.launchers.slurm import Slurm, slurm
 
 __all__ = ["clean", "slurm"]
 
 
 class SlurmEngine(Engine):
-    """Two nodes."""
+    """Two nodes, which are asked for in one of the ways."""
 
     most = 2
 
+    def __init__(self, way: str) -> None:
+        self._way = way
+
     def launcher(self) -> Launcher:
-        return SlurmLauncher()
+        return SlurmLauncher(self._way)
 
     def queue(self) -> Launcher:
-        return SlurmLauncher(arguments=["--begin=now+1hour"])
+        return SlurmLauncher(self._way, ["--begin=now+1hour"])
 
 
 @pytest.fixture
-def engine(slurm: Slurm) -> Engine:
-    return SlurmEngine()
+def engine(slurm: Slurm, request: pytest.FixtureRequest) -> Engine:
+    return SlurmEngine(getattr(request, "param", "salloc"))
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,35 @@ def idle(slurm: Slurm) -> Iterator[None]:
 
 class TestSlurm(Conformance):
     pass
+
+
+@pytest.mark.parametrize("engine", ["sbatch"], indirect=True)
+class TestBatch:
+    """What differs where a batch script keeps the allocation."""
+
+    _lose = Conformance._lose
+    _private = Conformance._private
+    test_hosts_come_up = Conformance.test_hosts_come_up_and_nothing_is_secret_that_others_see
+    test_a_start_that_fails = Conformance.test_a_start_that_fails_says_where_and_why_and_gives_the_others_back
+    test_a_job_that_is_cancelled_in_the_queue_is_gone = Conformance.test_a_job_that_is_cancelled_in_the_queue_is_gone
+    test_a_start_is_cancelled_while_it_goes_on = Conformance.test_a_start_is_cancelled_while_it_goes_on
+    test_a_lost_host_is_replaced = Conformance.test_a_lost_host_is_replaced
+    test_a_mesh_grows_and_shrinks = Conformance.test_a_mesh_grows_and_shrinks
+    test_another_program_finds_and_ends_it = Conformance.test_another_program_finds_and_ends_it
+    test_nothing_is_left_of_a_program_that_is_killed = Conformance.test_nothing_is_left_of_a_program_that_is_killed
+
+
+@pytest.mark.parametrize("engine", ["array"], indirect=True)
+class TestArray:
+    """The same where each host is a job of its own; see ``test_an_array_is_a_job_for_each_host``, too."""
+
+    _private = Conformance._private
+    test_hosts_come_up = Conformance.test_hosts_come_up_and_nothing_is_secret_that_others_see
+    test_a_start_that_fails = Conformance.test_a_start_that_fails_says_where_and_why_and_gives_the_others_back
+    test_a_job_that_is_cancelled_in_the_queue_is_gone = Conformance.test_a_job_that_is_cancelled_in_the_queue_is_gone
+    test_a_start_is_cancelled_while_it_goes_on = Conformance.test_a_start_is_cancelled_while_it_goes_on
+    test_a_mesh_grows_and_shrinks = Conformance.test_a_mesh_grows_and_shrinks
+    test_another_program_finds_and_ends_it = Conformance.test_another_program_finds_and_ends_it
 
 
 def told(job: EngineJob) -> list[int]:
@@ -111,13 +143,6 @@ def test_an_array_is_a_job_for_each_host(slurm: Slurm) -> None:
     job.resize(1)
     wait_until(lambda: len(slurm.say("squeue", "-h", "-r", "-t", "R", "-o", "%i").split()) == 1, "its job has ended")
     job.kill()
-
-
-def test_sbatch_keeps_an_allocation_too(slurm: Slurm) -> None:
-    job = SlurmJob({"hosts": 2}, way="sbatch", exclusive=False, idle=60)
-    assert len(told(job)) == 2
-    job.kill()
-    assert not processes_of(job.job_id or "none")
 
 
 def test_without_a_shared_home_the_key_goes_by_munge(slurm: Slurm) -> None:
@@ -211,7 +236,7 @@ def test_from_the_command_line(slurm: Slurm) -> None:
     made = run("up", "slurm", "--hosts", "2", "--partition", "debug", "--idle", "60", "--json")
     assert made.returncode == 0, made.stderr
     job = json.loads(made.stdout)["job"]
-    assert run("exec", "--job", job, "--", "echo", "here").stdout == "== 0-1 ==\nhere\n"
+    assert run("exec", "--job", job, "--fold", "--", "echo", "here").stdout == "== 0-1 ==\nhere\n"
     assert run("kill", job).returncode == 0
 
 
