@@ -54,7 +54,7 @@ _COMMANDS = {
     "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
     "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),
     "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
-    "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.jobs:add_exec_command"),
+    "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.exec:add_exec_command"),
     "shell": _Command("open a shell on a host of a job", "monarch_kernel.cli.shell:add_shell_command"),
     "forward": _Command(
         "bring a TCP port of a host of a job to this machine", "monarch_kernel.cli.forward:add_forward_command"

@@ -1,7 +1,4 @@
-"""``monarch-kernel up|jobs|status|logs|kill|exec``: hosts of engines from a terminal.
-
-Exit codes are those of ``monarch_kernel.cli.lines``; ``exec`` ends with the first code other than 0 of its command.
-"""
+"""``monarch-kernel up|jobs|status|logs|kill``: hosts of engines from a terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from monarch_kernel.cli.lines import (
-    LineError,
-    add_environment,
-    add_job,
-    add_json,
-    add_mesh,
-    add_per_host,
-    check_host,
-    chosen_job,
-    guarded,
-    hosts_of_line,
-    sizes,
-    variables,
-)
+from monarch_kernel.cli.lines import LineError, add_job, add_json, chosen_job, guarded, variables
 
 if TYPE_CHECKING:
     from monarch_kernel.launchers.base import JobStatus
@@ -90,27 +74,6 @@ def add_kill_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="its id, or how it begins")
     parser.add_argument("--orphans", action="store_true", help="all whose program has ended")
     parser.set_defaults(run=guarded(_kill))
-
-
-def add_exec_command(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``monarch-kernel exec``."""
-    parser.usage = "monarch-kernel exec [options] -- COMMAND ..., exec -m MODULE [-- ARGUMENT ...] or --script FILE"
-    parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
-    add_mesh(parser)
-    parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
-    parser.add_argument("--one", action="store_true", help="on the first host only")
-    parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
-    parser.add_argument(
-        "--point", action="append", default=[], metavar="DIM=N,...", help="only where these coordinates are: hosts=1"
-    )
-    add_per_host(parser, "so many processes on each host, along this dimension; repeatable")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--script", metavar="FILE", help="run this script of bash (-: standard input) on the hosts")
-    what.add_argument("-m", dest="module", metavar="MODULE", help="run this module with the Python of the hosts")
-    add_environment(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
-    add_json(parser)
-    parser.set_defaults(run=guarded(_exec))
 
 
 # -- commands -----------------------------------------------------------------------------------------
@@ -181,51 +144,14 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _kill(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers.listing import job_named, list_jobs
+    from monarch_kernel.launchers.listing import find_job, own_jobs
 
     if not options.jobs and not options.orphans:
         raise LineError("say which job to end, or --orphans; 'jobs' lists them")
-    jobs = list_jobs().jobs
-    ending = [job_named(name, jobs) for name in options.jobs]
-    ending += [job for job in jobs if options.orphans and job.is_left and job not in ending]
-    for job in ending:
+    ending = {job.job: job for job in map(find_job, options.jobs)}
+    if options.orphans:
+        ending |= {job.job: job for job in own_jobs() if job.is_left}
+    for job in ending.values():
         job.end()
         print(f"job {job.job} of {job.engine} ended")
     return 0
-
-
-def _exec(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers.remote_command import HostCommand, folded, run_command
-
-    words = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not words and options.script is None and options.module is None:
-        raise LineError("exec needs a command: exec -- nvidia-smi, exec -m MODULE or exec --script FILE")
-    per_host, at = sizes("--per-host", options.per_host), sizes("--point", options.point)
-    if "hosts" in per_host or 0 in per_host.values():
-        raise LineError("--per-host names a dimension of the processes on a host, with one of them at least: gpus=4")
-    for name, position in at.items():
-        if name != "hosts" and position >= per_host.get(name, 0):
-            known = ", ".join(f"{each}={size}" for each, size in per_host.items())
-            raise LineError(f"there is no {name}={position}: processes have hosts" + (known and f", {known}"))
-    if "hosts" in at and (options.one or options.host):
-        raise LineError("--point names a host already: leave out --one and --host")
-    script = None
-    if options.script is not None:
-        with open(0 if options.script == "-" else options.script, "rb") as file:
-            script = file.read()
-    command = HostCommand(
-        [options.module, *words] if options.module else words,
-        variables(options.env),
-        options.workdir,
-        script,
-        options.module is not None,
-    )
-    with hosts_of_line(options) as hosts:
-        numbers = [0] if options.one else options.host or list(range(len(hosts)))
-        numbers = [check_host(number, hosts) for number in ([at.pop("hosts")] if "hosts" in at else numbers)]
-        ends = run_command(hosts, numbers, command, per_host, at)
-    if options.json:
-        print(json.dumps([end.plain() for end in ends]))
-    else:
-        sys.stdout.write(folded(ends))
-    return next((end.code for end in ends if end.code), 0) % 256

@@ -109,12 +109,11 @@ def chosen_job(name: str | None) -> ListedJob:
         LaunchError: there is none, or several.
     """
     from monarch_kernel.launchers.base import LaunchError
-    from monarch_kernel.launchers.listing import job_named, list_jobs
+    from monarch_kernel.launchers.listing import find_job, own_jobs
 
-    jobs = list_jobs().jobs
     if name is not None:
-        return job_named(name, jobs)
-    if len(own := [job for job in jobs if job.record is not None]) == 1:
+        return find_job(name)
+    if len(own := own_jobs()) == 1:
         return own[0]
     listed = ", ".join(job.job for job in own)
     raise LaunchError(f"name the job, one of {listed}" if own else "there is no job; 'up' asks for hosts")

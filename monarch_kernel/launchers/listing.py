@@ -169,6 +169,12 @@ class HostList(AsTable):
         return TableView(headings, rows, self.caption, right=(0,)).without_empty_columns()
 
 
+def own_jobs() -> list[ListedJob]:
+    """The jobs in the list, oldest first; engines are asked at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "monarch-jobs") as pool:
+        return list(pool.map(_listed, registry.records()))
+
+
 def list_jobs(known: Mapping[str, JobStatus] | None = None) -> JobList:
     """All jobs in the list, and those that engines know beside them, oldest first; engines are asked at the same time.
 
@@ -211,6 +217,17 @@ def job_named(text: str, jobs: Sequence[ListedJob]) -> ListedJob:
     return jobs[ids.index(found)]
 
 
+def find_job(text: str) -> ListedJob:
+    """The job whose id is, or begins with, a text. Engines are asked for further ones only if it is not in the list.
+
+    Raises:
+        LaunchError: there is none, or several.
+    """
+    records = {record.job: record for record in registry.records()}
+    own = id_of(text, list(records))
+    return job_named(text, list_jobs().jobs) if own is None else _listed(records[own])
+
+
 def id_of(text: str, ids: Sequence[str]) -> str | None:
     """The one id that is a text, or begins with it (four characters at least); None if it is not one."""
     found = [each for each in ids if each == text or (len(text) >= 4 and each.startswith(text))]
@@ -233,7 +250,7 @@ def plain_host(host: HostStatus) -> dict[str, Any]:
     }
 
 
-def _listed(record: JobRecord, known: JobStatus | None) -> ListedJob:
+def _listed(record: JobRecord, known: JobStatus | None = None) -> ListedJob:
     if known is not None:
         return ListedJob(record.job, record.launcher, known, "", record)
     if record.ticket is None:

@@ -1,8 +1,11 @@
-"""Waiting for a descriptor in an event loop."""
+"""Waiting for a descriptor, or for the end of a process, in an event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Coroutine
+from typing import Any
 
 
 async def readable(fd: int) -> None:
@@ -25,6 +28,26 @@ async def writable(fd: int) -> None:
         await ready
     finally:
         loop.remove_writer(fd)
+
+
+async def ended(pid: int) -> None:
+    """Wait until a process, a child of this one that was not waited for, has ended."""
+    fd = os.pidfd_open(pid)
+    try:
+        await readable(fd)
+    finally:
+        os.close(fd)
+
+
+async def first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first of these; the others end."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

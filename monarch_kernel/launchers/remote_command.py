@@ -1,38 +1,47 @@
-"""A command on the hosts of a job: its output from each, folded where it is the same."""
+"""A command on the hosts of a job, whose output comes as it is written.
+
+Output is the result of endpoints, so it takes the way of all messages. A few calls to each place are under way at any
+time, so that a command which writes faster than is read here waits, as it does at a pipe. A command ends with the
+process in which it runs, and so with this one, whatever becomes of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from monarch_kernel.actor import Actor, HostMesh, current_rank, endpoint
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.actor import Actor, ActorMesh, HostMesh, concurrent_endpoint, current_rank, endpoint
+from monarch_kernel.launchers.readiness import ended, first, readable
 
 #: What a shell says of a command that it cannot find or run.
 _NOT_FOUND, _NOT_RUN = 127, 126
+#: So many bytes in one message, and so many messages of each place under way.
+_PIECE, _WINDOW = 64 * 2**10, 2
+#: How long commands may take to end after an interrupt (seconds).
+_GRACE = 2.0
 
 
 @dataclass(frozen=True)
-class CommandEnd:
-    """How a command ended in one place.
+class CommandPlace:
+    """Where a command runs.
 
     Attributes:
         rank: the number of its process in the mesh; with one on each host, that of the host.
         point: where that is, by dimension.
         name: the host's own name.
-        code: its exit code; 128 and the signal, if one ended it.
-        output: what it wrote, standard output and standard error in one.
     """
 
     rank: int
     point: dict[str, int]
     name: str
-    code: int
-    output: str
 
     def plain(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -59,59 +68,118 @@ class HostCommand:
 
 
 class _Runner(Actor):
-    """Runs the command in the place of one process."""
+    """Runs the command in the place of one process, whose process group it belongs to."""
 
     def __init__(self, host: int, hosts: int) -> None:
         here = current_rank()
-        self._rank = host * here.extent.nelements + here.rank
-        self._point = {**here, "hosts": host}
+        self._place = CommandPlace(
+            host * here.extent.nelements + here.rank, {**here, "hosts": host}, os.uname().nodename
+        )
         self._sizes = {**{name: here.size(name) for name in here}, "hosts": hosts}
+        self._output = -1
+        self._said = b""  # of this actor's own, in place of the command's
+        self._code = 0
+        self._over = asyncio.Event()
+        self._waiting: asyncio.Task[None] | None = None
+        self._reading = asyncio.Lock()  # in the order of the calls
 
     @endpoint
-    def run(self, command: HostCommand) -> CommandEnd:
+    async def start(self, command: HostCommand) -> CommandPlace:
+        """Start the command. Returns where it runs; ``read`` tells if it could not be started."""
         words = [sys.executable, "-m", *command.words] if command.module else list(command.words)
         env = {**os.environ, **command.env}
-        for name, at in self._point.items():
+        for name, at in self._place.point.items():
             env[f"MONARCH_RANK_{name}"] = str(at)
             env[f"MONARCH_SIZE_{name}"] = str(self._sizes[name])
-        fds: list[int] = []
+        self._output, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._output, False)
         try:
-            if command.script is not None:  # not in argv, which other users can read
-                fds = [os.memfd_create("script", 0)]
-                with open(fds[0], "wb", closefd=False) as file:
-                    file.write(command.script)
-                words = ["bash", f"/proc/self/fd/{fds[0]}", *words]
-            done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-                cwd=command.workdir,
-                pass_fds=fds,
-                check=False,
-            )
+            process = _started(words, command, env, write)
         except OSError as e:
-            code = _NOT_FOUND if isinstance(e, FileNotFoundError) else _NOT_RUN
-            return self._end(code, f"{e.filename or words[0]}: {e.strerror}\n")
+            self._said = f"{e.filename or words[0]}: {e.strerror}\n".encode()
+            self._code = _NOT_FOUND if isinstance(e, FileNotFoundError) else _NOT_RUN
+            self._over.set()
+        else:
+            self._waiting = asyncio.ensure_future(self._wait(process))
         finally:
-            for fd in fds:
-                os.close(fd)
-        return self._end(
-            done.returncode if done.returncode >= 0 else 128 - done.returncode, done.stdout.decode(errors="replace")
-        )
+            os.close(write)
+        return self._place
 
-    def _end(self, code: int, output: str) -> CommandEnd:
-        return CommandEnd(self._rank, self._point, os.uname().nodename, code, output)
+    async def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        await ended(process.pid)
+        code = process.wait()
+        self._code = code if code >= 0 else 128 - code
+        self._over.set()
+
+    @concurrent_endpoint
+    async def read(self) -> bytes | int:
+        """What the command has written next, to standard output and standard error; after all of it, its exit code (128
+        and the signal, if one ended it)."""
+        async with self._reading:
+            if self._said:
+                said, self._said = self._said, b""
+                return said
+            while True:
+                over = self._over.is_set()  # asked before the read: what the command wrote is there then
+                with contextlib.suppress(BlockingIOError):
+                    if data := os.read(self._output, _PIECE):
+                        return data
+                    await self._over.wait()  # no process has the pipe open
+                    over = True
+                if over:
+                    return self._code
+                await first(readable(self._output), self._over.wait())
+
+    @concurrent_endpoint
+    async def interrupt(self) -> None:
+        """Interrupt the command and what it has started, as Ctrl-C does at a terminal."""
+        group = os.getpgid(0)
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with contextlib.suppress(OSError):
+                if pid != os.getpid() and os.getpgid(pid) == group:
+                    os.kill(pid, signal.SIGINT)
+
+    async def __cleanup__(self, _error: BaseException | None) -> None:
+        # What still runs of the command ends with this process, whose group it is in.
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._output >= 0:
+            os.close(self._output)
+
+
+def _started(words: list[str], command: HostCommand, env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    with contextlib.ExitStack() as stack:
+        fds: list[int] = []
+        if command.script is not None:  # not in argv, which other users can read
+            file = stack.enter_context(open(os.memfd_create("script", 0), "wb"))
+            file.write(command.script)
+            file.flush()
+            fds = [file.fileno()]
+            words = ["bash", f"/proc/self/fd/{fds[0]}", *words]
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=command.workdir,
+            pass_fds=fds,
+        )
 
 
 def run_command(
-    hosts: HostMesh, numbers: Sequence[int], command: HostCommand, per_host: Mapping[str, int], at: Mapping[str, int]
-) -> list[CommandEnd]:
+    hosts: HostMesh,
+    numbers: Sequence[int],
+    command: HostCommand,
+    per_host: Mapping[str, int],
+    at: Mapping[str, int],
+    wrote: Callable[[CommandPlace, bytes], None],
+) -> list[tuple[CommandPlace, int]]:
     """Run a command on some hosts of a mesh at once, and wait for all of them.
 
     Each gets its place in ``MONARCH_RANK_<dimension>`` and ``MONARCH_SIZE_<dimension>``. An interrupt of this process
-    ends it everywhere, as the processes in which it runs end then.
+    interrupts it everywhere; what runs on after that is killed, and at once by a second interrupt. It is killed as well
+    if this process ends in another way.
 
     Args:
         hosts: a mesh with the dimension ``hosts``.
@@ -119,6 +187,14 @@ def run_command(
         command: what to run.
         per_host: the dimensions and sizes of the processes on each host that run it; {}: one.
         at: run it only in those of them that have these coordinates.
+        wrote: called with each piece of output, in the order in which its place wrote it.
+
+    Returns:
+        The places, and the exit codes there: 128 and the signal, if one ended it.
+
+    Raises:
+        KeyboardInterrupt: this process was interrupted.
+        SupervisionError: a host, or the process at it, was lost. The command has ended on the others, too.
     """
     chosen = sorted(set(numbers))
     where = {name: slice(position, position + 1) for name, position in at.items()}
@@ -128,22 +204,53 @@ def run_command(
     ]
     try:
         runners = [each.spawn("command", _Runner, number, len(hosts)) for each, number in zip(procs, chosen)]
-        calls = [runner.slice(**where).run.call(command) for runner in runners]
-        return [end for call in calls for end in call.get().values()]
+        calls = [runner.slice(**where).start.call(command) for runner in runners]
+        places = [(runner, place) for runner, call in zip(runners, calls) for place in call.get().values()]
+        return asyncio.run(_followed([(_at(runner, place), place) for runner, place in places], wrote))
     finally:
         for each in procs:
             each.stop("the command has ended").get()
 
 
-def folded(ends: Sequence[CommandEnd]) -> str:
-    """The output of all, equal output once, each under the ranks that wrote it; of a single one as it is."""
-    if len(ends) == 1:
-        return ends[0].output
-    groups: dict[tuple[str, int], list[int]] = {}
-    for end in ends:
-        groups.setdefault((end.output, end.code), []).append(end.rank)
-    parts: list[str] = []
-    for (output, code), members in groups.items():
-        body = output if not output or output.endswith("\n") else f"{output}\n"
-        parts.append(f"== {format_ranks(members)}" + (f", exit code {code}" if code else "") + f" ==\n{body}")
-    return "".join(parts)
+def _at(runners: ActorMesh[_Runner], place: CommandPlace) -> ActorMesh[_Runner]:
+    """The one of a host's that is at this place."""
+    return runners.slice(**{name: slice(at, at + 1) for name, at in place.point.items() if name != "hosts"})
+
+
+async def _followed(
+    runners: Sequence[tuple[ActorMesh[_Runner], CommandPlace]], wrote: Callable[[CommandPlace, bytes], None]
+) -> list[tuple[CommandPlace, int]]:
+    """Pass on all output until the command has ended everywhere."""
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        if interrupted.is_set():
+            whole.cancel()
+        interrupted.set()
+
+    async def at_place(runner: ActorMesh[_Runner], place: CommandPlace) -> int:
+        reads = deque(runner.read.call_one() for _ in range(_WINDOW))
+        while not isinstance(data := await reads.popleft(), int):
+            reads.append(runner.read.call_one())
+            wrote(place, data)
+        return data
+
+    async def end() -> None:
+        await interrupted.wait()
+        for runner, _ in runners:
+            runner.interrupt.broadcast()
+        await asyncio.sleep(_GRACE)
+        whole.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    whole = asyncio.gather(*(at_place(*each) for each in runners))
+    ending = asyncio.ensure_future(end())
+    try:
+        codes = await whole
+    except asyncio.CancelledError:
+        codes = []
+    finally:
+        ending.cancel()
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    return [(place, code) for (_, place), code in zip(runners, codes)]

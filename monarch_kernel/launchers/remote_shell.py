@@ -22,12 +22,11 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Coroutine, Generator, Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
 
 from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint, endpoint
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.readiness import readable, writable
+from monarch_kernel.launchers.readiness import ended, first, readable, writable
 
 #: So many bytes in one message, and so many messages of each direction under way.
 _PIECE, _WINDOW = 64 * 2**10, 4
@@ -69,11 +68,7 @@ class _Terminal(Actor):
         return ""
 
     async def _wait(self, shell: subprocess.Popen[bytes]) -> None:
-        ended = os.pidfd_open(shell.pid)
-        try:
-            await readable(ended)
-        finally:
-            os.close(ended)
+        await ended(shell.pid)
         shell.wait()
         self._over.set()
 
@@ -97,7 +92,7 @@ class _Terminal(Actor):
                 if over:
                     code = self._shell.returncode
                     return code if code >= 0 else 128 - code
-                await _first(readable(self._master), self._over.wait())
+                await first(readable(self._master), self._over.wait())
 
     @concurrent_endpoint
     async def write(self, data: bytes) -> None:
@@ -107,7 +102,7 @@ class _Terminal(Actor):
                 try:
                     data = data[os.write(self._master, data) :]
                 except BlockingIOError:
-                    await _first(writable(self._master), self._over.wait())
+                    await first(writable(self._master), self._over.wait())
 
     @endpoint
     async def resize(self, size: tuple[int, int]) -> None:
@@ -224,17 +219,6 @@ async def _type(terminal: ActorMesh[_Terminal]) -> int:
             await writes.popleft()
 
 
-async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for the first of these; the others end."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @contextlib.contextmanager
 def _raw_terminal() -> Generator[None]:
     before = termios.tcgetattr(0)
@@ -255,11 +239,11 @@ def _started(shell: str, terminal: int, env: Mapping[str, str], workdir: str | N
 
 def _signal_all(shell: subprocess.Popen[bytes], *signals: signal.Signals) -> bool:
     """Send signals to all processes of the session of a shell; returns whether there were any."""
-    ended = shell.poll() is not None
+    over = shell.poll() is not None
     found = False
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            if os.getsid(pid) == shell.pid and not (ended and pid == shell.pid):
+            if os.getsid(pid) == shell.pid and not (over and pid == shell.pid):
                 found = True
                 for number in signals:
                     os.kill(pid, number)

@@ -1,0 +1,204 @@
+"""``monarch-kernel exec``: a command on the hosts of a job. It ends with the first code other than 0 of the command."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from monarch_kernel.cli.lines import (
+    LineError,
+    add_environment,
+    add_json,
+    add_mesh,
+    add_per_host,
+    check_host,
+    guarded,
+    hosts_of_line,
+    sizes,
+    variables,
+)
+from monarch_kernel.meshes import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.launchers.remote_command import CommandPlace
+
+#: A longer line is shown in several (characters).
+_LONGEST_LINE = 2**20
+
+
+def add_exec_command(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch-kernel exec``."""
+    parser.usage = "monarch-kernel exec [options] -- COMMAND ..., exec -m MODULE [-- ARGUMENT ...] or --script FILE"
+    parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
+    add_mesh(parser)
+    parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
+    parser.add_argument("--one", action="store_true", help="on the first host only")
+    parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
+    parser.add_argument(
+        "--point", action="append", default=[], metavar="DIM=N,...", help="only where these coordinates are: hosts=1"
+    )
+    add_per_host(parser, "so many processes on each host, along this dimension; repeatable")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--script", metavar="FILE", help="run this script of bash (-: standard input) on the hosts")
+    what.add_argument("-m", dest="module", metavar="MODULE", help="run this module with the Python of the hosts")
+    add_environment(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
+    parser.add_argument("--fold", action="store_true", help="print at the end, and equal output once")
+    add_json(parser)
+    parser.set_defaults(run=guarded(_exec))
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.remote_command import HostCommand, run_command
+
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not words and options.script is None and options.module is None:
+        raise LineError("exec needs a command: exec -- nvidia-smi, exec -m MODULE or exec --script FILE")
+    per_host, at = sizes("--per-host", options.per_host), sizes("--point", options.point)
+    if "hosts" in per_host or 0 in per_host.values():
+        raise LineError("--per-host names a dimension of the processes on a host, with one of them at least: gpus=4")
+    for name, position in at.items():
+        if name != "hosts" and position >= per_host.get(name, 0):
+            known = ", ".join(f"{each}={size}" for each, size in per_host.items())
+            raise LineError(f"there is no {name}={position}: processes have hosts" + (known and f", {known}"))
+    if "hosts" in at and (options.one or options.host):
+        raise LineError("--point names a host already: leave out --one and --host")
+    if options.fold and options.json:
+        raise LineError("--json has a line for each line of output: leave out --fold")
+    script = None
+    if options.script is not None:
+        with open(0 if options.script == "-" else options.script, "rb") as file:
+            script = file.read()
+    command = HostCommand(
+        [options.module, *words] if options.module else words,
+        variables(options.env),
+        options.workdir,
+        script,
+        options.module is not None,
+    )
+    with hosts_of_line(options) as hosts:
+        numbers = [0] if options.one else options.host or list(range(len(hosts)))
+        numbers = [check_host(number, hosts) for number in ([at.pop("hosts")] if "hosts" in at else numbers)]
+        places = len(set(numbers))
+        for name, size in per_host.items():
+            places *= 1 if name in at else size
+        output = _output(options, places)
+        try:
+            ends = run_command(hosts, numbers, command, per_host, at, output.wrote)
+        except BaseException:
+            output.end(())
+            raise
+    output.end(ends)
+    return next((code for _, code in ends if code), 0) % 256
+
+
+def _output(options: argparse.Namespace, places: int) -> _Whole | _Folded | _Lines:
+    if options.json:
+        return _Lines(_json_line, _json_end)
+    if places == 1:
+        return _Whole()
+    return _Folded() if options.fold else _Lines(lambda place, line: f"[{place.rank}] {line}", None)
+
+
+class _Whole:
+    """The output of one place, as it is."""
+
+    def wrote(self, place: CommandPlace, data: bytes) -> None:
+        """Show what it wrote."""
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+        """Nothing is left to show."""
+
+
+class _Lines:
+    """Whole lines of each place, as they come.
+
+    Args:
+        line: what to print for a line of a place.
+        end: the same for its exit code; None: those other than 0 are told on standard error.
+    """
+
+    def __init__(
+        self, line: Callable[[CommandPlace, str], str], end: Callable[[CommandPlace, int], str] | None
+    ) -> None:
+        self._line = line
+        self._end = end
+        self._texts: dict[int, _Text] = {}
+
+    def wrote(self, place: CommandPlace, data: bytes) -> None:
+        """Show the lines that this completes."""
+        text = self._texts.setdefault(place.rank, _Text(place))
+        text.add(data)
+        *lines, rest = text.text.split("\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], ""
+        text.text = rest
+        if lines:
+            sys.stdout.write("".join(self._line(place, f"{line}\n") for line in lines))
+            sys.stdout.flush()
+
+    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+        """Show lines without an end, and how the command ended."""
+        for text in self._texts.values():
+            if text.text:
+                sys.stdout.write(self._line(text.place, f"{text.text}\n"))
+        failed: dict[int, list[int]] = {}
+        for place, code in ends:
+            if self._end is not None:
+                sys.stdout.write(self._end(place, code))
+            elif code:
+                failed.setdefault(code, []).append(place.rank)
+        sys.stdout.flush()
+        for code, ranks in failed.items():
+            print(f"monarch-kernel: [{format_ranks(ranks)}] exit code {code}", file=sys.stderr)
+
+
+class _Folded:
+    """The output of all at the end: equal output once, under the ranks that wrote it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, _Text] = {}
+
+    def wrote(self, place: CommandPlace, data: bytes) -> None:
+        """Keep what it wrote."""
+        self._texts.setdefault(place.rank, _Text(place)).add(data)
+
+    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+        """Show all of it; without exit codes, too, if the command was interrupted."""
+        codes = {place.rank: code for place, code in ends}
+        groups: dict[tuple[str, int], list[int]] = {}
+        for rank in sorted(codes.keys() | self._texts.keys()):
+            text = self._texts[rank].text if rank in self._texts else ""
+            groups.setdefault((text, codes.get(rank, 0)), []).append(rank)
+        for (output, code), ranks in groups.items():
+            body = output if not output or output.endswith("\n") else f"{output}\n"
+            heading = f"== {format_ranks(ranks)}" + (f", exit code {code}" if code else "") + " =="
+            sys.stdout.write(f"{heading}\n{body}")
+        sys.stdout.flush()
+
+
+class _Text:
+    """What a place has written and is not shown yet."""
+
+    def __init__(self, place: CommandPlace) -> None:
+        self.place = place
+        self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, data: bytes) -> None:
+        """Decode it; a character may come in two pieces."""
+        self.text += self._decoder.decode(data)
+
+
+def _json_line(place: CommandPlace, line: str) -> str:
+    return json.dumps({**place.plain(), "output": line}) + "\n"
+
+
+def _json_end(place: CommandPlace, code: int) -> str:
+    return json.dumps({**place.plain(), "code": code}) + "\n"
