@@ -32,6 +32,7 @@ from monarch_kernel.launchers.base import (
     launcher_class,
 )
 from monarch_kernel.launchers.job import Job, JobState
+from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.registry import JobRecord
 from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
 from monarch_kernel.workers import key_text, new_key_text
@@ -47,12 +48,14 @@ WARN_BEFORE = 300.0
 #: How long a warning waits for the hosts that are asked for then (seconds), and the part of ``warn_before``.
 _RENEWAL, _RENEWAL_PART = 30.0, 0.5
 #: How many addresses are tried at once.
-_ROUTES_AT_ONCE = 16
+_AT_ONCE = 16
 #: How often an engine is asked while hosts start: soon at first, then less often (seconds).
 _FIRST_POLL, _LAST_POLL = 0.05, 2.0
 _LOG_LINES = 20
 #: How long a host may take to end in good order (seconds).
 _RELEASE_TIME = 5.0
+#: How long the port of one that is to end may take to answer (seconds).
+_DIAL_TIME = 1.0
 
 
 class EngineJob(Job):
@@ -187,6 +190,9 @@ class EngineJob(Job):
         self._walltime.drop(numbers)
         urls = [url for number in numbers if (url := self._urls.pop(number, "")) and number in self._workers.values()]
         key_file = self._job_key()
+        # One that has ended refuses at once, while an attachment is tried for as long as it may take.
+        living = each_at_once(_AT_ONCE, lambda url: url.startswith("ipc:") or reaches(url, _DIAL_TIME), urls, "release")
+        urls = [url for url, lives in zip(urls, living) if lives]
         try:
             self._shut_down(urls, key_file)
         except ConnectionError:
@@ -508,7 +514,7 @@ class EngineJob(Job):
         def route(host: HostStatus) -> str:
             return self._launcher.route(ticket, host)
 
-        urls = each_at_once(_ROUTES_AT_ONCE, route, new, "monarch-route")
+        urls = each_at_once(_AT_ONCE, route, new, "monarch-route")
         attach_to_workers(workers=urls, name=self._name, key_file=self._job_key())
         self._workers.update({host.worker: host.host for host in new})
         self._urls.update({host.host: url for host, url in zip(new, urls)})

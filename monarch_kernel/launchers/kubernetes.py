@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import getpass
 import importlib.util
 import os
 import re
@@ -39,6 +38,7 @@ from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS
 from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT
 from monarch_kernel.launchers.kubernetes_tunnel import PodForward, PodWay, check_way
 from monarch_kernel.launchers.reaching import reaches
+from monarch_kernel.launchers.registry import this_user
 from monarch_kernel.launchers.tunnels import Tunnels
 
 #: How many requests are made at once.
@@ -204,10 +204,10 @@ class KubernetesLauncher(Launcher):
         pattern = self._with_image(api)
         try:
             path = f"{_of(data.namespace)}/secrets"
-            owner = api.request("POST", path, kubernetes_pods.secret(request.command, _user()))["metadata"]["uid"]
+            owner = api.request("POST", path, kubernetes_pods.secret(request.command, this_user()))["metadata"]["uid"]
             if data.through in POD_SETS:
                 request = self._for_image(api, pattern, request)
-                self._places(data, request.command.job).create(pattern, request, 0, request.hosts, owner, _user())
+                self._places(data, request.command.job).create(pattern, request, 0, request.hosts, owner, this_user())
                 return self._ticket(request.command.job, data, request.hosts)
             return self._created(data, request, pattern, owner)
         except BaseException as e:
@@ -241,7 +241,7 @@ class KubernetesLauncher(Launcher):
             if taken < count:
                 pattern = self._with_image(api)
                 request = self._for_image(api, pattern, request)
-                places.create(pattern, request, ticket.hosts + taken, count - taken, places.owner(), _user())
+                places.create(pattern, request, ticket.hosts + taken, count - taken, places.owner(), this_user())
         except ApiRefusedError as e:
             raise self._refused(e, data) from None
         return self._ticket(ticket.job, data, ticket.hosts + count)
@@ -259,7 +259,7 @@ class KubernetesLauncher(Launcher):
         numbers = range(len(data.pods), len(data.pods) + request.hosts)
 
         def create(number: int) -> None:
-            made = kubernetes_pods.pod(pattern, request, number, owner, _user())
+            made = kubernetes_pods.pod(pattern, request, number, owner, this_user())
             api.request("POST", f"{_of(data.namespace)}/pods", made)
 
         names = [kubernetes_pods.pod_name(request, number) for number in numbers]
@@ -508,7 +508,7 @@ class KubernetesLauncher(Launcher):
         launcher = cls()
         api = launcher._api("")
         jobs: dict[str, dict[int, str]] = {}
-        mine = f"{JOB_LABEL},{USER_LABEL}={_user()}"
+        mine = f"{JOB_LABEL},{USER_LABEL}={this_user()}"
         for pod in launcher._pods(api, api.namespace, mine).values():
             number = pod.labels.get(HOST_LABEL, "")
             if number.isdigit():
@@ -544,12 +544,3 @@ def _filled(pods: Mapping[int, str]) -> list[str]:
 
 def _of(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}"
-
-
-def _user() -> str:
-    """The user's name, as a label may have it."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in many images
-        name = str(os.getuid())
-    return re.sub("[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "unnamed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -41,9 +42,12 @@ _OF_TRAINING = "NODE_RANK NUM_NODES MASTER_ADDR MASTER_PORT WORLD_SIZE LOCAL_RAN
 _ADDRESS = "tcp://ADDRESS:0"
 #: The states of a machine that is not given yet, that is being made, and in which the command runs.
 _QUEUED, _MADE, _RUNS = ("", "pending"), ("creating",), ("running",)
+_LIVING = (*_QUEUED, *_MADE, *_RUNS)
 #: The states after the command ended by itself.
 _ENDED = ("complete", "completed", "fail", "failed")
 _CODE = re.compile(r"monarch_kernel: the worker has ended \(exit code (\d+)\)")
+#: The end of the name of a job of the platform: our job, and the number of its first host.
+_NAME = re.compile(r".*-([0-9a-f]{16})-(\d+)")
 #: How long to wait for machines that were told to stop; the platform has promised it then (seconds).
 _STOP_TIME = 5.0
 _PAUSE = 0.2
@@ -189,7 +193,7 @@ class LightningLauncher(Launcher):
             for at in range(1 if together else request.hosts):
                 number = first + at
                 spec["command"] = _script(number, request, self._port)
-                name = f"{request.name}-{request.command.job[:8]}-{number}"
+                name = f"{request.name}-{request.command.job}-{number}"
                 count = request.hosts if together else 1
                 machines = count if together else None
                 made = self._cloud.submit(data.teamspace, name, self._cloud.models.V1JobSpec(**spec), machines)
@@ -251,7 +255,7 @@ class LightningLauncher(Launcher):
             machines.update(found)
             if part.group and len(found) < part.count:
                 group = self._cloud.group(data.teamspace, part.id)
-                over = group is None or str(group.state).rpartition("_")[2] not in ("PENDING", "RUNNING", "UNSPECIFIED")
+                over = group is None or not _group_lives(group)
                 why = (group.message if group is not None else "") or ""
                 waits.update(dict.fromkeys(part.hosts, "" if over else why or "pending"))
         self._read(data.teamspace, [one.id for one in machines.values() if one.state in (*_RUNS, *_ENDED)])
@@ -273,8 +277,8 @@ class LightningLauncher(Launcher):
 
     def _machine_of(self, data: _Data, host: int) -> Any:
         """The job of the machine of a host; None if there is none."""
-        part = next(part for part in data.parts if host in part.hosts)
-        return self._machines(data.teamspace, part).get(host)
+        part = next((part for part in data.parts if host in part.hosts), None)
+        return None if part is None else self._machines(data.teamspace, part).get(host)
 
     def _read(self, teamspace: str, jobs: list[str]) -> None:
         """Look for the announcements of machines in their logs."""
@@ -366,6 +370,31 @@ class LightningLauncher(Launcher):
             )
         return f"tcp://{f'[{address}]' if ':' in address else address}:{urlsplit(host.url).port}"
 
+    @classmethod
+    def found(cls) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Those in all teamspaces of the user, by their names and commands."""
+        if importlib.util.find_spec("lightning_sdk") is None:
+            return []
+        launcher = cls()
+        try:
+            cloud = launcher._cloud
+        except SubmissionRefusedError:  # not logged in
+            return []
+        found: list[tuple[Launcher, Ticket]] = []
+        for teamspace in cloud.teamspaces():
+            jobs: dict[str, list[_Part]] = {}
+            living = [(one, False) for one in cloud.jobs(teamspace) if (one.state or "").lower() in _LIVING]
+            living += [(one, True) for one in cloud.groups(teamspace) if _group_lives(one)]
+            for one, group in living:
+                named = _NAME.fullmatch(one.name or "")
+                if named is not None and _mark(named[1]) in (one.spec.command or ""):
+                    part = _Part(one.id, int(named[2]), one.machines if group else 1, group)
+                    jobs.setdefault(named[1], []).append(part)
+            for job, parts in jobs.items():
+                hosts = max(part.hosts.stop for part in parts)
+                found.append((launcher, launcher._ticket(job, hosts, _Data(teamspace, parts))))
+        return found
+
 
 def _data(ticket: Ticket) -> _Data:
     return msgspec.convert(ticket.data, _Data)
@@ -394,7 +423,7 @@ def _script(first: int, request: LaunchRequest, port: int) -> str:
     inner = f"""a=$(hostname -I | cut -d ' ' -f 1)
 [ -n "$a" ] || {{ echo "this machine has no address (hostname -I)" >&2; exit 2; }}
 case "$a" in *:*) a="[$a]";; esac
-export {MARKER}={request.command.job}.$(({first} + ${{NODE_RANK:-0}}))
+export {_mark(request.command.job)}$(({first} + ${{NODE_RANK:-0}}))
 unset {_OF_TRAINING}
 {until}{worker} <&3 3<&- &
 pid=$!
@@ -412,6 +441,15 @@ END
 unset {KEY_VARIABLE}
 exec sh -c {shlex.quote(inner)}
 """
+
+
+def _mark(job: str) -> str:
+    """How a worker's mark begins, in the environment that its command gives it."""
+    return f"{MARKER}={job}."
+
+
+def _group_lives(group: Any) -> bool:
+    return str(group.state).rpartition("_")[2] in ("PENDING", "RUNNING", "UNSPECIFIED")
 
 
 def inside_studio(studio: str) -> bool:

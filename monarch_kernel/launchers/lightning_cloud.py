@@ -83,20 +83,28 @@ class LightningCloud:
         logging.getLogger(f"{_SDK}.lightning_cloud.openapi.rest").setLevel(logging.INFO)
         client.default_headers["Authorization"] = found.auth_header
         self._client: Any = rest.GridRestClient(api_client=client)
+        self._user: str = found.user_id or ""
 
     # -- names ----------------------------------------------------------------------------------------
 
     def teamspace(self, name: str) -> str:
         """The id of a teamspace by its name or id; "": that of this Studio, or the only one of the user."""
         name = name or os.environ.get(PROJECT, "") or os.environ.get("LIGHTNING_TEAMSPACE", "")
-        answer = self._found(lambda: self._client.projects_service_list_memberships(filter_by_user_id=True))
-        found = (answer and answer.memberships) or ()
+        found = self._memberships()
         fitting = [one for one in found if not name or name in (one.project_id, one.name, one.display_name)]
         if len(fitting) == 1:
             return fitting[0].project_id
         known = ", ".join(f"{one.name} ({one.project_id})" for one in found) or "none"
         what = f"{len(fitting)} teamspaces are called {name!r}" if name else "no teamspace was named"
         raise SubmissionRefusedError("lightning", what, f"name one of yours, or its id: {known}")
+
+    def teamspaces(self) -> list[str]:
+        """The ids of all teamspaces of the user."""
+        return [one.project_id for one in self._memberships()]
+
+    def _memberships(self) -> Any:
+        answer = self._found(lambda: self._client.projects_service_list_memberships(filter_by_user_id=True))
+        return (answer and answer.memberships) or ()
 
     def studio(self, teamspace: str, name: str) -> Studio:
         """A Studio by its name or id."""
@@ -161,14 +169,28 @@ class LightningCloud:
 
     def machines(self, teamspace: str, group: str) -> Iterator[Any]:
         """The jobs of the machines of a multi-machine job."""
+        return self._jobs(teamspace, multi_machine_job_id=group)
+
+    def jobs(self, teamspace: str) -> Iterator[Any]:
+        """The user's jobs of one machine each, ended ones included."""
+        return self._jobs(teamspace, standalone=True, **self._own)
+
+    def groups(self, teamspace: str) -> list[Any]:
+        """The user's multi-machine jobs, ended ones included."""
+        answer = self._found(
+            lambda: self._client.jobs_service_list_multi_machine_jobs(project_id=teamspace, **self._own)
+        )
+        return (answer and answer.multi_machine_jobs) or []
+
+    @property
+    def _own(self) -> dict[str, str]:
+        return {"user_id": self._user} if self._user else {}
+
+    def _jobs(self, teamspace: str, **which: Any) -> Iterator[Any]:
         token = ""
         while True:
-            more = {"page_token": token} if token else {}
-            page = self._found(
-                lambda more=more: self._client.jobs_service_list_jobs(
-                    project_id=teamspace, multi_machine_job_id=group, **more
-                )
-            )
+            more = {**which, "page_token": token} if token else which
+            page = self._found(lambda more=more: self._client.jobs_service_list_jobs(project_id=teamspace, **more))
             if page is None:
                 return
             yield from page.jobs or ()

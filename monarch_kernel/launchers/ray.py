@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +27,10 @@ from monarch_kernel.launchers.base import (
     Ticket,
     find_announcement,
 )
+from monarch_kernel.launchers.ray_autoscaler import autoscaler_says
 from monarch_kernel.launchers.ray_cluster import NAMESPACE, STRATEGIES, RayGroup, RayNode
 from monarch_kernel.launchers.reaching import reaches
+from monarch_kernel.launchers.registry import this_user
 
 #: How long actors that have answered before may take to answer again (seconds).
 _ANSWER_TIME = 2.0
@@ -39,6 +42,8 @@ _VERDICT_TIME = 1.0
 _DIAL_TIME = 1.0
 #: How long an actor may take to end its worker (seconds).
 _STOP_TIME = 15.0
+#: The name of a placement group: its job, its number there, and the user who asked for it.
+_NAME = re.compile("monarch_kernel-([0-9a-f]+)-([0-9]+)-(.*)")
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -119,6 +124,7 @@ class RayLauncher(Launcher):
         autoscaling: bool = False,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
+        ray_cluster.check_address(address)
         if strategy not in STRATEGIES:
             raise ValueError(f"there is no strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}")
         self._address = address
@@ -147,9 +153,7 @@ class RayLauncher(Launcher):
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
         ray = ray_cluster.connect(self._address)
-        # An address that a later process can use, too; of a client (ray://), its own is the only such one.
-        address = self._address if "://" in self._address else ray_cluster.address_here(ray)
-        data = _Data(address, [], [])
+        data = _Data(ray_cluster.address_here(ray), [], [])  # an address that a later process can use, too
         try:
             self._add_group(ray, data, request, 0, request.hosts, request.hosts + self._spares, ())
         except BaseException:
@@ -198,7 +202,7 @@ class RayLauncher(Launcher):
         nodes = ray_cluster.nodes(ray)
         apart = set(apart)
         usable = [node for node in nodes.values() if node.id not in apart]
-        name = f"monarch_kernel-{request.command.job}-{len(data.groups)}"
+        name = f"monarch_kernel-{request.command.job}-{len(data.groups)}-{this_user()}"
         try:
             group = ray_cluster.make_group(ray, name, bundle, bundles, self._strategy, apart)
         except Exception as e:
@@ -302,9 +306,9 @@ class RayLauncher(Launcher):
     def _waits_for(self, ray: Any, data: _Data, group: RayGroup) -> str:
         """Why a placement group has no nodes yet."""
         asked = f"{len(group.nodes)} x ({ray_cluster.amounts(group.bundle)}), {self._strategy}"
-        launches = ray_cluster.being_launched(data.address)
         why = f"{group.scheduling}: {asked}; free in the cluster: {ray_cluster.lacking(ray, group.bundle)}"
-        return f"{why}; {launches}" if launches else why
+        said = autoscaler_says(data.address, group.id)
+        return f"{why}; {said}" if said else why
 
     def _ask(self, ray: Any, ticket: Ticket, hosts: Sequence[int]) -> tuple[dict[int, str], set[int]]:
         """Ask actors where their workers are. Returns why those are gone that cannot be asked any more, and those that
@@ -469,6 +473,35 @@ class RayLauncher(Launcher):
         """Remove placement groups, and all actors in them. Does nothing for those that are removed."""
         for group in groups:
             ray.util.remove_placement_group(ray_cluster.handle(ray, group.id))
+
+    @classmethod
+    def found(cls) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Those in the cluster of this program or machine, by the names of their placement groups."""
+        ray = ray_cluster.connect_if_known()
+        if ray is None:
+            return []
+        jobs: dict[str, dict[int, RayGroup]] = {}
+        for group in ray_cluster.groups(ray).values():
+            named = _NAME.fullmatch(group.name)
+            if named is not None and named[3] == this_user() and group.state != "REMOVED":
+                jobs.setdefault(named[1], {})[int(named[2])] = group
+        launcher = cls()
+        address = ray_cluster.address_here(ray)
+        actors = [
+            one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE
+        ]
+        found: list[tuple[Launcher, Ticket]] = []
+        for job, groups in jobs.items():
+            hosts = sorted(int(name.removeprefix(f"{job}.")) for name in actors if name.startswith(f"{job}."))
+            data = _Data(address, [_Group(groups[at].id, len(groups[at].nodes)) for at in sorted(groups)], [])
+            # Which host is in which place is known to the record of the job only. Their order is that of their places.
+            places = [_Place(at, bundle) for at, group in enumerate(data.groups) for bundle in range(group.bundles)]
+            data.places = [places[0]] * (max(hosts, default=-1) + 1)
+            for host, place in zip(hosts, places):
+                data.places[host] = place
+            ticket = Ticket(launcher=cls.name, job=job, hosts=len(data.places), data=msgspec.to_builtins(data))
+            found.append((launcher, ticket))
+        return found
 
 
 def _bundle(request: LaunchRequest) -> dict[str, float]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
+import re
 import signal
+import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.reaching import reaches
 
 #: The namespace of our actors, in whatever namespace a program works.
 NAMESPACE = "monarch_kernel"
@@ -23,6 +27,14 @@ _CURRENT = "/tmp/ray/ray_current_cluster"
 _ORDER = ("CPU", "GPU", "memory")
 #: Resources that Ray gives nodes for its own use.
 _INTERNAL = ("node:", "object_store_memory", "bundle_group")
+_NO_CLIENT = (
+    "hosts cannot be had through Ray's client; run the program on a machine of the cluster, as 'ray job submit' does, "
+    "or name the cluster's own address (HOST:6379), if this machine reaches it and the nodes"
+)
+#: How long the port of a cluster may take to answer, before this process connects to it (seconds).
+_DIAL_TIME = 1.0
+#: A process can be connected to one cluster only, and by one thread.
+_connecting = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,11 @@ class RayNode:
 
 @dataclass(frozen=True)
 class RayGroup:
-    """A placement group: its id and state, how far Ray is with it, what each bundle has, their nodes ("": none yet)."""
+    """A placement group: its id, name and state, how far Ray is with it, what each bundle has, their nodes ("": none
+    yet)."""
 
     id: str
+    name: str
     state: str
     scheduling: str
     bundle: Mapping[str, float]
@@ -66,37 +80,79 @@ def load() -> Any:
         ) from None
 
 
+def check_address(address: str) -> None:
+    """Refuse an address of Ray's client.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if address.startswith("ray://"):
+        raise ValueError(f"{address}: {_NO_CLIENT}")
+
+
 def connect(address: str) -> Any:
     """Ray's package, connected to a cluster: that of the program if it has one, else the one at this address.
 
     Raises:
         ConnectionError: there is no cluster, or this process is connected to another one.
-        LaunchError: the package is not installed, or does not fit the cluster.
+        LaunchError: the package is not installed, or does not fit the cluster; or this process is, or would be,
+            connected as Ray's client.
     """
     ray = load()
-    if not ray.is_initialized():
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            # What others write into Ray's logs is not this program's output.
-            ray.init(
-                address=address or local_address(), namespace=NAMESPACE, log_to_driver=False, logging_level="error"
-            )
-        except (ConnectionError, OSError):
-            raise
-        except Exception as e:
-            raise LaunchError(f"Ray at {address or 'the address that it finds itself'} refused: {e}") from e
-        finally:
-            if main and signal.getsignal(signal.SIGTERM) is not before:
-                signal.signal(signal.SIGTERM, before)  # Ray ends the program by it, without its clean-up
-        return ray
+    with _connecting:
+        if not ray.is_initialized():
+            return _connected(ray, address or local_address())
+    if _is_client():
+        raise LaunchError(f"this program is connected as a client (ray://): {_NO_CLIENT}")
     here = address_here(ray)
-    if address and "://" not in address and here and address != here:
+    if address and here and address != here:
         raise ConnectionError(
             f"this program is connected to the Ray cluster at {here}, and the hosts are of the one at {address}: a "
             "process can use one at a time"
         )
     return ray
+
+
+def _connected(ray: Any, address: str) -> Any:
+    try:
+        check_address(address)
+    except ValueError as e:
+        raise LaunchError(str(e)) from None
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        # What others write into Ray's logs is not this program's output.
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+    except (ConnectionError, OSError):
+        raise
+    except Exception as e:
+        raise LaunchError(f"Ray at {address} refused: {e}") from e
+    finally:
+        if main and signal.getsignal(signal.SIGTERM) is not before:
+            signal.signal(signal.SIGTERM, before)  # Ray ends the program by it, without its clean-up
+    return ray
+
+
+def _is_client() -> bool:
+    with contextlib.suppress(ImportError, AttributeError):
+        return importlib.import_module("ray.util.client").ray.is_connected()
+    return False
+
+
+def connect_if_known() -> Any:
+    """Ray's package, connected to the cluster of this program or machine, if there is one that answers; else None."""
+    if importlib.util.find_spec("ray") is None:
+        return None
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        try:
+            address = local_address()
+        except ConnectionError:
+            return None
+        # Ray would wait for long for a cluster that has ended, and starts one that is called "local".
+        if not re.fullmatch(r"[^/]+:\d+", address) or not reaches(f"tcp://{address}", _DIAL_TIME):
+            return None
+    return connect("")
 
 
 def address_here(ray: Any) -> str:
@@ -148,7 +204,9 @@ def groups(ray: Any) -> dict[str, RayGroup]:
     for number, row in ray.util.placement_group_table().items():
         at = row["bundles_to_node_id"]
         places = tuple(at[bundle] for bundle in sorted(at))
-        found[number] = RayGroup(number, row["state"], row["stats"]["scheduling_state"], row["bundles"][0], places)
+        found[number] = RayGroup(
+            number, row["name"], row["state"], row["stats"]["scheduling_state"], row["bundles"][0], places
+        )
     return found
 
 
@@ -223,17 +281,3 @@ def _ordered(resources: Mapping[str, float]) -> list[str]:
 
 def _amount(name: str, value: float) -> str:
     return f"{value / 2**30:.3g} GiB" if name == "memory" else f"{value:g}"
-
-
-def being_launched(address: str) -> str:
-    """What the cluster's autoscaler is about to add, and what it could not; "" if there is none, or nothing."""
-    try:
-        sdk = importlib.import_module("ray.autoscaler.v2.sdk")
-        status = sdk.get_cluster_status(address, timeout=2)
-    except Exception:
-        return ""  # what it would tell is only shown
-    pending = [f"{each.count} of {each.ray_node_type_name}" for each in status.pending_launches]
-    starting = [f"{each.ray_node_type_name} at {each.ip_address or 'no address yet'}" for each in status.pending_nodes]
-    failed = [f"{each.ray_node_type_name}: {each.details or each.state}" for each in status.failed_launches]
-    parts = (("launches", pending), ("starts", starting), ("could not launch", failed))
-    return "; ".join(f"the autoscaler {verb} {', '.join(what)}" for verb, what in parts if what)

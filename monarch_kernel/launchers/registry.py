@@ -8,7 +8,9 @@ asked for anything, and leaves it when it has ended; so a job whose program was 
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
+import re
 import socket
 import time
 from collections.abc import Generator, Iterable
@@ -58,6 +60,16 @@ class JobRecord(msgspec.Struct, kw_only=True):
     folder: str = ""
     holder: str = ""
     version: int = VERSION
+
+
+def this_user() -> str:
+    """The user's name as labels and names of engines may have it, by which users who share a login tell their jobs
+    apart."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in many images
+        name = str(os.getuid())
+    return re.sub("[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "unnamed"
 
 
 def this_process() -> str:

@@ -195,6 +195,7 @@ class Platform:
             (f"{project}/jobs/([^/]+)", "GET", self._job),
             (f"{project}/jobs/([^/]+)", "PUT", self._update),
             (f"{project}/multi-machine-jobs", "POST", self._create_group),
+            (f"{project}/multi-machine-jobs", "GET", self._list_groups),
             (f"{project}/multi-machine-jobs/([^/]+)", "GET", self._group),
             (f"{project}/multi-machine-jobs/([^/]+)", "PUT", self._update_group),
             (f"{project}/page-logs", "GET", self._logs),
@@ -281,12 +282,19 @@ class Platform:
         return found
 
     def _list(self, body: bytes, query: dict[str, list[str]]) -> Any:
-        jobs = [one.answer() for one in self._of_group(query["multiMachineJobId"][0])]
+        if "standalone" in query:
+            assert query["userId"] == [USER]
+        jobs = [one.answer() for one in self._of_group(query.get("multiMachineJobId", [""])[0])]
         # Two pages, the last machines first.
         half = len(jobs) // 2
         if query.get("pageToken"):
             return self.models.V1ListJobsResponse(jobs=jobs[:half])
         return self.models.V1ListJobsResponse(jobs=jobs[half:], next_page_token="more" if half else "")
+
+    def _list_groups(self, body: bytes, query: dict[str, list[str]]) -> Any:
+        assert query["userId"] == [USER]
+        found = [self._group(group, body, query) for group in self.groups]
+        return self.models.V1ListMultiMachineJobsResponse(multi_machine_jobs=found)
 
     def _machine(self, job: str) -> Machine:
         if job not in self.machines:

@@ -27,6 +27,8 @@ from tests.launchers.namespace import own_network
 NODES = ("n1", "n2")
 #: A node that is lost is noticed in a second and not in twelve.
 _CONFIG = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
+#: Its autoscaler can add no nodes, and says so.
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
 _MEMORY = 80 * 2**20
 
 
@@ -43,7 +45,7 @@ class Ray:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": self.folder},
+            env={**os.environ, **_SETTINGS, "RAY_TMPDIR": self.folder},
         )
         self._process.wait(60)  # it has left another one behind
         self.address = self._answer()["address"]

@@ -14,9 +14,10 @@ from monarch_kernel.job import LightningJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import KEY_VARIABLE, HostPhase, Launcher, Resources
 from monarch_kernel.launchers.lightning import LightningLauncher
+from monarch_kernel.launchers.listing import list_jobs
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
-from tests.launchers.lightning import MOST, NEVER, STUDIO, Platform, platform, sdk
+from tests.launchers.lightning import MOST, NEVER, STUDIO, Machine, Platform, platform, sdk
 
 __all__ = ["clean", "platform", "sdk"]
 
@@ -178,6 +179,34 @@ def test_a_job_that_was_deleted_there_is_gone(platform: Platform) -> None:
     status = job.status().hosts[0]
     assert status.state is HostPhase.GONE and status.reason == "Lightning has no such job any more"
     job.kill()
+
+
+def test_jobs_that_are_in_no_list_are_found_and_ended(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group, single = LightningJob({"hosts": 2}, idle=60), LightningJob({"hosts": 2}, way="single", idle=60)
+    for job in (group, single):
+        job.apply()
+        job.wait(60)
+    single.resize(1)
+    other = platform.models.V1JobSpec(command="sleep 60", image="image", env=[])
+    platform.machines["other"] = Machine(platform, "other", f"x-{single.job_id}-7", other)
+    assert all(job.record is not None for job in list_jobs().jobs if job.engine == "lightning")
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+        found = {job.job: job for job in list_jobs().jobs if job.engine == "lightning"}
+        assert {job: str(one.status) for job, one in found.items()} == {
+            str(group.job_id): "2 of 2 hosts up: 2 up",
+            str(single.job_id): "1 of 1 hosts up: 1 up",
+        }
+        for job in found.values():
+            assert job.record is None
+            job.end()
+        assert not LightningLauncher.found()
+    assert not group.active and not single.active
+    assert platform.machines["other"].state == "running"
+    for job in (group, single):
+        job.kill()
 
 
 def test_a_worker_without_an_interpreter_says_so(platform: Platform) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -134,6 +135,41 @@ def test_what_can_never_be_had_says_what_there_is(ray_nodes: Ray) -> None:
             RayJob({"hosts": 2}, **wish).apply()  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="Ray knows no partition"):
         EngineJob(RayLauncher(), {"hosts": 1}, resources=Resources(options={"partition": "debug"})).apply()
+
+
+def test_jobs_that_are_in_no_list_are_found_and_ended(ray_nodes: Ray, tmp_path: Path) -> None:
+    def run(*words: str) -> str:
+        line = [sys.executable, "-P", "-m", "monarch_kernel", *words]
+        env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "another")}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    job = RayJob({"hosts": 1}, idle=60)
+    job.apply()
+    job.wait()
+    job.resize(2)  # in a placement group of its own
+    (found,) = [each for each in json.loads(run("jobs", "--json")) if each["engine"] == "ray"]
+    assert found["job"] == job.job_id and found["used_by"] == "not in this list of jobs"
+    assert {(host["state"], host["name"]) for host in found["hosts"]} == {("up", "n1"), ("up", "n2")}
+    assert run("kill", str(job.job_id)) == f"job {job.job_id} of ray ended\n"
+    assert not job.active and not _groups()
+    job.kill()
+
+
+def test_what_the_autoscaler_says_is_told(ray_nodes: Ray) -> None:
+    job = RayJob({"hosts": 1}, gpus=3, autoscaling=True, idle=60)
+    job.apply()
+    said = "the autoscaler has no available node types that can fulfill it"
+    wait_until(lambda: said in job.status().reason, "the autoscaler has looked at it", 30)
+    job.kill()
+
+
+def test_addresses_of_rays_client_are_refused() -> None:
+    with pytest.raises(ValueError, match="ray://head:10001: hosts cannot be had through Ray's client; run the pro"):
+        RayJob({"hosts": 1}, "ray://head:10001")
+    with pytest.raises(LaunchError, match="or name the cluster's own address"):  # as RAY_ADDRESS may name it
+        ray_cluster._connected(ray_cluster.load(), "ray://head:10001")
 
 
 def test_one_process_uses_one_cluster(ray_nodes: Ray) -> None:
