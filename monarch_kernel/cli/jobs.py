@@ -117,7 +117,7 @@ def _up(options: argparse.Namespace) -> int:
 def _jobs(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.listing import list_jobs
 
-    found = list_jobs()
+    found = list_jobs(own_process=True)
     if options.json:
         print(json.dumps([job.plain() for job in found.jobs]))
     else:

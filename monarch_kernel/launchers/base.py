@@ -559,10 +559,14 @@ class Launcher(ABC):
         return 1
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """The jobs of this user that the engine knows by their marks, whether they are in the list of jobs or not.
 
         So a job whose record was lost, or is kept elsewhere, can be seen and ended. Empty where the engine is not.
+
+        Args:
+            own_process: whether this process is a command of ours. That of a user must not be changed by the question,
+                such as connected to a cluster.
         """
         return []
 

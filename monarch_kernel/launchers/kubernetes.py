@@ -501,7 +501,7 @@ class KubernetesLauncher(Launcher):
                 api.close()
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Those in the namespace of the current context, by the labels of their Pods and objects."""
         if importlib.util.find_spec("kubernetes") is None or not kubernetes_api.configured():
             return []

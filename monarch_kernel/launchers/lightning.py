@@ -371,7 +371,7 @@ class LightningLauncher(Launcher):
         return f"tcp://{f'[{address}]' if ':' in address else address}:{urlsplit(host.url).port}"
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Those in all teamspaces of the user, by their names and commands."""
         if importlib.util.find_spec("lightning_sdk") is None:
             return []

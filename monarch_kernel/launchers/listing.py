@@ -175,19 +175,20 @@ def own_jobs() -> list[ListedJob]:
         return list(pool.map(_listed, registry.records()))
 
 
-def list_jobs(known: Mapping[str, JobStatus] | None = None) -> JobList:
+def list_jobs(known: Mapping[str, JobStatus] | None = None, *, own_process: bool = False) -> JobList:
     """All jobs in the list, and those that engines know beside them, oldest first; engines are asked at the same time.
 
     A job that was asked for and never got a ticket, as its program was killed then, is in it without hosts.
 
     Args:
         known: where jobs are that this process waits for, by their ids: their engines are not asked once more.
+        own_process: see ``Launcher.found``.
     """
     records = registry.records()
     notes: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "monarch-jobs") as pool:
         listed = pool.map(lambda record: _listed(record, (known or {}).get(record.job)), records)
-        beside = [(name, pool.submit(_beside, name)) for name in launcher_names()]
+        beside = [(name, pool.submit(_beside, name, own_process)) for name in launcher_names()]
         jobs = list(listed)
         in_list = {record.job for record in records}
         for name, answer in beside:
@@ -218,14 +219,15 @@ def job_named(text: str, jobs: Sequence[ListedJob]) -> ListedJob:
 
 
 def find_job(text: str) -> ListedJob:
-    """The job whose id is, or begins with, a text. Engines are asked for further ones only if it is not in the list.
+    """The job whose id is, or begins with, a text, for a command of ours. Engines are asked for further ones only if it
+    is not in the list.
 
     Raises:
         LaunchError: there is none, or several.
     """
     records = {record.job: record for record in registry.records()}
     own = id_of(text, list(records))
-    return job_named(text, list_jobs().jobs) if own is None else _listed(records[own])
+    return job_named(text, list_jobs(own_process=True).jobs) if own is None else _listed(records[own])
 
 
 def id_of(text: str, ids: Sequence[str]) -> str | None:
@@ -273,5 +275,5 @@ def _poll(launcher: Launcher, ticket: Ticket) -> tuple[JobStatus | None, str]:
         return None, str(e)
 
 
-def _beside(name: str) -> list[tuple[Launcher, Ticket]]:
-    return launcher_class(name).found()
+def _beside(name: str, own_process: bool) -> list[tuple[Launcher, Ticket]]:
+    return launcher_class(name).found(own_process=own_process)

@@ -170,7 +170,7 @@ class ProcessLauncher(Launcher):
         return {}
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Processes have the mark of their job, and hold the lock of its folder."""
         jobs: dict[str, tuple[str, int]] = {}
         for pid, mark in _marked(b""):

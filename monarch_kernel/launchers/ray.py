@@ -475,9 +475,10 @@ class RayLauncher(Launcher):
             ray.util.remove_placement_group(ray_cluster.handle(ray, group.id))
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
-        """See ``Launcher``. Those in the cluster of this program or machine, by the names of their placement groups."""
-        ray = ray_cluster.connect_if_known()
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Those in the cluster of this program, or of this machine for a command of ours, by the
+        names of their placement groups."""
+        ray = ray_cluster.connected(may_connect=own_process)
         if ray is None:
             return []
         jobs: dict[str, dict[int, RayGroup]] = {}

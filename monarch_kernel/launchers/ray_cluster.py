@@ -139,12 +139,14 @@ def _is_client() -> bool:
     return False
 
 
-def connect_if_known() -> Any:
-    """Ray's package, connected to the cluster of this program or machine, if there is one that answers; else None."""
+def connected(*, may_connect: bool) -> Any:
+    """Ray's package, if this program is connected to a cluster, or may be and there is one that answers; else None."""
     if importlib.util.find_spec("ray") is None:
         return None
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
+        if not may_connect:
+            return None
         try:
             address = local_address()
         except ConnectionError:
