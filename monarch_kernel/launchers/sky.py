@@ -507,7 +507,7 @@ class SkyLauncher(Launcher):
         self._nodes.close()
 
     @classmethod
-    def found(cls) -> list[tuple[Launcher, Ticket]]:
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
         """See ``Launcher``. Clusters that jobs have made have their names. No API server is started for this."""
         if not os.path.isdir(os.path.expanduser("~/.sky")):
             return []  # this user has not used SkyPilot
