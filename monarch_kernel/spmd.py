@@ -6,6 +6,7 @@ This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, release
+from monarch_kernel.runtime.spmd.actor import SPMDActor
 from monarch_kernel.runtime.spmd.groups import (
     Group,
     ProcessGroups,
@@ -20,6 +21,7 @@ __all__ = [
     "Group",
     "Meeting",
     "ProcessGroups",
+    "SPMDActor",
     "Stateful",
     "are_broken",
     "count_meetings",

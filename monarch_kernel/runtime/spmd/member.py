@@ -107,6 +107,7 @@ def set_environment(meeting: Meeting, rank: int) -> None:
         LOCAL_WORLD_SIZE=str(local),
         GROUP_RANK=str(rank // local),
         GROUP_WORLD_SIZE=str(meeting.world_size // local),
+        ROLE_NAME="rank",
         ROLE_RANK=str(rank),
         ROLE_WORLD_SIZE=str(meeting.world_size),
         MASTER_ADDR=meeting.address,

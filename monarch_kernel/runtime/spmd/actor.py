@@ -1,0 +1,113 @@
+"""An actor that runs programs written for torchrun, by Monarch's name and in Monarch's way.
+
+torchrun's processes end with the program. Ranks here do not, so that they can run it again: after one of them was
+healed, say. What a run changes in its process is therefore put back, and its process group is left, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.spmd import member
+from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
+from monarch_kernel.runtime.spmd.member import Meeting
+from monarch_kernel.runtime.spmd.rendezvous import tidy_up
+
+
+class SPMDActor(Actor):
+    """Runs scripts and modules on every rank of a mesh, with the environment variables of torchrun.
+
+    ```python
+    spmd = procs.spawn("spmd", SPMDActor)
+    address, port = await spmd.flatten("ranks").slice(ranks=0).get_host_port.call_one()
+    await spmd.main.call(address, port, ["-m", "train", "--lr", "0.001"])
+    ```
+
+    The last dimension of the mesh counts the ranks of a host (LOCAL_RANK). When a rank dies in ``main``, the call
+    raises ``MeshFailure`` and the others are released from their collectives: after ``procs.heal()``, call both
+    endpoints again.
+    """
+
+    def __init__(self) -> None:
+        point = current_rank()
+        self._rank = point.rank
+        self._world_size = point.extent.nelements
+        self._local_size = point.extent.shape[-1] if point.extent.shape else 1
+
+    @endpoint
+    def get_host_port(self, use_ipaddr: Any = None) -> tuple[str, int]:
+        """On rank 0: an address at which the other ranks reach this host, and a port that is free there.
+
+        Args:
+            use_ipaddr: accepted for compatibility with Monarch; the address is an IP address wherever one is known.
+        """
+        meeting = member.reserve(self._world_size, self._local_size, local=False, serve=False)
+        return meeting.address, meeting.port
+
+    @endpoint
+    def setup_env(self, master_addr: str, master_port: int) -> None:
+        """Set the variables that torchrun sets."""
+        self._set_environment(master_addr, master_port)
+
+    @endpoint
+    def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
+        """Set the variables that torchrun sets, and run a program to its end.
+
+        Args:
+            master_addr: the address of rank 0.
+            master_port: a port there, on which the program's process group may listen.
+            script_args: ``["-m", module, ...]`` or ``[path, ...]``, with the arguments of the program.
+
+        Returns:
+            True.
+
+        Raises:
+            ValueError: no script or module is named.
+            RuntimeError: the program exited with a code other than 0.
+        """
+        args = [str(arg) for arg in script_args]
+        module = args[:1] == ["-m"]
+        if len(args) < 1 + module:
+            raise ValueError("No script or module specified: main() takes ['-m', module, ...] or [path, ...]")
+        member.leave()  # a group that setup_env() or an earlier program has left behind
+        self._set_environment(master_addr, master_port)
+        argv = args[module:]
+        folder = os.getcwd() if module else os.path.dirname(os.path.abspath(argv[0]))
+        try:
+            with _as_program(argv, folder):
+                if module:
+                    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as exit_:
+            if exit_.code not in (None, 0):
+                raise RuntimeError(f"{argv[0]} exited with {exit_.code!r} on rank {self._rank}") from exit_
+        finally:
+            member.leave()
+            tidy_up()
+        return True
+
+    def _set_environment(self, address: str, port: int) -> None:
+        choose_interface(LOOPBACK if address == LOOPBACK else own_address())
+        member.set_environment(Meeting(address, port, self._world_size, self._local_size), self._rank)
+
+
+@contextmanager
+def _as_program(argv: list[str], folder: str) -> Generator[None]:
+    """Make the arguments and the import path those of a program, which finds the modules of a folder first."""
+    before = sys.argv
+    sys.argv = argv
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if folder in sys.path:  # the program may have changed it
+            sys.path.remove(folder)
