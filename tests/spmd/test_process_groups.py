@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ class Sum(Actor):
     def add_unless(self, failing: int) -> float:
         if torch.distributed.get_rank() == failing:
             raise ValueError("not I")
+        total = torch.ones(10_000)
+        torch.distributed.all_reduce(total)
+        return total[0].item()
+
+    @endpoint
+    def add_late(self, failing: int, late: int) -> float:
+        """One rank raises, another comes late."""
+        if self.rank == failing:
+            raise ValueError("not I")
+        if self.rank == late:
+            time.sleep(1)
+        if failing >= 0:
+            return 0.0
         total = torch.ones(10_000)
         torch.distributed.all_reduce(total)
         return total[0].item()
@@ -142,6 +156,14 @@ def test_an_endpoint_that_raises_releases_those_that_wait_for_it(tmp_path: Path)
     assert "by peer" not in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert ([one.rank for one in copy.failures], [one.rank for one in copy.released]) == ([2], [0, 1, 3])
+
+
+def test_a_call_after_one_that_failed_waits_for_late_ranks(tmp_path: Path) -> None:
+    mesh = procs(3).spawn("sum", Sum)
+    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(60)
+    with pytest.raises(ActorError, match="not I"):
+        mesh.add_late.call(0, 1).get(20)  # rank 1 is still in it when it hears of rank 0
+    assert set(mesh.add_late.call(-1, 2).get(20).values()) == {3.0}
 
 
 # -- groups -----------------------------------------------------------------------------------------

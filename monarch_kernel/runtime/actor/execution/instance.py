@@ -254,17 +254,22 @@ class ActorInstance(Instance):
 
     def release(self, message: PeersFailed) -> None:
         """Release this actor from collectives with other ranks of its call, as these failed."""
-
-        def is_it(call: object) -> bool:
-            return type(call) is Call and (call.actor, call.endpoint, call.sender) == message.asked
+        there = [self.answering, *(each[1] for each in list(self._queue))]
+        # By identity: a call that comes after this one may have the same actor, endpoint and sender.
+        concerned = {
+            id(call): call
+            for call in there
+            if type(call) is Call and (call.actor, call.endpoint, call.sender) == message.asked
+        }
 
         def runs() -> bool:
-            return is_it(self.answering) or any(is_it(each[1]) for each in list(self._queue))
+            return id(self.answering) in concerned or any(id(each[1]) in concerned for each in list(self._queue))
 
         def thread() -> int:
-            return self._thread if is_it(self.answering) else 0
+            return self._thread if id(self.answering) in concerned else 0
 
-        collectives.release(message.asked, thread, runs, frozenset(message.ranks))
+        if concerned:
+            collectives.release(frozenset(concerned), thread, runs, frozenset(message.ranks))
 
     # -- driving ----------------------------------------------------------------------------------
 
