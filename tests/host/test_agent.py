@@ -14,6 +14,7 @@ import pytest
 
 from monarch_kernel.protocol.messages import Launch, OutputChunk
 from monarch_kernel.protocol.refs import DeathKind
+from monarch_kernel.runtime.host.fork_requests import load_env
 from monarch_kernel.runtime.node.node import CAUSE_GRACE
 from tests.conftest import alive, wait_until
 
@@ -399,6 +400,11 @@ def test_a_template_shares_what_it_has_loaded(host: Host) -> None:
     answer = host.stop([*names, *more])
     host.wait(lambda: answer.done)
     assert all(host.exit_of(n).cause == "stopped: test over" for n in (*names, *more))
+
+
+def test_variables_that_libraries_read_when_they_are_imported_make_a_template_of_their_own() -> None:
+    given: dict[str, str | None] = {"HF_HOME": "/data/hf", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    assert load_env(given) == {"HF_HOME": "/data/hf", "OMP_NUM_THREADS": "1"}
 
 
 def test_a_module_that_cannot_be_preloaded(host: Host) -> None:

@@ -182,3 +182,24 @@ def test_a_script_runs_twice_and_its_error_fails_the_cell(scripts: Kernel, tmp_p
     scripts.ok("%%mesh\nfor _ in range(5):\n    dist.init_process_group('gloo')\n    dist.destroy_process_group()")
     outcome = scripts.run("%%mesh\n%%time\n1 / 0")
     assert outcome.ename == "MeshCellError"
+
+
+def test_programs_of_torchrun_run_beside_cells_and_after_a_heal(trainers: Kernel, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    trainers.ok("%mesh up programs --procs 3 --preload torch")
+    meet = "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n" + ALL_MEET
+    run = f"""
+async def run():
+    address, port = await spmd.slice(gpus=0).get_host_port.call_one()
+    assert all((await spmd.main.call(address, port, [{str(script)!r}])).values())
+"""
+    trainers.ok("from monarch.spmd import SPMDActor\nfrom monarch_kernel import get_mesh" + run)
+    trainers.ok("spmd = get_mesh('programs').spawn('spmd', SPMDActor)")
+    assert text(trainers.ok(f"{meet}\ndist.destroy_process_group()")) == ""  # the ranks have met once
+    assert text(trainers.ok("await run()")) == "[0-2] trained by 3"
+    trainers.ok("%mesh kill -r 1")
+    trainers.ok("%mesh heal")  # the new rank has met nobody yet
+    assert text(trainers.ok("await run()")) == "[0-2] trained by 3"
+    assert text(trainers.ok(meet)) == "[0-2] 3.0"
+    trainers.ok("%mesh down programs")

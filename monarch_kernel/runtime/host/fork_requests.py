@@ -21,7 +21,7 @@ RANK_MODULE = "monarch_kernel.runtime.rank"
 #: Libraries read these once, at load time, so a template is created with them.
 _LOAD_TIME = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
-    *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_"),
+    *("CUDA_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "HF_"),
 )
 #: Read when a process first uses a GPU, so ranks with devices of their own are forked from one template.
 _AT_FIRST_USE = "CUDA_VISIBLE_DEVICES"

@@ -18,7 +18,7 @@ from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 from monarch_kernel.runtime.spmd.member import Meeting
-from monarch_kernel.runtime.spmd.rendezvous import tidy_up
+from monarch_kernel.runtime.spmd.rendezvous import counting_apart, tidy_up
 
 
 class SPMDActor(Actor):
@@ -76,38 +76,47 @@ class SPMDActor(Actor):
         module = args[:1] == ["-m"]
         if len(args) < 1 + module:
             raise ValueError("No script or module specified: main() takes ['-m', module, ...] or [path, ...]")
-        member.leave()  # a group that setup_env() or an earlier program has left behind
-        self._set_environment(master_addr, master_port)
+        member.leave()  # a group that other code of this process has left behind
         argv = args[module:]
         folder = os.getcwd() if module else os.path.dirname(os.path.abspath(argv[0]))
-        try:
-            with _as_program(argv, folder):
+        with _as_program(argv, folder), counting_apart(self._meeting(master_addr, master_port)):
+            self._set_environment(master_addr, master_port)
+            try:
                 if module:
                     runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
                 else:
                     runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as exit_:
-            if exit_.code not in (None, 0):
-                raise RuntimeError(f"{argv[0]} exited with {exit_.code!r} on rank {self._rank}") from exit_
-        finally:
-            member.leave()
-            tidy_up()
+            except SystemExit as exit_:
+                if exit_.code not in (None, 0):
+                    raise RuntimeError(f"{argv[0]} exited with {exit_.code!r} on rank {self._rank}") from exit_
+            finally:
+                member.leave()
+                tidy_up()
         return True
+
+    def _meeting(self, address: str, port: int) -> Meeting:
+        return Meeting(address, port, self._world_size, self._local_size)
 
     def _set_environment(self, address: str, port: int) -> None:
         choose_interface(LOOPBACK if address == LOOPBACK else own_address())
-        member.set_environment(Meeting(address, port, self._world_size, self._local_size), self._rank)
+        member.set_environment(self._meeting(address, port), self._rank)
 
 
 @contextmanager
 def _as_program(argv: list[str], folder: str) -> Generator[None]:
-    """Make the arguments and the import path those of a program, which finds the modules of a folder first."""
-    before = sys.argv
+    """Make the arguments and the import path those of a program, which finds the modules of a folder first.
+
+    Arguments and environment variables are as before after it.
+    """
+    arguments, environment = sys.argv, dict(os.environ)
     sys.argv = argv
     sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = arguments
+        for name in os.environ.keys() - environment.keys():
+            os.environ.pop(name, None)
+        os.environ.update(environment)
         if folder in sys.path:  # the program may have changed it
             sys.path.remove(folder)

@@ -16,7 +16,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
@@ -49,6 +50,25 @@ def count_meetings(begun: Meeting) -> None:
     """Start to count. All ranks of a mesh do so together, with the meeting that was reserved for the mesh."""
     _meetings.begun, _meetings.count, _meetings.store = begun, 0, None
     collectives.find_others = _find_others
+
+
+@contextmanager
+def counting_apart(begun: Meeting) -> Generator[None]:
+    """Count the meetings of a program that begins now on all ranks by themselves, and go on as before after it.
+
+    A rank that replaced another has met less often than the rest, and would not find it.
+
+    Args:
+        begun: where the program's first group meets; rank 0's store listens at that port.
+    """
+    before = _meetings.begun, _meetings.count, _meetings.store, _meetings.place
+    finder = collectives.find_others
+    count_meetings(begun)
+    try:
+        yield
+    finally:
+        _meetings.begun, _meetings.count, _meetings.store, _meetings.place = before
+        collectives.find_others = finder
 
 
 def meetings() -> int:
@@ -104,7 +124,7 @@ def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | 
         if found.scheme == "env":
             host, port, begun = env["MASTER_ADDR"], int(env["MASTER_PORT"]), _meetings.begun
             if begun is not None and (host, port) == (begun.address, begun.port):
-                port = begun.store_port
+                port = begun.store_port or port
             return host, port, own, world
         if found.scheme == "tcp" and found.hostname and found.port and rank >= 0 and world_size >= 0:
             return found.hostname, found.port, own, world
