@@ -76,5 +76,6 @@ ensure "tests of hosts by Kubernetes" apiserver
 ensure "tests of hosts by Lightning" env -C .. .venv/bin/python -m tests.launchers.lightning
 ensure "tests of hosts by SkyPilot" env -C .. .venv/bin/python -m tests.launchers.sky_engine
 ensure "the comparison of syncs with rsync" installed rsync rsync
+ensure "the test of the notebook on TorchTitan" env -C .. .venv/bin/python -m tests.notebooks
 ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines
 [[ -e ../labextension/node_modules/.installed ]] || skip "tests of the panel of JupyterLab" "it is built with node 20 or later, and npm"

@@ -64,17 +64,22 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs a notebook; fails if it leaves a process behind."""
     pytest.importorskip("nbconvert", reason="the notebooks need the demo extra")
     root = tmp_path_factory.mktemp("jupyter")
     install(prefix=str(root / "prefix"))
 
-    def run(source: Path) -> Run:
+    def run(source: Path, python: Path | None = None) -> Run:
+        """Run it on the kernel of this environment, or of another interpreter."""
         mark = uuid.uuid4().hex
+        prefix = root / "prefix"
+        if python is not None:
+            prefix = root / "other"
+            subprocess.run([python, "-m", "monarch_kernel", "install", "--prefix", prefix], check=True, timeout=60)
         environment = {
             **os.environ,
-            "JUPYTER_PATH": str(root / "prefix" / "share" / "jupyter"),
+            "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
             "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
             "JUPYTER_CONFIG_DIR": str(root / "config"),
             "IPYTHONDIR": str(root / "ipython"),
