@@ -1,6 +1,7 @@
 """Reads processes of this machine twice: what the kernel tells of them, and their stacks, which py-spy reads.
 
-py-spy reads the memory of a process while that runs on; only for native frames it pauses the process, for about 0.1 s.
+py-spy reads the memory of a process while that runs on. It pauses the process for some milliseconds if that fails, and
+for about 0.1 s for native frames.
 """
 
 from __future__ import annotations
