@@ -160,7 +160,6 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "attach": _kept("attach"),
     "stop_kept": _kept("down"),
     "kill_job": _kill_job,
-    "jobs": lambda _click: "jobs",
     "stack": _with_ranks("stacks"),
     "log": _log,
     "variables": _debug("locals"),
@@ -169,6 +168,6 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "plot": _plot,
 }
 #: What changes something; `ask` gives none of it.
-ACTIONS = frozenset(_LINES) - {"stack", "log", "variables", "breakpoints", "hang", "plot", "jobs"}
+ACTIONS = frozenset(_LINES) - {"stack", "log", "variables", "breakpoints", "hang", "plot"}
 #: What concerns no mesh that is here.
 OF_NO_MESH = frozenset(("up", "attach", "stop_kept", "kill_job", "breakpoints", "jobs"))

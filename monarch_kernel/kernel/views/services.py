@@ -17,7 +17,7 @@ from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.rank.namespace import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
 from monarch_kernel.kernel.views.log_follower import LogFollower
-from monarch_kernel.launchers.listing import JobList
+from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.watch.model import plain
 from monarch_kernel.widgets.connection import Closable, ViewRequestError
 from monarch_kernel.widgets.lookup import mesh_of
@@ -198,9 +198,9 @@ class NotebookServices:
             )
         return {"breakpoints": found}
 
-    def _jobs(self, click: Click) -> dict[str, Any]:
-        found: JobList = self._run(click, _nothing) or JobList(())
+    def _jobs(self, _click: Click) -> dict[str, Any]:
         places = self._notebook.session.engine_hosts
+        found = list_jobs(places.awaited())
         return {"jobs": [plain(listed(job, places)) for job in found.jobs], "notes": list(found.notes)}
 
     def _hang(self, click: Click) -> dict[str, Any]:
