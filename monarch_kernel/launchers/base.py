@@ -317,6 +317,7 @@ class LaunchRequest:
         resources: what each must have.
         name: what the engine may call the job.
         names: what the hosts may be called, where the engine has no names of its own for them; one each, or none.
+        meshes: the names of their meshes, one each.
     """
 
     hosts: int
@@ -324,6 +325,7 @@ class LaunchRequest:
     resources: Resources = field(default_factory=Resources)
     name: str = "monarch"
     names: tuple[str, ...] = ()
+    meshes: tuple[str, ...] = ()
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from monarch_kernel.launchers.base import (
     WorkerCommand,
     launcher_class,
 )
-from monarch_kernel.launchers.job import Job, JobState
+from monarch_kernel.launchers.job import Job, JobState, checked_meshes
 from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.registry import JobRecord
 from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
@@ -85,6 +85,9 @@ class EngineJob(Job):
             with ``spares=job``.
     """
 
+    #: Whether meshes may be added before it is applied.
+    _adds_meshes = False
+
     def __init__(
         self,
         launcher: Launcher,
@@ -105,7 +108,7 @@ class EngineJob(Job):
     ) -> None:
         super().__init__()
         self._launcher = launcher
-        self._requested = _checked(type(self).__name__, meshes)
+        self._requested = checked_meshes(type(self).__name__, meshes) if meshes or not self._adds_meshes else {}
         self._resources = resources or Resources()
         self._env = dict(env or {})
         self._python = python
@@ -128,6 +131,8 @@ class EngineJob(Job):
     # -- as any job ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        if not self._requested:
+            raise ValueError(f"this {type(self).__name__} has no mesh: add_mesh() before")
         if self._id:
             self._end()  # the rest of the job, if some hosts have gone
         self._id = secrets.token_hex(8)
@@ -150,8 +155,9 @@ class EngineJob(Job):
         registry.add(record, key, self._env)
         try:
             with registry.changing(self._id) as kept:
-                names = tuple(f"{name}{at}" for name, count in self._requested.items() for at in range(count))
-                kept.ticket = self._submit(self._request(sum(self._requested.values()), names))
+                each = [(name, f"{name}{at}") for name, count in self._requested.items() for at in range(count)]
+                meshes, names = zip(*each)
+                kept.ticket = self._submit(self._request(names, meshes))
         except BaseException:
             self._forget()
             raise
@@ -374,7 +380,7 @@ class EngineJob(Job):
             )
         numbers = record.meshes[name]
         if hosts > len(numbers):
-            new = self._more(hosts - len(numbers), [f"{name}{at}" for at in range(len(numbers), hosts)], None)
+            new = self._more([(name, f"{name}{at}") for at in range(len(numbers), hosts)], None)
             with registry.changing(self._id) as kept:
                 kept.meshes[name] = [*kept.meshes[name], *new]
         elif hosts < len(numbers):
@@ -413,8 +419,7 @@ class EngineJob(Job):
             ready = {number: new for number, new in ready.items() if new in up}
         missing = [number for number in old if number not in ready]
         if missing:
-            names = [f"{places[number]}{number}" for number in missing]
-            ready.update(zip(missing, self._more(len(missing), names, timeout)))
+            ready.update(zip(missing, self._more([(at := places[n], f"{at}{n}") for n in missing], timeout)))
         new = [ready[number] for number in old]
         with registry.changing(self._id) as kept:
             for before, after in zip(old, new):
@@ -439,12 +444,17 @@ class EngineJob(Job):
             raise ValueError(f"this job has no mesh {mesh!r}: name one of {', '.join(names)}")
         return mesh
 
-    def _more(self, count: int, names: Sequence[str], timeout: float | None) -> list[int]:
-        """The numbers of so many further hosts, which are up. If they cannot be, they are given back."""
+    def _more(self, wanted: Sequence[tuple[str, str]], timeout: float | None) -> list[int]:
+        """The numbers of further hosts, which are up. If they cannot be, they are given back.
+
+        Args:
+            wanted: their meshes, and what they may be called.
+        """
+        meshes, names = zip(*wanted)
         with registry.changing(self._id) as kept:
             assert kept.ticket is not None
             before = kept.ticket
-            kept.ticket = self._launcher.more(before, count, self._request(count, tuple(names)))
+            kept.ticket = self._launcher.more(before, len(names), self._request(names, meshes))
             new = list(range(before.hosts, kept.ticket.hosts))
         try:
             self._wait_for(set(new), timeout, self._hold)
@@ -490,12 +500,12 @@ class EngineJob(Job):
         tail = f"\nThe end of its log:\n{said.strip()}" if said.strip() else ""
         return LaunchError(f"{where} is gone before it could be used: {host.reason or 'the engine ended it'}{tail}")
 
-    def _request(self, hosts: int, names: tuple[str, ...]) -> LaunchRequest:
+    def _request(self, names: tuple[str, ...], meshes: tuple[str, ...]) -> LaunchRequest:
         key = None
         if self._launcher.needs_key:
             key = Secret(key_text(registry.key_path(self._id)))
         command = WorkerCommand(self._id, key, self._env, self._python, self._idle)
-        return LaunchRequest(hosts, command, self._resources, self._name, names)
+        return LaunchRequest(len(names), command, self._resources, self._name, names, meshes)
 
     def _request_fields(self) -> dict[str, Any]:
         fields = _RequestFields(
@@ -551,7 +561,9 @@ class EngineJob(Job):
         """Ask for hosts in the places of these; the outcome is why there are none, or "" when they are up."""
         try:
             with self._renewing:
-                new = self._more(len(hosts), [host.name for host in hosts], None)
+                meshes = self._record().meshes.items()
+                places = {number: name for name, numbers in meshes for number in numbers}
+                new = self._more([(places.get(host.host, ""), host.name) for host in hosts], None)
                 self._renewed.update({host.host: number for host, number in zip(hosts, new)})
             outcome.append("")
         except (LaunchError, OSError) as e:
@@ -575,14 +587,3 @@ class _Fields(msgspec.Struct):
     launcher: str
     options: dict[str, Any]
     request: _RequestFields
-
-
-def _checked(kind: str, meshes: Mapping[str, int]) -> dict[str, int]:
-    if not meshes:
-        raise ValueError(f"{kind} needs at least one mesh, as in {kind}({{'hosts': 2}})")
-    for name, count in meshes.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"{kind}: {name!r} cannot name a mesh: use an identifier, such as 'hosts'")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{kind}: {name}={count!r} must be a whole number of at least 1")
-    return dict(meshes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -319,3 +319,22 @@ def _load_cached(path: Path | None) -> Job | None:
         return job_load(path)
     except (FileNotFoundError, _OtherJobError):  # a new job replaces it
         return None
+
+
+def checked_meshes(kind: str, meshes: Mapping[str, int]) -> dict[str, int]:
+    """The number of hosts of each mesh, as a job may ask for it.
+
+    Args:
+        kind: of the job, for errors.
+
+    Raises:
+        ValueError: there is none, a name is no identifier, or a number is not positive.
+    """
+    if not meshes:
+        raise ValueError(f"{kind} needs at least one mesh, as in {kind}({{'hosts': 2}})")
+    for name, count in meshes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{kind}: {name!r} cannot name a mesh: use an identifier, such as 'hosts'")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{kind}: {name}={count!r} must be a whole number of at least 1")
+    return dict(meshes)

@@ -32,10 +32,10 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_options import DIRECTLY, OPTIONS, pairs, toleration, volume
+from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs, toleration, volume
 from monarch_kernel.launchers.kubernetes_places import Places
 from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS, USER_LABEL, PodPattern, SeenPod
-from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT
+from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT, MonarchMesh
 from monarch_kernel.launchers.kubernetes_tunnel import PodForward, PodWay, check_way
 from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.registry import this_user
@@ -63,6 +63,7 @@ class _Data(msgspec.Struct):
         pods: their names, by the number of the host.
         selector: labels of Pods of others; "": they are ours.
         containers: of Pods of others, the containers that were found there; "": it did not run yet.
+        selectors: of Pods of others whose meshes have labels of their own, these, by the number of the host.
         through: what has made the Pods: "pods", this launcher itself; or a key of ``POD_SETS``. What their objects and
             Pods are called is noted in the cluster then, as new ones come.
     """
@@ -72,6 +73,7 @@ class _Data(msgspec.Struct):
     pods: list[str]
     selector: str = ""
     containers: list[str] = []
+    selectors: list[str] = []
     through: str = DIRECTLY
 
 
@@ -94,12 +96,13 @@ class KubernetesLauncher(Launcher):
         key: how workers get their key from the Secret of the job: "environment", or "file".
         pod: further fields of the spec of the Pods. Lists of named objects, such as containers, are merged by name; the
             container of the worker is "worker".
-        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer". They are not ended.
+        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; or those of each
+            mesh, by its name. They are not ended.
         order_label: the label by which those are numbered; without it, they are in the order of their names.
         tunnel: whether this process reaches workers through the API server, as it is outside the network of the Pods;
             None: only where no direct connection succeeds.
         through: what makes the Pods: "pods", this launcher; "monarchmesh", Monarch's operator; "jobset", JobSet, which
-            has all of them admitted together.
+            has all of them admitted together; "auto", Monarch's operator where the cluster has it, else this launcher.
     """
 
     name = "kubernetes"
@@ -122,23 +125,22 @@ class KubernetesLauncher(Launcher):
         port: int = PORT,
         key: str = "environment",
         pod: Mapping[str, Any] | None = None,
-        attach_to: str = "",
+        attach_to: str | Mapping[str, str] = "",
         order_label: str = ORDER,
         tunnel: bool | None = None,
         through: str = DIRECTLY,
     ) -> None:
         if key not in KEYS:
             raise ValueError(f"there is no way {key!r} for a key to come: choose one of {', '.join(KEYS)}")
-        if through != DIRECTLY and through not in POD_SETS:
-            raise ValueError(
-                f"nothing makes Pods through {through!r}: choose one of {', '.join([DIRECTLY, *POD_SETS])}"
-            )
-        if through != DIRECTLY and attach_to:
+        if through not in (DIRECTLY, *POD_SETS, AUTO):
+            known = ", ".join((DIRECTLY, *POD_SETS, AUTO))
+            raise ValueError(f"nothing makes Pods through {through!r}: choose one of {known}")
+        if through in POD_SETS and attach_to:
             raise ValueError(f"Pods with the labels {attach_to} are there already: leave out through={through!r}")
         self._namespace = namespace
         self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if kubeconfig else ""
         self._context = context
-        self._attach_to = attach_to
+        self._attach_to = attach_to if isinstance(attach_to, str) else dict(attach_to)
         self._through = through
         self._order_label = order_label
         self._pattern = PodPattern(
@@ -198,8 +200,10 @@ class KubernetesLauncher(Launcher):
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
         api = self._api(self._context)
-        data = _Data(self._namespace or api.namespace, api.context, [], self._attach_to, through=self._through)
+        data = _Data(self._namespace or api.namespace, api.context, [], through=self._maker(api))
         if self._attach_to:
+            labels = self._attach_to
+            data.selector = labels if isinstance(labels, str) else "; ".join(labels.values())
             return self._attached(data, request)
         pattern = self._with_image(api)
         try:
@@ -271,25 +275,44 @@ class KubernetesLauncher(Launcher):
             raise
         return self._ticket(request.command.job, _with_pods(data, [*data.pods, *names]))
 
+    def _maker(self, api: KubernetesApi) -> str:
+        """What makes the Pods of a new job."""
+        if self._through != AUTO:
+            return self._through
+        if self._attach_to:
+            return DIRECTLY
+        kind = POD_SETS[MonarchMesh.through]
+        try:
+            api.request("GET", f"/apis/{kind.group}/{kind.version}")
+        except ApiRefusedError:
+            return DIRECTLY
+        return kind.through
+
     def _attached(self, data: _Data, request: LaunchRequest) -> Ticket:
         """Take Pods of others in which no host of the job lives."""
         api = self._api(data.context)
-        found = [
-            pod for pod in self._pods(api, data.namespace, data.selector).values() if not pod.leaving and not pod.over
-        ]
+        labels = self._attach_to
+        wanted = [labels] * request.hosts if isinstance(labels, str) else [labels[mesh] for mesh in request.meshes]
         used = set(zip(data.pods, data.containers))
         names = {name for name, container in used if not container}
-        free = [pod for pod in found if pod.name not in names and (pod.name, pod.container_id) not in used]
-        if len(free) < request.hosts:
-            raise InfeasibleError(
-                f"{request.hosts} hosts were asked for, and {len(free)} Pods in the namespace {data.namespace} have "
-                f"the labels {data.selector} and are free: ask for fewer, or have more Pods started"
-            )
-        free.sort(key=self._order)
-        chosen = free[: request.hosts]
+        free: dict[str, list[SeenPod]] = {}
+        for selector in dict.fromkeys(wanted):
+            found = self._pods(api, data.namespace, selector).values()
+            own = [pod for pod in found if not pod.leaving and not pod.over and pod.name not in names]
+            own = sorted((pod for pod in own if (pod.name, pod.container_id) not in used), key=self._order)
+            if len(own) < wanted.count(selector):
+                raise InfeasibleError(
+                    f"{wanted.count(selector)} hosts were asked for, and {len(own)} Pods in the namespace "
+                    f"{data.namespace} have the labels {selector} and are free: ask for fewer, or have more Pods "
+                    "started"
+                )
+            free[selector] = own
+        chosen = [free[selector].pop(0) for selector in wanted]
         data = _with_pods(data, [*data.pods, *(pod.name for pod in chosen)])
         # The container after one that has ended is the one that comes.
         data.containers = [*data.containers, *("" if pod.ended else pod.container_id for pod in chosen)]
+        if not isinstance(labels, str):
+            data.selectors = [*data.selectors, *wanted]
         return self._ticket(request.command.job, data)
 
     def _order(self, pod: SeenPod) -> tuple[float, str]:
@@ -364,7 +387,9 @@ class KubernetesLauncher(Launcher):
                 return pod.status(number, self._announced(api, data.namespace, pod))
 
             return JobStatus(tuple(self._places(data, ticket.job).statuses(ticket.hosts, seen)))
-        pods = self._pods(api, data.namespace, data.selector or f"{JOB_LABEL}={ticket.job}")
+        pods: dict[str, SeenPod] = {}
+        for selector in set(data.selectors) or {data.selector or f"{JOB_LABEL}={ticket.job}"}:
+            pods |= self._pods(api, data.namespace, selector)
 
         def host(number: int) -> HostStatus:
             return self._host(api, data, number, pods.get(data.pods[number]))

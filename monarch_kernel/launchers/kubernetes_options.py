@@ -11,6 +11,8 @@ from monarch_kernel.launchers.kubernetes_sets import POD_SETS, PORT
 
 #: Pods are made by the launcher itself.
 DIRECTLY = "pods"
+#: By Monarch's operator where the cluster has it, else by the launcher itself.
+AUTO = "auto"
 OPTIONS = (
     LauncherOption(name="image", metavar="IMAGE", help="of the Pods (default: that of this Pod)"),
     LauncherOption(name="namespace", metavar="NAME", help="where (default: the context's)", plain=True),
@@ -30,7 +32,7 @@ OPTIONS = (
     LauncherOption(name="port", type=int, metavar="PORT", help=f"where workers listen (default: {PORT})", plain=True),
     LauncherOption(name="key", choices=tuple(KEYS), help="how workers get their key", plain=True),
     LauncherOption(name="attach_to", metavar="LABELS", help="Pods of others that run workers"),
-    LauncherOption(name="through", choices=(DIRECTLY, *POD_SETS), help="what makes the Pods", plain=True),
+    LauncherOption(name="through", choices=(DIRECTLY, *POD_SETS, AUTO), help="what makes the Pods", plain=True),
     LauncherOption(
         name="tunnel", type=bool, help="reach workers through the API server (default: where needed)", plain=True
     ),

@@ -72,7 +72,11 @@ def held(
     for number, place in places.items():
         own = [pod for at, pod in pods if at == (place.object, place.index)]
         if place.container:
-            own = [pod for pod in own if place.container in (pod.container_id, pod.before_id)]
+            newer = newest[place.object, place.index] != number
+            # Where none starts, several may have come and gone since the last look: how the last one ended says why.
+            own = [
+                pod for pod in own if place.container in (pod.container_id, pod.before_id) or (pod.fails and not newer)
+            ]
         elif place.returned or newest[place.object, place.index] != number:
             continue  # no container was ever seen, and none is waited for any more
         else:

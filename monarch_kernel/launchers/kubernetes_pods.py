@@ -164,6 +164,8 @@ def _spec(pattern: PodPattern, request: LaunchRequest, name: str, marker: str) -
     )
     (key_variable,) = command.key_environment()
     mounts = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}, **pattern.volumes}  # a runtime gives 64 MiB of that
+    given = [each for one in pattern.pod.get("containers", []) for each in one.get("volumeMounts", [])]
+    mounts = {path: source for path, source in mounts.items() if path not in {each["mountPath"] for each in given}}
     volumes = [{"name": f"volume-{at}", **source} for at, source in enumerate(mounts.values())]
     mounted: list[dict[str, Any]] = [{"name": f"volume-{at}", "mountPath": path} for at, path in enumerate(mounts)]
     variables: list[dict[str, Any]] = [
@@ -286,6 +288,11 @@ class SeenPod:
         """Whether its worker's container has ended, whether another one follows or not."""
         return self.over or self._ended is not None
 
+    @property
+    def fails(self) -> bool:
+        """Whether its container has been started anew, and no worker has ever announced itself in it."""
+        return bool(self.before_id) and ANNOUNCED not in self.annotations
+
     def announced(self) -> WorkerAnnouncement | None:
         """What its worker has announced, if a poll has noted it."""
         noted = self.annotations.get(ANNOUNCED, "")
@@ -333,7 +340,7 @@ class SeenPod:
         """Where the host is that was the container before this one."""
         code = self._before.get("exitCode")
         # If a worker has announced itself here, the Pod is one in which workers start.
-        failed = bool(code) and ANNOUNCED not in self.annotations
+        failed = bool(code) and self.fails
         reason = _how(self._before)
         return HostStatus(
             host=number, state=HostPhase.GONE, name=self.name, reason=reason, exit_code=code, failed=failed

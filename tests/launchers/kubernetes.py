@@ -62,6 +62,7 @@ class Cluster:
             "--bind-address=127.0.0.1",
             f"--secure-port={port}",
             "--insecure-port=0",
+            "--allow-privileged",
             f"--cert-dir={folder}/certs",
             "--service-cluster-ip-range=10.96.0.0/16",
             f"--service-account-key-file={folder}/sa.key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,20 +12,29 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.errors import StartTimeoutError, SubmissionRefusedError, SupervisionError
-from monarch_kernel.job import EngineJob, KubernetesJob
+from monarch_kernel.errors import (
+    InfeasibleError,
+    LaunchError,
+    StartTimeoutError,
+    SubmissionRefusedError,
+    SupervisionError,
+)
+from monarch_kernel.job import EngineJob
+from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes_places import HostPlace, held
-from monarch_kernel.launchers.kubernetes_pods import SeenPod
+from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, SeenPod
 from monarch_kernel.launchers.kubernetes_sets import POD_SETS, admission
 from monarch_kernel.launchers.listing import list_jobs
+from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.controllers import Controllers
 from tests.launchers.crds import install
+from tests.launchers.kubelet import GPU
 from tests.launchers.kubernetes import Cluster, cluster, one_cluster
 from tests.launchers.test_kubernetes import IMAGE, empty, job, told
 
@@ -38,6 +48,72 @@ def test_a_cluster_without_the_operator_says_so(cluster: Cluster) -> None:
         with pytest.raises(SubmissionRefusedError, match=rf"no {said} of version .*404 page.*through='pods'"):
             job(through=through).apply()
     assert not registry.records() and not cluster.secrets()
+
+
+def test_pods_are_made_where_the_cluster_has_no_operator(cluster: Cluster) -> None:
+    """As Monarch's programs ask for them; their spec is of the package, with a worker of Monarch in it."""
+    client = importlib.import_module("kubernetes.client")
+    memory = client.V1EmptyDirVolumeSource(medium="Memory", size_limit="1Gi")
+    container = client.V1Container(
+        name="main",
+        image=IMAGE,
+        command=["python", "-c", "from monarch.actor import run_worker_loop_forever"],
+        env=[client.V1EnvVar(name="TEAM", value="vision")],
+        resources=client.V1ResourceRequirements(limits={"nvidia.com/gpu": "1"}),
+        volume_mounts=[client.V1VolumeMount(name="dshm", mount_path="/dev/shm")],
+    )
+    spec = client.V1PodSpec(containers=[container], volumes=[client.V1Volume(name="dshm", empty_dir=memory)])
+    made = KubernetesJob(namespace="default", idle=60)
+    made.add_mesh("trainers", num_replicas=1, pod_spec=spec, labels={"team": "vision"})
+    made.add_mesh("generators", num_replicas=1, pod_spec=spec, labels={"team": "vision"})
+    with pytest.raises(ValueError, match="this job has a mesh trainers already"):
+        made.add_mesh("trainers", num_replicas=1, pod_spec=spec)
+    with pytest.raises(ValueError, match="Pods of others are not as those of trainers, generators: take a job for"):
+        made.add_mesh("others", num_replicas=1, image_spec=IMAGE)
+    with pytest.raises(ValueError, match="the Pods of trainers, generators and of others are not all made"):
+        made.add_mesh("others", num_replicas=1)
+    state: Any = made.state(cached_path=None)
+    assert (len(state.trainers), len(state.generators)) == (1, 1)
+    (pod, _) = cluster.pods()
+    assert pod["metadata"]["labels"]["team"] == "vision" and pod["metadata"]["labels"][HOST_LABEL] in "01"
+    (worker,) = pod["spec"]["containers"]
+    assert (worker["name"], worker["image"], worker["resources"]["limits"]) == ("worker", IMAGE, {GPU: "1"})
+    assert "monarch_kernel" in worker["command"] and {"name": "TEAM", "value": "vision"} in worker["env"]
+    assert [each["name"] for each in worker["volumeMounts"]] == ["dshm"]
+    with pytest.raises(LaunchError, match="is applied: its meshes are what they are"):
+        made.add_mesh("others", num_replicas=1, image_spec=IMAGE)
+    made.kill()
+
+
+def test_each_mesh_takes_the_pods_of_others_by_labels_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text(new_key_text("others"))
+    theirs = [job(labels={"app": app}, key_file=key) for app in ("one", "two")]
+    for each in theirs:
+        each.apply()
+        each.wait()
+    made = KubernetesJob(namespace="default", key_file=key)
+    made.add_mesh("mesh1", num_replicas=1, label_selector="app=one", pod_rank_label=HOST_LABEL)
+    made.add_mesh("mesh2", num_replicas=1, label_selector="app=two", pod_rank_label=HOST_LABEL)
+    with pytest.raises(
+        ValueError, match="those of mesh1, mesh2 are numbered by monarch-kernel/host, so that mesh3 has"
+    ):
+        made.add_mesh("mesh3", num_replicas=1)
+    with pytest.raises(ValueError, match="the Pods of mesh1, mesh2 and of mesh3 are not all made, or all attached to"):
+        made.add_mesh("mesh3", num_replicas=1, image_spec=IMAGE)
+    state: Any = made.state(cached_path=None)
+    assert (len(state.mesh1), len(state.mesh2)) == (1, 1)
+    assert [host.name for host in made.status().hosts] == [each.status().hosts[0].name for each in theirs]
+    with pytest.raises(InfeasibleError, match="0 Pods .* have the labels app=two and are free"):
+        made.resize(2, "mesh2")
+    made.kill()
+    for each in theirs:
+        each.kill()
+    with pytest.raises(ValueError, match=r"app.kubernetes.io/name=monarch-worker,.*mesh-name=mesh1 have a key already"):
+        KubernetesJob(namespace="default").add_mesh("mesh1", num_replicas=1)
+    with pytest.raises(ValueError, match="has no mesh: add_mesh"):
+        KubernetesJob(namespace="default").apply()
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +188,20 @@ def test_a_monarchmesh_is_as_asked_for_and_shrinks(cluster: Cluster, controllers
     wait_until(lambda: len(cluster.pods()) == 1, "the other one has gone")
     made.kill()
     assert not objects(cluster, "monarchmesh")
+
+
+def test_the_operator_makes_pods_where_the_cluster_has_it(cluster: Cluster, controllers: Controllers) -> None:
+    made = KubernetesJob(namespace="default", idle=60)
+    image = ImageSpec(IMAGE, {GPU: 1}, enable_fuse=True, shared_memory_size="1Gi")
+    made.add_mesh("trainers", num_replicas=2, image_spec=image)
+    assert len(made.state(cached_path=None).trainers) == 2
+    (mesh,) = objects(cluster, "monarchmesh")
+    (worker,) = mesh["spec"]["podTemplate"]["containers"]
+    assert worker["securityContext"] == {"privileged": True} and worker["resources"]["limits"] == {GPU: "1"}
+    assert mesh["spec"]["podTemplate"]["volumes"] == [
+        {"name": "volume-0", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    ]
+    made.kill()
 
 
 def test_what_is_not_valid_is_refused_by_its_schema(cluster: Cluster, controllers: Controllers) -> None:
@@ -224,6 +314,10 @@ def test_which_container_is_which_host() -> None:
     assert found.keys() == {1, 2} and new == {2: HostPlace("m", 1, "c3")}
     gone = found[1].before(1)
     assert (gone.state, gone.reason, gone.exit_code) == (HostPhase.GONE, "OOMKilled (exit 137)", 137)
+    # Several have come and gone since, and none has ever announced itself.
+    ended = {"terminated": {"exitCode": 3, "reason": "Error", "containerID": "c5"}}
+    (again,) = held({1: second}, [seen("c6", 1, lastState=ended)])[0].values()
+    assert again.before(1).failed and again.before(1).exit_code == 3
     # One that was never seen waits no longer once another one is asked for in its place.
     found, new = held({0: first, 1: HostPlace("m", 0)}, [seen("c1")])
     assert found.keys() == {1}
@@ -240,7 +334,9 @@ def test_what_objects_say() -> None:
     evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate others"}
     assert admission({"status": {"conditions": [evicted]}}) == "Preempted: to accommodate others"
     assert not admission({})
-    with pytest.raises(ValueError, match="nothing makes Pods through 'helm': choose one of pods, monarchmesh, jobset"):
+    with pytest.raises(
+        ValueError, match="nothing makes Pods through 'helm': choose one of pods, monarchmesh, jobset, auto"
+    ):
         KubernetesLauncher(IMAGE, through="helm")
     with pytest.raises(ValueError, match="are there already: leave out through='jobset'"):
         KubernetesLauncher(attach_to="app=x", through="jobset")
