@@ -50,6 +50,10 @@ _COMMANDS = {
     "apply": _Command(
         "ask for the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
     ),
+    "join": _Command(
+        "list jobs that others have started, for %%mesh join; prepare an environment for that",
+        "monarch_kernel.cli.join:add_join_command",
+    ),
     "jobs": _Command("list all jobs of yours, on all engines", "monarch_kernel.cli.jobs:add_jobs_command"),
     "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
     "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),

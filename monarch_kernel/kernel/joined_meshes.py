@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
@@ -13,6 +15,12 @@ from monarch_kernel.engines import engine
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import format_ranks
+from monarch_kernel.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.join.controller import JoinController
+
+_told: Subscription | None = None
 
 
 def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]]) -> str:
@@ -27,8 +35,9 @@ def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]])
     if name in session.proc_meshes() and not engine().is_joined(session.proc_meshes()[name]):
         raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
     began = time.monotonic()
+    jobs = engine().joined_jobs()
+    _tell_of_reformed(session, jobs)
     try:
-        jobs = engine().joined_jobs()
         jobs.add_machines(machines)
         procs = jobs.join(name)
     except JoinError as error:
@@ -38,6 +47,20 @@ def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]])
     absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
     took = duration(time.monotonic() - began)
     return f"job {name}: {shape(procs)}, joined in {took}{absent}; %mesh leave lets go of it, and the job goes on"
+
+
+def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:
+    """Say once when the mesh of a joined job was formed anew, and use it if the one before it was in use."""
+    global _told
+    if _told is not None:
+        return
+
+    def tell(name: str, text: str) -> None:
+        if session.chosen in (None, name):
+            session.choose(name)
+        print(text, file=sys.stderr, flush=True)
+
+    _told = jobs.on_reformed.subscribe(tell)
 
 
 def leave(session: MeshSession, name: str | None) -> str:

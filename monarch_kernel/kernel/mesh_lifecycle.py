@@ -248,7 +248,9 @@ def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
             for name in found:
                 stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
     told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
-    text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: nothing is running there"
+    idle = "no cell runs there, and the job's own program is never interrupted"
+    idle = idle if engine().is_joined(mesh) else "nothing is running there"
+    text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: {idle}"
     if silent:
         who = _ranks(silent)
         text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s; %mesh stacks shows what it is doing"

@@ -185,7 +185,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
 
 def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
     """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
-    if "sync" not in engine().OFFERS or not any(placement_of(mesh)):
+    if "sync" not in engine().OFFERS or engine().is_joined(mesh) or not any(placement_of(mesh)):
         return []
     from workspace_sync import SyncError, status
     from workspace_sync.sources import ENVIRONMENT, TREE

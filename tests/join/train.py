@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 
 def step(number: int) -> float:
@@ -25,6 +26,8 @@ model = torch.nn.Linear(4, 4)
 if dist.get_rank() == 1 and "--differs" in sys.argv:
     model.weight.data[0, 0] += 0.5
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+if "--mesh" in sys.argv:
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
 losses = []
 ends = torch.zeros(1)
 while not ends:

@@ -9,6 +9,7 @@ from monarch_kernel.debugger.source_locations import USER, Place
 #: What a stack belongs to.
 CODE = "code"  # a cell, or what else a tool runs for the user
 ENDPOINT = "endpoint"  # of one of the user's actors
+PROGRAM = "program"  # the main thread of a job's own program
 OPERATION = "operation"  # on a tensor, that a controller has issued
 TASK = "task"  # of asyncio
 THREAD = "thread"  # the user's, or a library's
@@ -46,7 +47,7 @@ class Stack(NamedTuple):
     """One stack of a rank: of a thread, or of an asyncio task with what it waits for.
 
     Attributes:
-        kind: `ENDPOINT`, `CODE`, `OPERATION`, `TASK` or `THREAD`.
+        kind: `ENDPOINT`, `CODE`, `PROGRAM`, `OPERATION`, `TASK` or `THREAD`.
         name: `actor.endpoint`, the operation, or the name of the task or thread (without what differs between ranks).
         frames: from the outermost to the innermost.
         thread: the identifier of its thread (`threading.get_ident`); 0 for a task that waits.

@@ -242,7 +242,7 @@ class Guest(ToolProcess):
                 self._main.interrupt()
                 self._release(actor)
         for running in self._program.endpoints_here():
-            stopped.append(f"{running.actor}.{running.endpoint}")
+            stopped.append(running.label)
             self._program.interrupt(running)
         return stopped
 

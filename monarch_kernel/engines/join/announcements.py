@@ -63,6 +63,11 @@ class RankAnnouncement:
     space: int = 0
     socket: str = ""
 
+    @property
+    def process(self) -> tuple[object, ...]:
+        """The same for no two processes, whatever else is known of them later."""
+        return self.host, self.space, self.pid, self.began, self.since
+
 
 def check_name(name: str) -> str:
     """Return the name of a job.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine
 from monarch_kernel.engines.join.remote_machine import RemoteMachine
+from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ _AT_ONCE = 32
 LOOK = 0.5
 #: How long ranks may take to let the tools in (seconds): they load them then.
 ENTER = 20.0
+#: How long a mesh waits for all ranks of a job that was started again with another number of them (seconds).
+GATHER = 5.0
 
 
 class LinkCarrier:
@@ -68,8 +72,10 @@ class JoinController(ToolController):
         self._loop.start()
         self._places: list[RankPlace] = [ThisMachine(self._loop)]
         self._jobs: dict[str, JoinedJob] = {}  # by the uid of the mesh
-        self._looking: threading.Thread | None = None
-        self._stop_looking = threading.Event()
+        self._rejoins = False
+        self._stop_looking: threading.Event | None = None  # while a thread looks for ranks
+        #: Told in one line when a job has come back in another shape, and its mesh was formed anew.
+        self.on_reformed: Subscribers[[str, str]] = Subscribers("a callback on joined jobs")
 
     def _note(self, error: BaseException) -> None:
         log.error("a message of a joined rank could not be handled", exc_info=error)
@@ -113,13 +119,30 @@ class JoinController(ToolController):
         return jobs_of(found_at(self._places))
 
     def join(self, name: str, timeout: float = ENTER) -> HostedProcMesh:
-        """Make a job a mesh of this controller.
+        """Make a job a mesh of this controller. A joined one is formed anew if its dimensions have changed.
 
         Raises:
             JoinError: there is no such job, it is joined already, or its ranks do not answer.
         """
-        if any(mesh.name == name for mesh in self.list_proc_meshes()):
-            raise JoinError(f"job {name!r} is joined already; %mesh leave {name} lets go of it")
+        for before in list(self._jobs.values()):
+            if before.name == name:
+                if before.present_shape() == before.extent:
+                    raise JoinError(f"job {name!r} is joined already; %mesh leave {name} lets go of it")
+                return self._join_again(before)
+        return self._join(name, timeout)
+
+    def _join_again(self, before: JoinedJob) -> HostedProcMesh:
+        """Form the mesh of a joined job anew; the machines that were added stay."""
+        self._rejoins = True
+        try:
+            self.leave(self._meshes[before.uid].procs)
+            return self._join(before.name, ENTER)
+        finally:
+            self._rejoins = False
+            if not self._jobs:
+                self._let_go_of_machines()
+
+    def _join(self, name: str, timeout: float) -> HostedProcMesh:
         joined = JoinedJob(self, name, self._places)
         ranks = joined.connect()
         try:
@@ -166,8 +189,10 @@ class JoinController(ToolController):
         super()._forget(mesh)
         if joined is not None:
             joined.carrier.close()
-        if not self._jobs:
+        if not self._jobs and self._stop_looking is not None:
             self._stop_looking.set()
+            self._stop_looking = None
+        if not self._jobs and not self._rejoins:
             self._let_go_of_machines()
 
     # -- ranks that come and go ------------------------------------------------------------------------
@@ -182,17 +207,31 @@ class JoinController(ToolController):
 
     def _look_out(self) -> None:
         """Look for ranks that come later, while there are joined jobs."""
-        self._stop_looking.clear()
-        if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(target=self._look, name="monarch-join-look", daemon=True)
-            self._looking.start()
+        if self._stop_looking is None:
+            self._stop_looking = threading.Event()
+            look = threading.Thread(target=self._look, args=(self._stop_looking,), name="monarch-join-look")
+            look.daemon = True
+            look.start()
 
-    def _look(self) -> None:
-        while not self._stop_looking.wait(LOOK):
+    def _look(self, stop: threading.Event) -> None:
+        while not stop.wait(LOOK):
             for joined in list(self._jobs.values()):
                 with suppress(JoinError, OSError):
                     for rank in joined.connect():
                         self._come_back(joined, rank)
+                    if joined.has_another_world():
+                        self._reform(joined)
+
+    def _reform(self, joined: JoinedJob) -> None:
+        """A job runs with another number of ranks than its mesh has: form the mesh anew, under the same name."""
+        if joined.uid not in self._meshes:
+            return
+        before, count = joined.extent.nelements, len(self._join_again(joined))
+        self.on_reformed.notify(
+            joined.name,
+            f"job {joined.name} was started again with {count} rank{'s' * (count != 1)} instead of {before}: its mesh "
+            "was formed anew; breakpoints and values of cells are gone",
+        )
 
     def _come_back(self, joined: JoinedJob, rank: int) -> None:
         """A rank runs again, in another process: the tools that its mesh has enter that, too."""
@@ -212,7 +251,8 @@ class JoinController(ToolController):
 
     def close(self) -> None:
         """See ``ToolController.close``."""
-        self._stop_looking.set()
+        if self._stop_looking is not None:
+            self._stop_looking.set()
         super().close()
         self._let_go_of_machines()
         self._loop.close()
@@ -236,6 +276,9 @@ class JoinedJob:
         self.uid = ""
         self.first: wire.EnterRank | None = None
         self._known: dict[int, RankAnnouncement] = {}
+        self._told = 0  # how many ranks its launcher has told of, when it was joined
+        self._listed: JoinableJob | None = None
+        self._differs_since = 0.0
 
     def connect(self) -> dict[int, FoundRank]:
         """Connect to the ranks that are not connected yet.
@@ -248,12 +291,15 @@ class JoinedJob:
         """
         listed = found_at(self._places, self.name)
         job = job_named(self.name, listed)
-        fresh = [each for each in job.ranks if each not in self._known.values()]
+        self._listed = job
+        known = {each.process for each in self._known.values()}
+        fresh = [each for each in job.ranks if each.process not in known]
         ranks: dict[int, FoundRank] = {}
         for place in self._places:
             wanted = [each for each in fresh if listed[each] is place]
-            for found in place.connect(wanted, self._on_frame, self._on_closed) if wanted else ():
-                rank = self._place_of(found, job, len(ranks))
+            connected = place.connect(wanted, self._on_frame, self._on_closed) if wanted else []
+            for found in sorted(connected, key=lambda each: (each.rank, each.announced.since)):
+                rank = self._place_of(found, job, ranks)
                 if found.link is None or rank in ranks or (self.uid and rank >= self.extent.nelements):
                     if found.link is not None:
                         found.link.close()
@@ -266,31 +312,53 @@ class JoinedJob:
                     "holds their interpreter lock: %mesh look shows where they are"
                 )
             self.extent = self._shape(ranks)
+            self._told = job.told_world
         for rank, found in ranks.items():
             assert found.link is not None
             self.carrier.links[rank] = found.link
-            self._known[rank] = self._listed(found, fresh)
+            self._known[rank] = found.announced
         return ranks
 
-    @staticmethod
-    def _listed(found: FoundRank, fresh: Sequence[RankAnnouncement]) -> RankAnnouncement:
-        """What was announced at first, which is what a later look finds."""
-        same = (found.announced.host, found.announced.pid, found.announced.since)
-        return next(each for each in fresh if (each.host, each.pid, each.since) == same)
+    def has_another_world(self) -> bool:
+        """Whether it was started again with another number of ranks, all of which are there, or should be by now."""
+        job = self._listed
+        if job is None:
+            return False
+        if job.told_world == self._told and (self._told or len(job.ranks) <= self.extent.nelements):
+            self._differs_since = 0.0
+            return False
+        now = time.monotonic()
+        self._differs_since = self._differs_since or now
+        return len(job.ranks) >= job.told_world or now - self._differs_since >= GATHER
 
-    @staticmethod
-    def _place_of(found: FoundRank, job: JoinableJob, count: int) -> int:
-        return found.rank if found.rank >= 0 else (0 if len(job.ranks) == 1 else count)
+    def present_shape(self) -> Extent:
+        """The shape that its mesh would have if it were joined now."""
+        ranks: dict[int, FoundRank] = {}
+        for place in self._places:
+            own = {each.process for each in place.find(self.name)}
+            wanted = {each.process: rank for rank, each in self._known.items() if each.process in own}
+            for found in place.connect([self._known[rank] for rank in wanted.values()], _no_frame, _not_closed):
+                if found.link is not None:
+                    found.link.close()
+                ranks[wanted[found.announced.process]] = found
+        return self._shape(ranks) if ranks else self.extent
+
+    def _place_of(self, found: FoundRank, job: JoinableJob, taken: Collection[int]) -> int:
+        """The rank of a process; those that know none are numbered as they come."""
+        if found.rank >= 0:
+            return found.rank
+        living = self.carrier.links
+        return next(at for at in range(len(job.ranks) + len(living)) if at not in taken and at not in living)
 
     @staticmethod
     def _shape(ranks: dict[int, FoundRank]) -> Extent:
+        """The dimensions in which all ranks that tell of any agree; otherwise one."""
         world = max([max(ranks) + 1, *(found.announced.identity.world for found in ranks.values())])
-        for found in ranks.values():
-            size = 1
-            for each in found.dims.values():
-                size *= each
-            if found.dims and size == world:
-                return Extent(tuple(found.dims), tuple(found.dims.values()))
+        told = [found.dims for found in ranks.values() if found.dims]
+        if told and all(list(each.items()) == list(told[0].items()) for each in told):
+            extent = Extent(tuple(told[0]), tuple(told[0].values()))
+            if extent.nelements == world:
+                return extent
         return Extent(("ranks",), (world,))
 
     def let_in(self, rank: int) -> None:
@@ -300,11 +368,7 @@ class JoinedJob:
         self.carrier.send([rank], wire.encode(msgspec.structs.replace(first, rank=rank)))
 
     def _rank_of(self, announced: RankAnnouncement) -> int | None:
-        same = (announced.host, announced.pid, announced.since)
-        for rank, each in self._known.items():
-            if (each.host, each.pid, each.since) == same:
-                return rank
-        return None
+        return next((rank for rank, each in self._known.items() if each.process == announced.process), None)
 
     def _on_frame(self, _of: RankAnnouncement, frame: bytes) -> None:
         self._controller.receive(frame)
@@ -322,3 +386,11 @@ def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnounceme
     with ThreadPoolExecutor(max(1, min(len(places), _AT_ONCE)), "monarch-join-find") as pool:
         found = list(pool.map(lambda place: place.find(name), places)) if len(places) > 1 else [places[0].find(name)]
     return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
+
+
+def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:
+    """Of ranks that are only asked."""
+
+
+def _not_closed(_of: RankAnnouncement) -> None:
+    """Of ranks that are only asked."""

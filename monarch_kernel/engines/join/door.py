@@ -20,7 +20,7 @@ from monarch_kernel import environment
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announce, check_name, withdraw
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
-from monarch_kernel.engines.join.identity import RankIdentity, identity, present_identity
+from monarch_kernel.engines.join.identity import RankIdentity, identity, present_dimensions, present_identity
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.guest import JoinedGuest
@@ -74,8 +74,10 @@ class Door:
     def _on_hello(self, link: FrameLink, frame: bytes) -> None:
         """Tell who this rank is, before a viewer decides to enter."""
         json.loads(frame)
+        now = present_identity(self._told)
         answer: dict[str, Any] = asdict(self._announced)
-        answer["identity"] = asdict(present_identity(self._told))
+        answer["identity"] = asdict(now)
+        answer["dims"] = present_dimensions(now)
         answer["version"] = __version__
         answer["faults"] = self.faults
         link.send(json.dumps(answer).encode())
@@ -118,22 +120,53 @@ def prepare(name: str = "", *, rank: int = -1, world: int = 0, local_rank: int =
             if _door.name != name:
                 raise JoinError(f"this process can be joined as {_door.name!r} already, and not as {name!r}, too")
             return _door.announced
-        mark = f"{name}/{told.launch}/{told.rank}/{told.restarts}"
-        if os.environ.get(environment.JOIN_RANK) == mark:
+        if _is_child(name, told, given=rank >= 0):
             return None
         try:
             _door = Door(name, told)
         except OSError as error:
             raise JoinError(f"this process cannot be joined: {error}") from error
-        os.environ[environment.JOIN_RANK] = mark
+        os.environ[environment.JOIN_RANK] = f"{os.getpid()} {_mark(name, told)}"
         atexit.register(_door.close)
         return _door.announced
+
+
+def _mark(name: str, told: RankIdentity) -> str:
+    return f"{name}/{told.launch}/{told.rank}/{told.restarts}"
+
+
+def _is_child(name: str, told: RankIdentity, given: bool) -> bool:
+    """Whether this process is a child of a rank, such as a worker of its DataLoader, and no rank itself.
+
+    A rank leaves its mark in the environment, which its children inherit. A launcher with one tells its ranks apart.
+
+    Args:
+        given: the program itself has told which rank this is.
+    """
+    pid, _, mark = os.environ.get(environment.JOIN_RANK, "").partition(" ")
+    if not mark or pid == str(os.getpid()):  # none, or this process has replaced its program
+        return False
+    if mark == _mark(name, told):
+        return True
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None and not given:
+        return True  # whose parent may have been told more since it began
+    return mark == _mark(name, RankIdentity()) and told.rank == 0 and "RANK" not in os.environ  # of Lightning's rank 0
 
 
 def _program_name() -> str:
     stem = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
     kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in stem).lstrip("._-")
-    return kept[:64] or "job"
+    return "ray" if kept == "default_worker" else kept[:64] or "job"
+
+
+def ray_worker() -> None:
+    """The same for a worker of Ray: its ``worker_process_setup_hook``, of workers of Train and plain actors.
+
+    The name is ``MONARCH_KERNEL_JOIN`` in the ``env_vars`` of the runtime environment, or ``ray``.
+    """
+    os.environ.pop(environment.JOIN_RANK, None)  # of the program that has started Ray, which is no rank
+    prepare_or_warn()
 
 
 def prepare_or_warn() -> None:
@@ -142,3 +175,5 @@ def prepare_or_warn() -> None:
         prepare()
     except JoinError as error:
         print(f"warning: {error}", file=sys.stderr)
+    except Exception as error:  # the program must not fail for us
+        print(f"warning: this process cannot be joined: {type(error).__name__}: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ class JoinedProgram:
 
     def endpoints_here(self) -> list[Running]:
         """Its main thread, which is where a rank stands."""
-        return [Running("program", "main", threading.main_thread().ident or 0)]
+        return [Running("", "the program", threading.main_thread().ident or 0)]
 
     def actors_here(self) -> dict[str, Any]:
         """None."""
@@ -49,11 +49,22 @@ class JoinedGuest(Guest):
         controller = message.controller
 
         def ended(_link: FrameLink) -> None:
-            self.lose(controller)
+            visitor = self._visitors.get(controller)
+            if visitor is None or visitor.uid == message.uid:  # it has not entered anew
+                self.lose(controller)
 
         link.on_frame = self._on_frame
         link.on_closed = ended
         self.enter(message, message.rank, link.send)
+
+    def _interrupt(self, cells: str) -> list[str]:
+        """Interrupt cells, and nothing of the program."""
+        stopped: list[str] = []
+        for actor in list(self.actors.values()):
+            running, of_cells = actor.running, actor.running_for.startswith(cells)
+            if of_cells and not type(actor.object).__background__ and actor.interrupt():
+                stopped.append(f"{actor.name}.{running}")
+        return stopped
 
     def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
         self.receive(frame)

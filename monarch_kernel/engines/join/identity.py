@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-#: Names of rank, size, local rank and local size, in the order in which they are looked for: torchrun's (also those of
-#: Accelerate, Lightning and DeepSpeed), Open MPI's, MVAPICH2's, those of PMIx and PMI, Slurm's.
+from monarch_kernel.engines.join.dimensions import dimensions
+
+#: Names of rank, size and local rank, in the order in which they are looked for: torchrun's (also those of Accelerate,
+#: DeepSpeed and Ray Train), Open MPI's, MVAPICH2's, those of PMIx and PMI, Slurm's.
 _NAMES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
+#: The steps of Slurm that have no number of their own, such as the batch script, are numbered from here.
+_SPECIAL_STEPS = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
@@ -39,34 +44,54 @@ class RankIdentity:
     launch: str = ""
     restarts: int = 0
 
+    @property
+    def known(self) -> bool:
+        """Whether the process has said which rank, or of which launch it is."""
+        return self.rank >= 0 or bool(self.launch)
+
 
 def identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
     """What the environment of a process tells."""
     environ = os.environ if environ is None else environ
-    for rank, world, local, _ in _NAMES:
-        if _number(environ.get(rank)) >= 0:
-            return RankIdentity(
-                _number(environ[rank]),
-                max(0, _number(environ.get(world))),
-                _number(environ.get(local)),
-                _launch(environ),
-                max(0, _number(environ.get("TORCHELASTIC_RESTART_COUNT"))),
-            )
-    return RankIdentity(launch=_launch(environ))
+    for names in _NAMES:
+        rank, world, local = (_number(environ.get(name)) for name in names)
+        if rank < 0 or (names[0] == "SLURM_PROCID" and not _in_step(environ)):
+            continue
+        if world < 0:  # PMIx tells no size, and older versions of Slurm that of the job alone
+            world = _number(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")))
+        if local < 0:
+            local = _number(environ.get("SLURM_LOCALID"))
+        restarts = _number(environ.get("TORCHELASTIC_RESTART_COUNT"))
+        return RankIdentity(rank, max(0, world), local, _launch(environ, names[0]), max(0, restarts))
+    # Lightning numbers its processes on the first host so, and those of other hosts when it makes the process group.
+    local, node = _number(environ.get("LOCAL_RANK")), _number(environ.get("NODE_RANK"))
+    world = max(0, _number(environ.get("WORLD_SIZE")))
+    return RankIdentity(local if node == 0 and world else -1, world, local, _launch(environ, "RANK"))
 
 
-def _launch(environ: Mapping[str, str]) -> str:
-    run = environ.get("TORCHELASTIC_RUN_ID", "")
-    if run not in ("", "none"):
-        return f"torchrun {run}"
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started the process, rather than sbatch, whose script has a number among tasks, too."""
+    return 0 <= _number(environ.get("SLURM_STEP_ID")) < _SPECIAL_STEPS
+
+
+def _launch(environ: Mapping[str, str], by: str) -> str:
+    """The launch of a process, whose rank is in the variable ``by``."""
     job = environ.get("SLURM_JOB_ID", "")
-    if job:
+    if by == "SLURM_PROCID":
         return f"Slurm job {job}.{environ.get('SLURM_STEP_ID', '')}"
-    namespace = environ.get("PMIX_NAMESPACE", "")
-    if namespace:
-        return f"MPI job {namespace}"
-    address = environ.get("MASTER_ADDR", "")
-    return f"{address}:{environ.get('MASTER_PORT', '')}" if address else ""
+    if by == "RANK":
+        run = environ.get("TORCHELASTIC_RUN_ID", "")
+        if run not in ("", "none"):
+            return f"torchrun {run}"
+        address = environ.get("MASTER_ADDR", "")
+        if address:
+            return f"{address}:{environ.get('MASTER_PORT', '')}"
+    else:
+        # Of each name of a process, the part that all have: mpirun's ranks have different steps of Slurm.
+        for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "MV2_COMM_WORLD_JOBID"):
+            if environ.get(name):
+                return f"MPI job {environ[name]}"
+    return f"Slurm job {job}" if job else ""
 
 
 def _number(text: str | None) -> int:
@@ -74,15 +99,47 @@ def _number(text: str | None) -> int:
 
 
 def present_identity(told: RankIdentity) -> RankIdentity:
-    """The identity now: the program's default process group knows better than its environment."""
+    """The identity now. The program's default process group knows better than what its environment was at first."""
+    found = told
+    if found.rank < 0:  # a launcher may set the variables in the program itself, as Lightning does
+        later = identity()
+        found = later if later.known else found
+    try:
+        found = _of_ray(found)
+    except Exception:  # it is being connected, or ended
+        pass
     distributed: Any = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-            return RankIdentity(rank, world, told.local_rank, told.launch, told.restarts)
+            if rank >= 0:
+                found = replace(found, rank=rank, world=world)
     except Exception:  # it is being made, or ended
         pass
-    if told.rank >= 0:
-        return told
-    later = identity()  # a launcher that sets the variables in the program itself, as Lightning does
-    return later if later.rank >= 0 else told
+    return found
+
+
+def _of_ray(found: RankIdentity) -> RankIdentity:
+    """What Ray tells of its worker; only what has been imported is asked."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return found
+    context: Any = ray.get_runtime_context()
+    if context.get_actor_id() is None:  # the program that drives the job, or a worker between tasks
+        return found
+    launch = found.launch or f"Ray job {context.get_job_id()}"
+    train: Any = sys.modules.get("ray.train")
+    if train is not None and found.rank < 0:
+        with suppress(Exception):  # it is no worker of Train
+            worker: Any = train.get_context()
+            rank, world, local = worker.get_world_rank(), worker.get_world_size(), worker.get_local_rank()
+            return RankIdentity(int(rank), int(world), int(local), launch, found.restarts)
+    return replace(found, launch=launch)
+
+
+def present_dimensions(now: RankIdentity) -> dict[str, int]:
+    """The dimensions of the job, as its program has made them; empty if it has made none."""
+    try:
+        return dimensions(now.rank, now.world)
+    except Exception:  # they are being made, or ended
+        return {}

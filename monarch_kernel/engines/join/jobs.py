@@ -25,7 +25,12 @@ class JoinableJob:
     @property
     def world(self) -> int:
         """How many ranks it has, as far as they know: some may run on machines that were not asked."""
-        return max([len(self.ranks), *(each.identity.world for each in self.ranks)])
+        return max(len(self.ranks), self.told_world)
+
+    @property
+    def told_world(self) -> int:
+        """How many ranks its launcher has told of; 0 if it has told nothing."""
+        return max(each.identity.world for each in self.ranks)
 
     @property
     def since(self) -> float:
@@ -52,6 +57,10 @@ def jobs_of(found: Iterable[RankAnnouncement]) -> list[JoinableJob]:
         key: object = rank if rank >= 0 else (each.host, each.pid)
         if key not in ranks or ranks[key].since < each.since:
             ranks[key] = each
+    for ranks in by_job.values():  # what helps ranks that know which they are, such as a controller of Ray, is none
+        unknown = [key for key, each in ranks.items() if each.identity.rank < 0]
+        for key in unknown if len(unknown) < len(ranks) else ():
+            del ranks[key]
     jobs = [
         JoinableJob(name, launch, tuple(sorted(ranks.values(), key=lambda each: (each.identity.rank, each.since))))
         for (name, launch), ranks in by_job.items()
@@ -67,6 +76,8 @@ def job_named(name: str, found: Iterable[RankAnnouncement]) -> JoinableJob:
     """
     jobs = jobs_of(found)
     chosen = [job for job in jobs if job.name == name]
+    # A program that starts a job, and has its variables, is none of its ranks.
+    chosen = [job for job in chosen if any(each.identity.known for each in job.ranks)] or chosen
     if len(chosen) == 1:
         return chosen[0]
     if chosen:

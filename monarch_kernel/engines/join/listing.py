@@ -33,12 +33,13 @@ class JoinableList(AsTable):
             known, world = len(job.ranks), job.world
             rows.append(
                 [
-                    job.name + (" (joined)" if job.name in self.joined else ""),
+                    job.name,
                     str(known) if known == world else f"{known} of {world}",
                     ", ".join(job.hosts),
                     duration(max(0.0, now - job.since)),
                     job.program,
                     os.path.basename(job.ranks[0].folder) or "/",
+                    f"%mesh leave {job.name}" if job.name in self.joined else f"%mesh join {job.name}",
                 ]
             )
         return TableView(["joinable job", "ranks", "on", "since", "program", "folder"], rows)

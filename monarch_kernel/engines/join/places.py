@@ -10,15 +10,20 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.identity import RankIdentity
 
 #: How long ranks may take to say who they are (seconds).
 HELLO = 3.0
+#: The same for those that are only listed, and how often they are asked (seconds).
+ASK, ASK_AGAIN = 0.5, 5.0
 _UCRED = struct.Struct("3i")
+#: By process, when it is to be asked again for its rank, and what it has said.
+Asked = dict[tuple[object, ...], tuple[float, RankIdentity]]
 
 
 class RankLink(Protocol):
@@ -95,10 +100,11 @@ class ThisMachine:
 
     def __init__(self, loop: FrameLoop) -> None:
         self._loop = loop
+        self._asked: Asked = {}
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
         """See ``RankPlace``."""
-        return [each for each in announcements() if name in ("", each.name)]
+        return [each for each in refreshed(self._asked) if name in ("", each.name)]
 
     def connect(
         self,
@@ -116,6 +122,24 @@ class ThisMachine:
             rank.link = link
             found.append(rank)
         return found
+
+
+def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
+    """The announcements of this machine. Processes that began without knowing their rank are asked for it.
+
+    Args:
+        asked: what earlier calls have learnt, so that no process is asked too often.
+    """
+    asked = {} if asked is None else asked
+    found = announcements()
+    unsure = {each.process: each for each in found if each.identity.rank < 0}
+    now = time.monotonic()
+    due = [each for key, each in unsure.items() if key not in asked or now >= asked[key][0]]
+    asked.update({each.process: (now + ASK_AGAIN, asked.get(each.process, (0, each.identity))[1]) for each in due})
+    for rank, sock in greet(due, ASK) if due else ():
+        sock.close()
+        asked[rank.announced.process] = now + ASK_AGAIN, rank.announced.identity
+    return [replace(each, identity=asked[each.process][1]) if each.process in unsure else each for each in found]
 
 
 def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tuple[FoundRank, socket.socket]]:
@@ -200,4 +224,14 @@ def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
     return json.loads(bytes(received[4:])) if len(received) == 4 + size else None
 
 
-__all__ = ["HELLO", "FoundRank", "FrameLink", "RankLink", "RankPlace", "ThisMachine", "found_rank", "greet"]
+__all__ = [
+    "HELLO",
+    "FoundRank",
+    "FrameLink",
+    "RankLink",
+    "RankPlace",
+    "ThisMachine",
+    "found_rank",
+    "greet",
+    "refreshed",
+]

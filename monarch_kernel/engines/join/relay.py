@@ -22,7 +22,7 @@ from typing import Any
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
-from monarch_kernel.engines.join.places import greet
+from monarch_kernel.engines.join.places import Asked, greet, refreshed
 
 CHANNEL = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -39,6 +39,7 @@ class JoinRelay:
     def __init__(self, viewer: socket.socket, loop: FrameLoop) -> None:
         self.ended = threading.Event()
         self._loop = loop
+        self._asked: Asked = {}
         self._links: dict[int, FrameLink] = {}
         self._last = 0
         self._viewer = loop.add(viewer, self._on_frame)
@@ -59,7 +60,7 @@ class JoinRelay:
         asked = json.loads(body)
         match asked["do"]:
             case "find":
-                self._tell({"call": asked["call"], "found": [asdict(each) for each in announcements()]})
+                self._tell({"call": asked["call"], "found": [asdict(each) for each in refreshed(self._asked)]})
             case "connect":
                 threading.Thread(target=self._connect, args=(asked,), name="monarch-join-greet", daemon=True).start()
             case "close":

@@ -125,6 +125,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
     managed = notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
+    joined = engine().is_joined(mesh)  # whose program is all that runs there
     told: dict[int, str] = {}
     for slot in managed.monitor.where.stream():
         try:
@@ -134,7 +135,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
         except Exception:  # a dead rank
             continue
         if place is not None and (actors or not place.endpoint):
-            what = f"{place.endpoint}, " if place.endpoint else ""
+            what = f"{place.endpoint}, " if place.endpoint and not joined else ""
             told[place.rank] = what + notebook.place(place.file, place.line, place.function)
     return told
 

@@ -73,7 +73,7 @@ class Monitor(Actor):
         for each in engine().endpoints_here():
             place = None if each.tool else where_is(each.thread, is_foreign)
             if place is not None:
-                return Whereabouts(self._rank, *place, False, endpoint=f"{each.actor}.{each.endpoint}")
+                return Whereabouts(self._rank, *place, False, endpoint=each.label)
         return None
 
     @endpoint

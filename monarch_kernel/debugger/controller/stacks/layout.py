@@ -13,7 +13,7 @@ from typing import NamedTuple
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
-from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, OPERATION, TASK, StackFrame
+from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, OPERATION, PROGRAM, TASK, StackFrame
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, Label, shown_cell, shown_file
 from monarch_kernel.meshes import format_points
 
@@ -137,6 +137,8 @@ def owner_label(root: StackRoot, label: Label | None) -> str:
         callers = [name if ranks == root.ranks else f"{name} {rank_label(ranks)}" for name, ranks in cells.items()]
         called = f", called by {', '.join(callers[:_MOST_CELLS])}" if callers else ""
         return f"{root.name}(){called}"
+    if root.kind == PROGRAM:
+        return root.name
     if root.kind == OPERATION:
         return f"operation {root.name}"
     return f"{'task' if root.kind == TASK else 'thread'} {root.name}"

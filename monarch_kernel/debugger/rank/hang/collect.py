@@ -159,7 +159,7 @@ def _threads() -> Iterator[_Thread]:
         if thread in own or thread == threading.get_ident():
             continue
         found = running.get(thread)
-        name = "" if found is None else "cell" if found.tool else f"{found.actor}.{found.endpoint}"
+        name = "" if found is None else "cell" if found.tool else found.label
         each = _Thread(thread, frame, name)
         in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames)
         if in_c10d or (found is not None and (each.place is not None or each.operation is not None)):

@@ -18,6 +18,7 @@ from monarch_kernel.debugger.model.stacks import (
     CODE,
     ENDPOINT,
     OPERATION,
+    PROGRAM,
     TASK,
     THREAD,
     Stack,
@@ -39,7 +40,7 @@ from monarch_kernel.introspection import Running, RunningOperation, operation_on
 
 #: Frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
-_ORDER = (CODE, ENDPOINT, OPERATION, TASK, THREAD)
+_ORDER = (CODE, ENDPOINT, PROGRAM, OPERATION, TASK, THREAD)
 _STOPPED = "stopped by the debugger"
 _LOOPS = "asyncio.base_events"
 
@@ -217,7 +218,7 @@ class _Reader:
         """What is shown of these frames; None if they are of no interest to the user."""
         user = has_user_code(frames)
         if running is not None and (user or not running.tool):
-            kind, name = (CODE, "") if running.tool else (ENDPOINT, f"{running.actor}.{running.endpoint}")
+            kind, name = _owner_of(running)
         elif not user and not self._all:
             return None
         state = self._stops.get(ident, _STOPPED) if is_stopped(frames) else ""
@@ -242,6 +243,13 @@ class _Reader:
                 made = StackFrame(place)
             self._frames[(code, instruction)] = made
         return made
+
+
+def _owner_of(running: Running) -> tuple[str, str]:
+    """The kind of a stack of what runs, and its name."""
+    if running.tool:
+        return CODE, ""
+    return (ENDPOINT if running.actor else PROGRAM), running.label
 
 
 def _stops() -> dict[int, str]:

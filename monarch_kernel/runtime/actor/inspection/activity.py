@@ -11,10 +11,10 @@ from monarch_kernel.runtime.actor.system import get_actor_system
 
 
 class Running(NamedTuple):
-    """An endpoint that runs in this process.
+    """An endpoint that runs in this process, or the main thread of a program that has none.
 
     Attributes:
-        actor: the name that the actor was spawned under.
+        actor: the name that the actor was spawned under; "" for a program without actors.
         endpoint: its name; `__init__` while the actor is being created.
         thread: the identifier of the actor's thread.
         task: the asyncio task that runs it, for an async actor.
@@ -28,6 +28,11 @@ class Running(NamedTuple):
     task: Any = None
     tool: bool = False
     cell: str = ""
+
+    @property
+    def label(self) -> str:
+        """What runs, for users: `actor.endpoint`."""
+        return f"{self.actor}.{self.endpoint}" if self.actor else self.endpoint
 
 
 def endpoints_here() -> list[Running]:

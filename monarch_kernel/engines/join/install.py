@@ -1,0 +1,116 @@
+"""A line in an environment's site-packages, by which its Pythons with ``MONARCH_KERNEL_JOIN`` can be joined."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+from monarch_kernel import environment
+from monarch_kernel.engines.join.announcements import JoinError
+
+NAME = "monarch_kernel_join.pth"
+_PROGRAM = """\
+try:
+    from monarch_kernel.engines.join.startup import at_startup
+    at_startup()
+except Exception as error:
+    import sys
+    print("warning: this process cannot be joined:", error, file=sys.stderr)
+"""
+
+
+def line() -> str:
+    """What is written: one line, as Python wants it, which costs other programs a look at their environment."""
+    return f"import os; {environment.JOIN.name!r} in os.environ and exec({_PROGRAM!r})\n"
+
+
+def place(user: bool = False) -> Path:
+    """Where it is written.
+
+    Args:
+        user: for all environments of this user with this version of Python, instead of this environment.
+
+    Raises:
+        JoinError: this environment does not look there.
+    """
+    if not user:
+        return Path(sysconfig.get_path("purelib"), NAME)
+    if not site.ENABLE_USER_SITE:
+        raise JoinError(
+            f"{sys.prefix} has no packages of users (it is a virtual environment, or they are switched off): "
+            "leave --user out"
+        )
+    return Path(site.getusersitepackages(), NAME)
+
+
+def install(user: bool = False) -> Path:
+    """Write the line.
+
+    Returns:
+        The file.
+
+    Raises:
+        JoinError: it cannot be written, or the name is another file's.
+    """
+    path = place(user)
+    _check_ours(path)
+    beside = path.with_name(f"{NAME}.{os.getpid()}.new")  # a Python that starts meanwhile reads all of it, or nothing
+    try:
+        if user:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_text(line(), "utf-8")
+            beside.replace(path)
+        finally:
+            with suppress(FileNotFoundError):
+                beside.unlink()
+    except OSError as error:
+        raise JoinError(
+            f"{path} cannot be written: {error.strerror}; install it in an environment of your own, or start the ranks "
+            "with -m monarch_kernel.join, which needs no installation"
+        ) from error
+    return path
+
+
+def uninstall(user: bool = False) -> Path | None:
+    """Remove what `install` has written, and nothing else.
+
+    Returns:
+        The file that was removed; None if there was none.
+
+    Raises:
+        JoinError: it cannot be removed, or is another file.
+    """
+    path = place(user)
+    if not _check_ours(path):
+        return None
+    try:
+        path.unlink()
+    except OSError as error:
+        raise JoinError(f"{path} cannot be removed: {error.strerror}") from error
+    return path
+
+
+def _check_ours(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        JoinError: it is not ours, as of an earlier version, too.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise JoinError(f"{path} cannot be read: {error}") from error
+    if (
+        path.is_symlink()
+        or not text.startswith(f"import os; {environment.JOIN.name!r} in os.environ")
+        or (text.count("\n") != 1)
+    ):
+        raise JoinError(f"{path} is not what monarch-kernel join install has written: move it away first")
+    return True

@@ -1,0 +1,69 @@
+"""At the start of a Python with ``MONARCH_KERNEL_JOIN`` where ``monarch-kernel join install`` was run: is it a rank?
+
+Launchers and tools are none, though they have the variable, too; nor are the processes that a rank starts, which
+`prepare` knows by its mark. It imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+
+from monarch_kernel.engines.join.door import prepare_or_warn
+from monarch_kernel.engines.join.identity import identity
+
+#: Console scripts that start ranks, or have nothing to do with them.
+_SCRIPTS = re.compile(
+    r"torchrun|torchx|accelerate(-.+)?|deepspeed(\.pt)?|ds|ds_.+|fabric|lightning|horovodrun|ray|rllib|serve|tune|dask.*"
+    r"|pip[\d.]*|uv|uvx|conda|mamba|poetry|pytest|ipython3?|jupyter.*|monarch-kernel|debugpy.*|tensorboard|wandb.*|py-spy"
+)
+#: Packages whose modules, run as programs, are such.
+_PACKAGES = re.compile(
+    r"torch|torchx|accelerate|deepspeed|lightning|lightning_fabric|pytorch_lightning|horovod|ray|dask|distributed|pip|uv"
+    r"|ensurepip|venv|virtualenv|pytest|IPython|ipykernel(_launcher)?|jupyter(_.+|lab)?|notebook|monarch_kernel|debugpy"
+    r"|multiprocessing|joblib|wandb|tensorboard"
+)
+_WITH_VALUE = "WX"  # options of Python that have one
+
+
+def at_startup() -> None:
+    """Let notebooks join this process, if it is a rank."""
+    if is_rank(sys.orig_argv):
+        prepare_or_warn()
+
+
+def is_rank(command: Sequence[str]) -> bool:
+    """Whether this command line of Python is a rank's, as far as it tells."""
+    kind, program = _program(command)
+    if kind == "m":
+        return not _PACKAGES.fullmatch(program.partition(".")[0])
+    if kind == "c":
+        return not program.lstrip().startswith(("from multiprocessing", "from joblib"))
+    if not program:  # a prompt, or a program from standard input
+        return identity().rank >= 0
+    parts = os.path.abspath(program).split(os.sep)
+    packages = [after for part, after in pairwise(parts) if part.endswith("-packages")]
+    return not (_SCRIPTS.fullmatch(parts[-1]) or any(_PACKAGES.fullmatch(package) for package in packages))
+
+
+def _program(command: Sequence[str]) -> tuple[str, str]:
+    """What a command line of Python runs: ("m", module), ("c", code) or ("", script)."""
+    words = iter(command[1:])
+    for word in words:
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(words, "")
+        elif word.startswith("-") and word != "-":
+            for at, letter in enumerate(word[1:], 2):
+                if letter in "mc":
+                    return letter, word[at:] or next(words, "")
+                if letter in _WITH_VALUE:
+                    if not word[at:]:
+                        next(words, "")
+                    break
+        else:
+            return "", "" if word == "-" else word
+    return "", ""
