@@ -71,13 +71,7 @@ def python_above(peer: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         missing = [line for line in wanted if not _is_here(line.partition("==")[0])]
         try:
-            subprocess.run(
-                [sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True
-            )
-            (site,) = folder.glob("lib/python3*/site-packages")
-            (site / "_below.pth").write_text(
-                "".join(f"import site; site.addsitedir({path!r})\n" for path in sys.path if path.endswith("-packages"))
-            )
+            bare_above(folder)
             install = [
                 sys.executable,
                 "-m",
@@ -96,6 +90,16 @@ def python_above(peer: str) -> Path:
             raise EnvironmentFailed(f"{peer} could not be installed: {said[-1]}") from None
         stamp.write_text(state)
     return python
+
+
+def bare_above(folder: Path) -> Path:
+    """Make an environment in a new folder that has the packages of this one, and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "_below.pth").write_text(
+        "".join(f"import site; site.addsitedir({path!r})\n" for path in sys.path if path.endswith("-packages"))
+    )
+    return folder / "bin" / "python"
 
 
 def _is_here(package: str) -> bool:

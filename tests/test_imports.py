@@ -138,6 +138,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{DEBUGGER}.terminal.client",
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
+        f"{ENGINES}.join",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.

@@ -84,11 +84,18 @@ class Door:
         link.on_frame = self._on_first
 
     def _on_first(self, link: FrameLink, frame: bytes) -> None:
-        """Let a viewer's tools in. The first one loads them."""
+        """Let a viewer's tools in. The first one loads them, which it does not wait for: its messages do."""
         if self._guest is None:
-            from monarch_kernel.engines.join.guest import JoinedGuest
+            from monarch_kernel.engines.join.entrance import entered
 
-            self._guest = JoinedGuest(self)
+            link.send(entered(frame))
+            try:
+                from monarch_kernel.engines.join.guest import JoinedGuest
+
+                self._guest = JoinedGuest(self)
+            except BaseException:
+                link.close()  # which tells the viewer that it cannot use this rank
+                raise
         self._guest.admit(link, frame)
 
     def close(self) -> None:

@@ -33,6 +33,12 @@ class JoinableJob:
         return max(each.identity.world for each in self.ranks)
 
     @property
+    def engine(self) -> str:
+        """What has started it, as far as it tells."""
+        first = self.launch.partition(" ")[0]
+        return first if first in ("torchrun", "Slurm", "MPI", "Ray") else "program"
+
+    @property
     def since(self) -> float:
         """When the first of its ranks was prepared (seconds since 1970)."""
         return min(each.since for each in self.ranks)

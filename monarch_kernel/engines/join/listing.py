@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,18 +30,22 @@ class JoinableList(AsTable):
         rows: list[list[str]] = []
         for job in self.jobs:
             known, world = len(job.ranks), job.world
+            joined = job.name in self.joined
             rows.append(
                 [
                     job.name,
-                    str(known) if known == world else f"{known} of {world}",
+                    job.engine,
+                    f"ranks={known}" if known == world else f"ranks={known} of {world}",
                     ", ".join(job.hosts),
                     duration(max(0.0, now - job.since)),
+                    "this notebook" if joined else f"%mesh join {job.name}",
+                    job.ranks[0].folder,
                     job.program,
-                    os.path.basename(job.ranks[0].folder) or "/",
-                    f"%mesh leave {job.name}" if job.name in self.joined else f"%mesh join {job.name}",
                 ]
             )
-        return TableView(["joinable job", "ranks", "on", "since", "program", "folder"], rows)
+        # The columns of `launchers.listing.JobList`, so that both make one table.
+        headings = ["job", "engine", "meshes", "hosts", "since", "used by", "folder", "program"]
+        return TableView(headings, rows, right=(4,))
 
     def plain(self) -> list[dict[str, Any]]:
         """The jobs as plain data, for ``--json``."""

@@ -26,12 +26,15 @@ _PACKAGES = re.compile(
     r"|ensurepip|venv|virtualenv|pytest|IPython|ipykernel(_launcher)?|jupyter(_.+|lab)?|notebook|monarch_kernel|debugpy"
     r"|multiprocessing|joblib|wandb|tensorboard"
 )
+_begun = False
 _WITH_VALUE = "WX"  # options of Python that have one
 
 
 def at_startup() -> None:
-    """Let notebooks join this process, if it is a rank."""
-    if is_rank(sys.orig_argv):
+    """Let notebooks join this process, if it is a rank. Python reads the lines of virtual environments twice."""
+    global _begun
+    if not _begun and is_rank(sys.orig_argv):
+        _begun = True
         prepare_or_warn()
 
 

@@ -7,6 +7,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.engines import engine
 from monarch_kernel.engines.join.listing import JoinableList
 from monarch_kernel.errors import LaunchError, NotOffered
+from monarch_kernel.kernel.job_table import AllJobs
 from monarch_kernel.kernel.magics.arguments import Arguments
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.usage_errors import usage_error
@@ -23,7 +24,7 @@ class JobMagics(Subcommands):
     @argument("--orphans", action="store_true", help="with kill: all whose program has ended")
     @argument("--host", type=int, metavar="N", help="with logs: of this host only")
     @argument("-n", "--lines", type=int, metavar="N", default=_LINES, help=f"with logs: the last N lines ({_LINES})")
-    def jobs(self, found: Arguments) -> JobList | JoinableList | None:
+    def jobs(self, found: Arguments) -> JobList | AllJobs | None:
         """List the jobs of yours on all engines, print what their workers have written, or end them."""
         verb, names = (found.words[0], found.words[1:]) if found.words else ("", [])
         if verb not in ("", "logs", "kill"):
@@ -47,9 +48,7 @@ class JobMagics(Subcommands):
             raise usage_error(found.magic, str(error)) from None
         joinable = self._joinable()
         if joinable is not None and joinable.jobs:
-            if listed.jobs:
-                self.say(str(listed))
-            return joinable
+            return AllJobs(listed, joinable)
         if not listed.jobs:
             self.say("No job is in the list; %mesh up --on ENGINE asks for hosts.")
             return None

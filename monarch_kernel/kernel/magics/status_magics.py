@@ -122,10 +122,10 @@ class StatusMagics(Subcommands):
 
 def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
     """The locations of the ranks of a mesh that run a cell or an endpoint."""
-    managed = notebook.session.managed(mesh.name)
+    joined = engine().is_joined(mesh)  # its program is all that runs there, and the tools tell where
+    managed = notebook.session.get(mesh.name, "%mesh status") if joined else notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
-    joined = engine().is_joined(mesh)  # whose program is all that runs there
     told: dict[int, str] = {}
     for slot in managed.monitor.where.stream():
         try:

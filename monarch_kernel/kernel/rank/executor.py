@@ -154,7 +154,8 @@ class CellExecutor(Actor):
             fault = fault or fault_of(error)
         # Its frames refer to user objects, which must be freed when user code drops them.
         outcome.error = None
-        tidy_up()
+        if not engine().OF_PROGRAM:  # which may be about to make its groups
+            tidy_up()
         if fault is not None:
             return self._reply(started, fault=fault)
         if not outcome.has_value:
