@@ -6,14 +6,16 @@ otherwise it is the name of a command.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch_kernel._version import __version__
+
+if TYPE_CHECKING:
+    import argparse
 
 
 class _Command(NamedTuple):
@@ -83,6 +85,8 @@ def command_parser(name: str) -> argparse.ArgumentParser | None:
     """The parser of a command; None: there is no such command."""
     if name not in _COMMANDS:
         return None
+    import argparse
+
     parser = argparse.ArgumentParser(prog=f"monarch-kernel {name}")
     module, _, function = _COMMANDS[name].setup.partition(":")
     getattr(import_module(module), function)(parser)
@@ -90,6 +94,8 @@ def command_parser(name: str) -> argparse.ArgumentParser | None:
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="monarch-kernel",
         description="The Monarch kernel for Jupyter.",
@@ -129,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = argv[0] if argv else ""
     if first.startswith("-") and first not in ("-h", "--help", "--version"):
         return _run_kernel(argv)
+    if first == "worker":
+        from monarch_kernel.cli.worker import run_plain
+
+        if (status := run_plain(argv[1:])) is not None:
+            return status
     options = _parser(first).parse_args(argv)
     return int(options.run(options))
 

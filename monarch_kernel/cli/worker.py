@@ -2,88 +2,150 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import argparse
+
     from monarch_kernel.runtime.host.worker_start import WorkerStart
+
+
+class _Option(NamedTuple):
+    """An option of the command.
+
+    Attributes:
+        names: the last one, without the dashes, is its field.
+        kind: what makes its value of a word; bool: it takes none.
+        default: without it; a list: it may be given several times.
+        metavar: what its value is called.
+        help: "": it is for our own processes.
+    """
+
+    names: tuple[str, ...]
+    kind: Callable[[str], Any]
+    default: Any
+    metavar: str
+    help: str
+
+
+_OPTIONS = (
+    _Option(
+        ("--listen",),
+        str,
+        None,
+        "URL",
+        "tcp://HOST:PORT, ipc:///PATH, or tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT if others reach this host by "
+        "another address than the one to listen at",
+    ),
+    _Option(
+        ("--key", "--key-file"),
+        str,
+        None,
+        "FILE|-",
+        "this worker's key, or the team's, made by 'monarch-kernel keys FILE'; -: the first line of standard "
+        "input (default: what MONARCH_KERNEL_KEY_FILE names, or ~/.config/monarch_kernel/key, which is made when it is "
+        "first needed)",
+    ),
+    _Option(
+        ("--key-env",),
+        str,
+        "",
+        "NAME",
+        "take the key from this environment variable, which is removed before anything is started",
+    ),
+    _Option(
+        ("--env",), str, None, "-", "read environment variables from the next line of standard input, a JSON object"
+    ),
+    _Option(
+        ("--allow",),
+        str,
+        None,
+        "LIST",
+        "the keys that may connect besides this one, a list kept by 'monarch-kernel keys add' and 'revoke' "
+        "(default: what MONARCH_KERNEL_ALLOW names, or the file with the key file's name and .allow, if there is one)",
+    ),
+    _Option(("--audit",), str, "", "FILE", "also append accepted and refused connections to this file"),
+    _Option(("--name",), str, "", "NAME", "what this host is called in errors and tables (its host name)"),
+    _Option(("--idle",), float, 0.0, "SECONDS", "end after this time without a controller (default: never)"),
+    _Option(
+        ("--walltime",),
+        float,
+        0.0,
+        "SECONDS",
+        "the engine ends this worker after this time: it ends its ranks in good order before (default: not known)",
+    ),
+    _Option(
+        ("--announce",),
+        str,
+        [],
+        "FILE|-|FD",
+        "write one line of JSON (URL, host, pid, versions, devices; or why it cannot start) to a file, standard "
+        "output or a descriptor when it listens",
+    ),
+    _Option(("--log",), str, "", "FILE", "append all output to this file, of mode 0600"),
+    _Option(("--background",), bool, False, "", "leave the session that starts it, so that this command returns"),
+    _Option(("--lifeline",), int, -1, "FD", ""),
+    _Option(("--keep",), str, "", "FOLDER", ""),
+    _Option(("--lock",), int, -1, "FD", ""),
+)
 
 
 def add_worker_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel worker``."""
-    parser.add_argument(
-        "--listen",
-        required=True,
-        metavar="URL",
-        help="tcp://HOST:PORT, ipc:///PATH, or tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT if others reach this host by "
-        "another address than the one to listen at",
-    )
-    parser.add_argument(
-        "--key-file",
-        "--key",
-        dest="key_file",
-        metavar="FILE|-",
-        help="this worker's key, or the team's, made by 'monarch-kernel keys FILE'; -: the first line of standard "
-        "input (default: what MONARCH_KERNEL_KEY_FILE names, or ~/.config/monarch_kernel/key, which is made when it is "
-        "first needed)",
-    )
-    parser.add_argument(
-        "--key-env",
-        default="",
-        metavar="NAME",
-        help="take the key from this environment variable, which is removed before anything is started",
-    )
-    parser.add_argument(
-        "--env",
-        choices=["-"],
-        help="read environment variables from the next line of standard input, a JSON object",
-    )
-    parser.add_argument(
-        "--allow",
-        metavar="LIST",
-        help="the keys that may connect besides this one, a list kept by 'monarch-kernel keys add' and 'revoke' "
-        "(default: what MONARCH_KERNEL_ALLOW names, or the file with the key file's name and .allow, if there is one)",
-    )
-    parser.add_argument(
-        "--audit", default="", metavar="FILE", help="also append accepted and refused connections to this file"
-    )
-    parser.add_argument("--name", default="", help="what this host is called in errors and tables (its host name)")
-    parser.add_argument(
-        "--idle",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="end after this time without a controller (default: never)",
-    )
-    parser.add_argument(
-        "--walltime",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="the engine ends this worker after this time: it ends its ranks in good order before (default: not known)",
-    )
-    parser.add_argument(
-        "--announce",
-        action="append",
-        default=[],
-        metavar="FILE|-|FD",
-        help="write one line of JSON (URL, host, pid, versions, devices; or why it cannot start) to a file, standard "
-        "output or a descriptor when it listens",
-    )
-    parser.add_argument("--log", default="", metavar="FILE", help="append all output to this file, of mode 0600")
-    parser.add_argument(
-        "--background", action="store_true", help="leave the session that starts it, so that this command returns"
-    )
-    parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--keep", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", type=int, default=-1, help=argparse.SUPPRESS)
+    from argparse import SUPPRESS
+
+    for option in _OPTIONS:
+        more: dict[str, Any] = {"default": option.default, "help": option.help or SUPPRESS}
+        if option.kind is bool:
+            more["action"] = "store_true"
+        else:
+            more |= {"metavar": option.metavar, "type": option.kind}
+            more |= {"action": "append"} if option.default == [] else {}
+        more |= {"required": True} if option.names == ("--listen",) else {}
+        more |= {"choices": ["-"]} if option.names == ("--env",) else {}
+        parser.add_argument(*option.names, dest=_field(option), **more)
     parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run_plain(words: Sequence[str]) -> int | None:
+    """Run the command if its words are what launchers write: options in full, each value a word of its own.
+
+    Returns:
+        The exit status; None: it was not run, and ``argparse`` is to read the words. Loading that takes longer than all
+        else that this process does, before hosts can be used.
+    """
+    known = {name: option for option in _OPTIONS for name in option.names}
+    given: dict[str, Any] = {_field(option): option.default for option in _OPTIONS} | {"announce": []}
+    rest = iter(words)
+    try:
+        for word in rest:
+            option = known[word]
+            if option.kind is bool:
+                given[_field(option)] = True
+                continue
+            value = next(rest)
+            if value.startswith("-") and value != "-":
+                return None
+            if option.default == []:
+                given[_field(option)].append(value)
+            else:
+                given[_field(option)] = option.kind(value)
+    except (KeyError, StopIteration, ValueError):
+        return None
+    if given["listen"] is None or given["env"] not in (None, "-"):
+        return None
+    return _run(SimpleNamespace(**given))
+
+
+def _field(option: _Option) -> str:
+    return option.names[-1].removeprefix("--").replace("-", "_")
+
+
+def _run(options: argparse.Namespace | SimpleNamespace) -> int:
     from monarch_kernel.protocol.worker_addresses import worker_address
     from monarch_kernel.runtime.host.worker_exec import exec_worker, report_failure
     from monarch_kernel.runtime.host.worker_start import WorkerStart
@@ -131,14 +193,13 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def _read_input(options: argparse.Namespace, start: WorkerStart) -> WorkerStart:
+def _read_input(options: argparse.Namespace | SimpleNamespace, start: WorkerStart) -> WorkerStart:
     """Read what comes by standard input, and take the key from the environment; the options with it."""
     if options.key_file == "-":
         start = start._replace(key_file=None, key=_line("the key"), key_from="standard input")
     if options.env:
         try:
-            found: Any = json.loads(_line("the environment"))
-            os.environ.update(found)
+            os.environ.update(_variables(_line("the environment")))
         except (ValueError, TypeError) as e:
             raise ValueError(f"--env -: the line of standard input is no JSON object of variables: {e}") from None
     if options.key_env:
@@ -150,6 +211,14 @@ def _read_input(options: argparse.Namespace, start: WorkerStart) -> WorkerStart:
         os.dup2(null, 0)
         os.close(null)
     return start
+
+
+def _variables(line: str) -> dict[str, str]:
+    if line.strip() == "{}":
+        return {}
+    import json
+
+    return json.loads(line)
 
 
 def _line(what: str) -> str:

@@ -7,15 +7,12 @@ find the remaining processes of a run without bookkeeping that could die with th
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
 
 from monarch_kernel import environment
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folder
-
-log = logging.getLogger(__name__)
 
 MARKER = environment.RUN
 """The environment variable that an agent is started with; its value is the run folder."""
@@ -262,10 +259,16 @@ def remove_run_dir(path: str, lock_fd: int) -> None:
             folder.hold(lock_fd, _WHAT)
             _remove(folder)
     except OSError as e:
-        log.warning("the run folder stays: %s", e)
+        _warn(f"the run folder stays: {e}")
 
 
 def _remove(folder: PrivateFolder) -> None:
     left = folder.remove(_FILES)
     if left:
-        log.warning("the run folder %s stays: it holds what is not ours: %s", folder.path, ", ".join(left))
+        _warn(f"the run folder {folder.path} stays: it holds what is not ours: {', '.join(left)}")
+
+
+def _warn(text: str) -> None:
+    import logging  # a process that only executes a worker is not to load it
+
+    logging.getLogger(__name__).warning("%s", text)

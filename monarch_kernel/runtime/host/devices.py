@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 #: What restricts a process to some devices, most physical first. A later one counts within what an earlier one leaves.
 _VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-_NVIDIA = Path("/proc/driver/nvidia/gpus")
-_AMD = Path("/sys/class/kfd/kfd/topology/nodes")
+_NVIDIA = "/proc/driver/nvidia/gpus"
+_AMD = "/sys/class/kfd/kfd/topology/nodes"
 
 
 class DeviceError(ValueError):
@@ -90,6 +89,11 @@ def _nvidia() -> int:
 
 def _amd() -> int:
     try:
-        return sum((node / "gpu_id").read_text().strip() not in ("", "0") for node in _AMD.iterdir())
+        return sum(_gpu_id(f"{_AMD}/{node}/gpu_id") not in ("", "0") for node in os.listdir(_AMD))
     except OSError:
         return 0
+
+
+def _gpu_id(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()

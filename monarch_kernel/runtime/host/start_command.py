@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import Any
 
 import monarch_kernel
 
+#: Flags of an interpreter that are the same in another one. Without any, nothing has to be loaded to tell.
+_FLAGS = (
+    *("debug", "optimize", "dont_write_bytecode", "no_site", "verbose", "bytes_warning", "quiet"),
+    *("isolated", "ignore_environment", "no_user_site", "dev_mode"),
+)
+
 
 def interpreter_command(module: str, *arguments: str) -> list[str]:
     """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
-    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
     # -m would load more than is needed. Garbage collection is off while modules load.
-    start = f"import gc; gc.disable(); from {module} import main; main()"
+    start = f"import gc; gc.disable(); import {__package__}.lean_msgspec; from {module} import main; main()"
     # -P: a file in the working directory must not shadow a module of the library.
-    return [sys.executable, *(flags() if flags is not None else []), "-P", "-c", start, *arguments]
+    return [sys.executable, *_flags(), "-P", "-c", start, *arguments]
+
+
+def _flags() -> list[str]:
+    """The flags that this interpreter was started with."""
+    if not (any(getattr(sys.flags, name) for name in _FLAGS) or sys.warnoptions or sys._xoptions):
+        return []
+    import subprocess
+
+    flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
+    return flags() if flags is not None else []
 
 
 def package_root() -> str:

@@ -1,12 +1,12 @@
 """How a process becomes a worker: it executes a fresh interpreter, which runs ``worker_main``.
 
-What is loaded here is loaded twice for each worker, before hosts can be used: it is little, and not msgspec.
+What is loaded here is loaded twice for each worker, before hosts can be used: it is little, and not msgspec or json.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import sys
 from typing import NoReturn
@@ -29,7 +29,7 @@ def exec_worker(start: WorkerStart) -> NoReturn:
     # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
     key_fd = memfd("key", start.key.encode()) if start.key else -1
     config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start._replace(key=""))
-    fd = memfd("config", json.dumps(config).encode())
+    fd = memfd("config", marshal.dumps([*config[:-1], list(config.start)]))
     for inherited in (fd, key_fd, run_dir.lock_fd, start.lifeline, start.folder_lock, *start.announce_to):
         if inherited >= 0:
             os.set_inheritable(inherited, True)

@@ -1,28 +1,34 @@
-"""The start of a worker: a process executes a fresh interpreter, forks its fork server, and serves."""
+"""The start of a worker: a process executes a fresh interpreter, forks its fork server, and serves.
+
+As in ``host.__main__``, each of both loads its own part after the fork.
+"""
 
 from __future__ import annotations
 
 import logging
+import marshal
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
-from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
-from monarch_kernel.runtime.host.worker_agent import WorkerAgent
 from monarch_kernel.runtime.host.worker_exec import report_failure
 from monarch_kernel.runtime.host.worker_start import WorkerConfig
 from monarch_kernel.runtime.node import descriptors
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.host.worker_agent import WorkerAgent
 
 
 def main() -> None:
     """Run a worker in this process, which ``exec_worker`` has prepared: fork the fork server, serve."""
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
-        config = msgspec.json.decode(file.read(), type=WorkerConfig)
+        config = msgspec.convert(marshal.load(file), WorkerConfig)
     start = config.start
     own = [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
     for inherited in (config.lock_fd, *own):
@@ -61,7 +67,13 @@ def main() -> None:
 
 
 def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:
-    return KeeperAgent if config.start.keep else WorkerAgent
+    if config.start.keep:
+        from monarch_kernel.runtime.host.keeper_agent import KeeperAgent
+
+        return KeeperAgent
+    from monarch_kernel.runtime.host.worker_agent import WorkerAgent
+
+    return WorkerAgent
 
 
 if __name__ == "__main__":

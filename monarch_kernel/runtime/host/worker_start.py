@@ -54,7 +54,7 @@ class WorkerStart(NamedTuple):
 
 
 class WorkerConfig(NamedTuple):
-    """What a worker reads from the descriptor that its command line names, as JSON."""
+    """What a worker reads from the descriptor that its command line names, as lists by ``marshal``."""
 
     id: str
     run_dir: str
