@@ -42,12 +42,12 @@ _NO_CLOUD = "NoCloudAccessError"
 #: States of a request to its API server, of a cluster, and of a job there.
 _WAITS, _GOES_ON = ("PENDING", "WAITING"), ("PENDING", "WAITING", "RUNNING")
 _UP, _STOPPED = "UP", "STOPPED"
-_SETS_UP, _FAILED = ("", "INIT", "PENDING", "SETTING_UP"), ("FAILED", "FAILED_SETUP", "FAILED_DRIVER")
+_SETS_UP, _FAILED_SETUP = ("", "INIT", "PENDING", "SETTING_UP"), "FAILED_SETUP"
 #: How long an answer of SkyPilot holds (seconds).
 _FRESH = 0.5
 _PAUSE = 0.2
-#: How long a connection by ssh may take (seconds).
-_CONNECT_TIME = 15
+#: How long a connection by ssh may take, with the program of SkyPilot that it starts (seconds).
+_CONNECT_TIME = 40
 #: How long a cluster without jobs stays (minutes).
 IDLE_MINUTES = 1
 #: The interpreter on nodes, as the commands of SkyPilot's tasks find it.
@@ -108,6 +108,8 @@ class _Seen:
 class SkyNodes(SSHLauncher):
     """Workers on nodes of clusters, by the names that SkyPilot gives them in the configuration of ssh."""
 
+    PATIENCE: ClassVar[float] = 90.0  # on Kubernetes and Slurm, each connection starts a program of SkyPilot's
+
     def _preparation(self, job: str) -> str:
         return sky_task.preparation(job)
 
@@ -149,7 +151,9 @@ class SkyLauncher(Launcher):
         LauncherOption(name="cluster", metavar="NAME", help="use this cluster (default: one of the job's own)"),
         LauncherOption(name="setup", metavar="COMMANDS", help="what runs once on each host"),
         LauncherOption(name="workdir", metavar="FOLDER", help="a folder here that hosts get"),
-        LauncherOption(name="idle_minutes", type=int, metavar="N", help="a cluster without workers stays", plain=True),
+        LauncherOption(
+            name="idle_minutes", type=int, metavar="N", help="a cluster without workers stays (-1: on)", plain=True
+        ),
         LauncherOption(name="down", type=bool, help="it is removed then (default), and not stopped", plain=True),
         LauncherOption(name="retry", type=bool, help="ask again until there is room", plain=True),
         LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
@@ -218,7 +222,10 @@ class SkyLauncher(Launcher):
     def configured(cls, values: Mapping[str, Any]) -> SkyLauncher:
         """See ``Launcher``."""
         fields = {name: value for name, value in values.items() if name in cls._FIELDS}
-        return cls(fields, **{name: value for name, value in values.items() if name not in cls._FIELDS})
+        others = {name: value for name, value in values.items() if name not in cls._FIELDS}
+        if others.get("idle_minutes", 0) < 0:
+            others["idle_minutes"] = None
+        return cls(fields, **others)
 
     # -- asking for hosts -----------------------------------------------------------------------------
 
@@ -254,11 +261,12 @@ class SkyLauncher(Launcher):
         command = request.command
         shared = bool(self._cluster) and not data.parts
         cluster = self._cluster if shared else _CLUSTER.format(command.job, len(data.places))
+        fields = sky_task.resource_fields(self._resources, request.resources)
         task = sky_task.task(
             command.job,
             request.name,
             count,
-            {**self._ending(), **sky_task.resource_fields(self._resources, request.resources)},
+            {**self._ending(), **fields},
             setup=self._setup,
             workdir=self._workdir,
             file_mounts=self._file_mounts,
@@ -273,7 +281,7 @@ class SkyLauncher(Launcher):
             if e.kind in _NEVER:
                 stays = "; idle_minutes=None asks for none" if "autostop" in e.said.lower() else ""
                 raise InfeasibleError(
-                    f"SkyPilot cannot fulfil {count} x {_shown(task['resources'])}: {e.said}; 'sky check' shows where "
+                    f"SkyPilot cannot fulfil {count} x {_shown(fields)}: {e.said}; 'sky check' shows where "
                     "it may ask, 'sky gpus list' what there is" + stays
                 ) from e
             advice = "run 'sky check', which says what each cloud needs" if e.kind == _NO_CLOUD else ""
@@ -356,7 +364,7 @@ class SkyLauncher(Launcher):
             return _Seen(HostPhase.STARTING, str(e), job=number)  # the cluster does not answer just now
         if job in _SETS_UP:
             return _Seen(HostPhase.STARTING, job or "the job is being submitted", job=number)
-        if job in _FAILED:
+        if job == _FAILED_SETUP:
             return _Seen(HostPhase.GONE, job, failed=True, job=number)
         return _Seen(None, job=number)
 

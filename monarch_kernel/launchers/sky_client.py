@@ -29,6 +29,8 @@ _HOW = (
 )
 #: How the first lines of a program name its interpreter.
 _NAMED = re.compile(rb"\A#!\s*(/\S*python\S*)\s*\n|'''exec' \"?(/[^\"\n]*?python[^\"\s]*)\"? ")
+#: The longest message that is shown whole (characters).
+_LONG = 600
 #: The colors that SkyPilot has in its messages.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -43,8 +45,13 @@ class SkyError(Exception):
 
     def __init__(self, kind: str, said: str) -> None:
         self.kind = kind
-        self.said = " ".join(_COLOR.sub("", said).split()) or kind
+        self.said = _short(" ".join(_COLOR.sub("", said).split())) or kind
         super().__init__(f"{kind}: {self.said}")
+
+
+def _short(words: str) -> str:
+    """Words as a clause: the output of a command that failed may be among them, whose end says why."""
+    return words if len(words) <= _LONG else f"{words[: _LONG // 2]} ... {words[-_LONG // 2 :]}"
 
 
 class SkyClient:

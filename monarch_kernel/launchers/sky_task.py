@@ -17,7 +17,8 @@ _VARIABLES = (
     "PATH LD_LIBRARY_PATH CONDA_PREFIX CONDA_DEFAULT_ENV VIRTUAL_ENV CUDA_VISIBLE_DEVICES SKYPILOT_TASK_ID "
     "SKYPILOT_NODE_IPS SKYPILOT_NODE_RANK SKYPILOT_NUM_NODES SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_CLUSTER_INFO"
 )
-_FOLDER = '"$HOME/.local/state/monarch_kernel/workers"'
+#: Sets ``d`` to the folder for that. On Slurm SkyPilot's jobs have a home of their own, and ssh that of the account.
+_FOLDER = 'h=$(eval echo "~$(id -un 2>/dev/null)"); [ -d "$h" ] || h=$HOME; d="$h/.local/state/monarch_kernel/workers";'
 #: How long a place is held without a worker, so that a lost one can be replaced there; how often to look (seconds).
 _GRACE, _STEP = 60, 2
 #: How long the first worker may take where workers never end as idle (seconds).
@@ -58,7 +59,7 @@ def task(
 
 def _hold(job: str, idle: float) -> str:
     """The command of the task, for bash. It has no secret."""
-    return f"""d={_FOLDER}; mkdir -p "$d"; chmod 700 "$d"
+    return f"""{_FOLDER} mkdir -p "$d"; chmod 700 "$d"
 f="$d/{job}.$(uname -n).env"
 umask 077
 q="'\\\\''"
@@ -82,8 +83,8 @@ def preparation(job: str) -> str:
     It takes the environment that the command has noted, and sets ``a`` to the address of the node, as SkyPilot has it.
     """
     return (
-        f'f={_FOLDER}/{job}.$(uname -n).env; i=0; while [ ! -e "$f" ] && [ $i -lt {_WAIT} ]; do i=$((i+1)); sleep 0.1; '
-        'done; [ ! -e "$f" ] || . "$f"; '
+        f'{_FOLDER} f="$d/{job}.$(uname -n).env"; '
+        f'i=0; while [ ! -e "$f" ] && [ $i -lt {_WAIT} ]; do i=$((i+1)); sleep 0.1; done; [ ! -e "$f" ] || . "$f"; '
         'a=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | sed -n "$((${SKYPILOT_NODE_RANK:-0} + 1))p"); '
         '[ -n "$a" ] || a=$(hostname -I | cut -d " " -f 1); '
         '[ -n "$a" ] || { echo "this node has no address (hostname -I)" >&2; exit 2; }; '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,11 @@ class TestSky(Conformance):
     pass
 
 
+def workers_folder() -> Path:
+    """Where workers and their environments are noted on this machine."""
+    return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local/state/monarch_kernel/workers"
+
+
 def told(hosts: Any) -> list[int]:
     """The processes of a rank on each host."""
     probers: Any = hosts.spawn_procs(per_host={"gpus": 1}).spawn("probers", Prober)
@@ -67,8 +73,7 @@ def test_skypilot_gets_what_the_user_asked_for_and_never_the_key(skypilot: SkyPi
     private = json.loads(Path(registry.key_path(job.job_id)).read_text())["private"]
     kept = [path.read_bytes() for path in skypilot.home.rglob("*") if path.is_file()]
     kept += [body.encode() for body in map(json.dumps, skypilot.asked("/launch"))]
-    workers = Path(os.path.expanduser("~root" if os.getuid() == 0 else "~")) / ".local/state/monarch_kernel/workers"
-    kept += [path.read_bytes() for path in workers.glob(f"{job.job_id}*")]
+    kept += [path.read_bytes() for path in workers_folder().glob(f"{job.job_id}*")]
     assert len(kept) > 5
     for text in kept:
         assert private.encode() not in text and b"a-secret-value" not in text
@@ -172,8 +177,9 @@ def test_what_skypilot_cannot_be_asked_for_is_refused_before() -> None:
     with pytest.raises(TypeError, match=r"give a sky.Resources"):
         SkyPilotJob({"hosts": 1}, "H100:8")
     assert SkyLauncher.of(launcher.options()).options() == launcher.options()
-    made = SkyLauncher.configured({"infra": "k8s", "use_spot": True, "retry": True}).options()
-    assert made["resources"] == {"infra": "k8s", "use_spot": True} and made["retry"] is True
+    made = SkyLauncher.configured({"infra": "k8s", "use_spot": True, "retry": True, "idle_minutes": -1}).options()
+    assert made["resources"] == {"infra": "k8s", "use_spot": True}
+    assert made["retry"] is True and made["idle_minutes"] is None
 
 
 def test_the_interpreter_of_skypilots_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +207,7 @@ def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment
     odd = "10.0.0.1\n10.0.0.2 it's"
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SKYPILOT_NODE_IPS": odd, "SKYPILOT_NODE_RANK": "1"}
     hold = subprocess.Popen(["bash", "-c", task["run"]], env={**env, "TOKEN": "a-secret-value"})
-    note = tmp_path / f".local/state/monarch_kernel/workers/a1.{os.uname().nodename}.env"
+    note = workers_folder() / f"a1.{os.uname().nodename}.env"  # in the home of the account, whatever HOME says
     wait_until(note.exists, "it notes its environment")
     assert note.stat().st_mode & 0o777 == 0o600 and note.parent.stat().st_mode & 0o777 == 0o700
     start = sky_task.preparation("a1") + ' printf "%s" "$a|$SKYPILOT_NODE_IPS|$PATH"'
