@@ -475,6 +475,14 @@ JOIN = EnvironmentVariable(
     "ranks of jobs that others start",
     shown_default="the name of the script",
 )
+JOIN_HOLD = EnvironmentVariable(
+    "JOIN_HOLD",
+    _seconds(0),
+    "0",
+    "a number of seconds, 0 or more",
+    "how long such a process stays after an exception that ends it, until a notebook has looked at its frames",
+    "ranks of jobs that others start",
+)
 
 # -- variables that our processes set for the processes they start; not for users ------------------
 

@@ -124,7 +124,7 @@ ALLOWED: dict[str, set[str]] = {
         *(f"{RUNTIME}.actor.{part}" for part in ("calls", "execution.collectives", "extensions", "meshes.actor_mesh")),
     },
     # Jobs that others have started; what is in a rank before somebody joins imports the private folders alone.
-    f"{ENGINES}.join": {PROTOCOL, *FACADES, ENGINES, f"{ENGINES}.hosted"},
+    f"{ENGINES}.join": {PROTOCOL, *FACADES, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.
     "monarch_kernel.cli": {

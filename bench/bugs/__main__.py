@@ -31,6 +31,7 @@ Tool = Callable[[Case, Path], Session | None]
 TOOLS: dict[str, Tool] = {
     "ours": lambda case, _: ours.typed(case),
     "ours (nothing typed)": lambda case, _: ours.waiting(case),
+    "ours (joined)": lambda case, _: ours.joined(case),
     "torchmonarch": monarchs.typed,
     "py-spy": pytorch.spy,
     "torch.distributed.debug": pytorch.debug_page,

@@ -1,10 +1,11 @@
-"""The six bugs in a notebook on the Monarch kernel, spoken to as a front end does."""
+"""The six bugs in a notebook on the Monarch kernel, spoken to as a front end does; in its own mesh, or a joined job."""
 
 from __future__ import annotations
 
 import os
 import queue
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -16,8 +17,11 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from bench.bugs.cases import Case, Session
+from bench.bugs.processes import running
+from bench.bugs.pytorch import torchrun
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 #: No cell may take longer (seconds).
 PATIENCE = 120.0
 
@@ -129,6 +133,7 @@ def notebook(folder: Path) -> Generator[Notebook]:
 
 def singled_out(case: Case, text: str) -> bool:
     """Whether the text tells the guilty rank from the others, and has one of the lines where it stands."""
+    text = re.sub(r"\bfor rank \d+", "", text)  # the source of a broadcast
     alone = [
         rank
         for rank in range(case.ranks)
@@ -157,21 +162,43 @@ def typed(case: Case) -> Session:
         started(opened, case)
         opened.run("running = program.train.call()")
         case.wait()
-        commands = ["%mesh hang"]
-        if case.bug == "crash":
-            commands = ["%mesh pm"]
-        elif case.bug == "gradient":
-            norms = "[p.grad.norm().item() for p in model.parameters()]"
-            line = case.line_of("optimizer.step()")
-            commands = [f'%mesh break train.py:{line} --when-differs "{norms}"', f"%mesh debug print {norms}"]
-        for command in commands:
-            session.type(command)
-            session.shows(opened.run(command))
-            if "break" in command and not all_stop(session, opened):
-                # The breakpoint was set while they ran, and some were past the line already.
-                session.type("%mesh debug continue")
-                session.shows(opened.run("%mesh debug continue"))
-                all_stop(session, opened)
+        ask(session, opened)
+    return judged(session)
+
+
+def ask(session: Session, opened: Notebook) -> None:
+    """Type what one would, in a notebook whose mesh runs the program."""
+    case = session.case
+    commands = ["%mesh hang"]
+    if case.bug == "crash":
+        commands = ["%mesh pm"]
+    elif case.bug == "gradient":
+        norms = "[p.grad.norm().item() for p in model.parameters()]"
+        line = case.line_of("optimizer.step()")
+        commands = [f'%mesh break train.py:{line} --when-differs "{norms}"', f"%mesh debug print {norms}"]
+    for command in commands:
+        session.type(command)
+        session.shows(opened.run(command))
+        if "break" in command and not all_stop(session, opened):
+            # The breakpoint was set while they ran, and some were past the line already.
+            session.type("%mesh debug continue")
+            session.shows(opened.run("%mesh debug continue"))
+            all_stop(session, opened)
+
+
+def joined(case: Case) -> Session:
+    """A job that torchrun has started is joined; the clock begins when it is."""
+    session = Session("ours (joined)", case)
+    hold = ["--hold-on-error"] if case.bug == "crash" else []
+    command = torchrun(Path(sys.executable), case, "-m", "monarch_kernel.join", *hold, "train.py")
+    environment = {"MONARCH_KERNEL_JOIN": "job", "PYTHONPATH": str(ROOT)}
+    with notebook(case.folder) as opened, running(command, case.folder, **environment):
+        case.wait()
+        shown = opened.run("%mesh join job")
+        if "joined in" not in shown:
+            raise TimeoutError(shown)
+        ask(session, opened)
+        opened.run("%mesh leave")
     return judged(session)
 
 

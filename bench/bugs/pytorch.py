@@ -28,13 +28,13 @@ LAST_ENTRIES = (
 )
 
 
-def torchrun(python: Path, case: Case, program: str) -> list[str]:
+def torchrun(python: Path, case: Case, *program: str) -> list[str]:
     """The command that runs a program of the case's folder on all ranks."""
     port = str(free_port())
     return [
         str(python.with_name("torchrun")),
         *("--nproc-per-node", str(case.ranks), "--master-addr", "127.0.0.1", "--master-port", port),
-        program,
+        *program,
     ]
 
 

@@ -43,10 +43,15 @@ def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]])
     except JoinError as error:
         raise UsageError(f"%mesh join: {error}") from None
     session.choose(name)
+    held = jobs.held_ranks(procs)
     missing = sorted(procs.dead())
     absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
     took = duration(time.monotonic() - began)
-    return f"job {name}: {shape(procs)}, joined in {took}{absent}; %mesh leave lets go of it, and the job goes on"
+    lines = [f"job {name}: {shape(procs)}, joined in {took}{absent}; %mesh leave lets go of it, and the job goes on"]
+    for error in dict.fromkeys(held.values()):
+        ranks = format_ranks([rank for rank, said in held.items() if said == error], limit=6)
+        lines.append(f"  held after {error}: {ranks}; %mesh pm shows where, and they end with %mesh leave")
+    return "\n".join(lines)
 
 
 def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:

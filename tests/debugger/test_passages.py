@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank import process as rank
 
 
@@ -17,7 +18,7 @@ def test_ranks_that_were_armed_a_step_apart_meet_in_the_same_step(monkeypatch: p
         debugger = rank.RankDebugger()
         found: list[int] = []
         for hit, step in enumerate(range(first_step, 6), 1):
-            monkeypatch.setattr(rank, "_issued", lambda step=step: 3 * step)
+            monkeypatch.setattr(common_point, "issued", lambda step=step: 3 * step)
             found += [debugger._passage(1, hit), debugger._passage(2, hit)]
         return found
 
@@ -27,9 +28,9 @@ def test_ranks_that_were_armed_a_step_apart_meet_in_the_same_step(monkeypatch: p
 
 
 def test_several_passages_between_two_collectives_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "_issued", lambda: 7)
+    monkeypatch.setattr(common_point, "issued", lambda: 7)
     debugger = rank.RankDebugger()
     several = [debugger._passage(1, hit) for hit in range(1, 4)]
     assert sorted(set(several)) == several
-    monkeypatch.setattr(rank, "_issued", lambda: 8)
+    monkeypatch.setattr(common_point, "issued", lambda: 8)
     assert debugger._passage(1, 4) > several[-1]

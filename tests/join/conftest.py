@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,21 @@ class Job:
             wait_until(lambda: len(self.pids()) == ranks or self.process.poll() is not None, "the ranks are there", 60)
             assert self.process.poll() is None, self.log
         except BaseException:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
             raise
 
     def pids(self) -> list[int]:
         """The processes of its ranks, by rank."""
         ranks = [each for each in announcements() if each.name == self.name]
         return [each.pid for each in sorted(ranks, key=lambda each: each.identity.rank)]
+
+    def kill(self) -> None:
+        """End it with all its ranks, if it has not ended."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
 
     @property
     def log(self) -> str:
@@ -88,17 +96,21 @@ def start_module_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 def _jobs(folder: Path) -> Generator[Callable[..., Job]]:
     started: list[Job] = []
 
-    def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN) -> Job:
+    def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN, options: Sequence[str] = ()) -> Job:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         gate = str(folder / f"{name}.ends")
-        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", str(script), gate, *args], folder, ranks)
+        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", *options, str(script), gate, *args], folder, ranks)
         started.append(job)
         return job
 
-    yield start
-    for job in started:
-        if job.process.poll() is None:
-            job.end()
+    try:
+        yield start
+        for job in started:
+            if job.process.poll() is None:
+                job.end()
+    finally:
+        for job in started:
+            job.kill()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 from tests.conftest import wait_until
@@ -43,6 +45,22 @@ def test_a_viewer_that_is_killed_releases_what_it_had_stopped(
     until(viewer, "%mesh debug list", "0-1")
     viewer.manager.shutdown_kernel(now=True)
     assert job.end().count("ends after") == 2  # it is not stopped there again, either
+
+
+def test_a_rank_that_cannot_answer_is_joined_and_read_from_outside(
+    start_job: Callable[..., Job], notebook: Kernel
+) -> None:
+    job = start_job("silent")
+    stopped = job.pids()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        notebook.ok("%mesh join silent")
+        text = until(notebook, "%mesh stacks", r"SIGSTOP")
+        assert "[1]" in text and "train.py" in text
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: "SIGSTOP" not in shown(notebook.ok("%mesh stacks")), "it answers", 30)
+    notebook.ok("%mesh leave")
 
 
 def test_an_unknown_job_is_said_with_those_that_are_there(notebook: Kernel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -19,8 +19,10 @@ from monarch_kernel.engines.hosted.meshes import HostedProcMesh
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
+from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine
 from monarch_kernel.engines.join.remote_machine import RemoteMachine
+from monarch_kernel.introspection import StackRead
 from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
@@ -160,8 +162,13 @@ class JoinController(ToolController):
             joined.uid, joined.first = message.uid, message
             self._jobs[message.uid] = joined
             for rank in range(extent.nelements):
+                proc = f"{message.uid}.{rank}"
                 if rank not in ranks:
-                    self.on_death(f"{message.uid}.{rank}", "it was not found when the job was joined")
+                    self.node.pids[proc] = 0
+                    self.on_death(proc, "it was not found when the job was joined")
+                elif ranks[rank].silent:  # not waited for: it is a rank that somebody wants to look at
+                    announced = ranks[rank].announced
+                    self.handle(wire.RankEntered(message.uid, rank, announced.host, announced.pid))
             for rank in ranks:
                 joined.let_in(rank)
             return joined.carrier
@@ -179,6 +186,24 @@ class JoinController(ToolController):
     def is_joined(self, mesh: Any) -> bool:
         """Whether a mesh of procs is that of a joined job."""
         return getattr(mesh, "_uid", None) in self._jobs
+
+    def held_ranks(self, procs: ProcMesh) -> dict[int, str]:
+        """The ranks of a joined job that were held after an error when they were joined, with that."""
+        return self._jobs[procs._uid].held
+
+    def stacks_from_outside(
+        self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
+    ) -> dict[int, StackRead]:
+        """See ``interface.MeshFunctions``: each is read on its machine."""
+        joined, refs = self._jobs[mesh._uid], mesh._target().procs
+        chosen = list(ranks)
+        read = joined.read_stacks([int(refs[rank].id.rpartition(".")[2]) for rank in chosen], native, timeout)
+        found: dict[int, StackRead] = {}
+        for rank in chosen:
+            ref = refs[rank]
+            why, dump, error = read.get(int(ref.id.rpartition(".")[2]), ("", "", "it could not be read in time"))
+            found[rank] = StackRead(ref.id, self.node.pids.get(ref.id, 0), ref.host, why, dump, error)
+        return found
 
     def leave(self, procs: ProcMesh) -> None:
         """Let go of a job, which goes on."""
@@ -275,10 +300,14 @@ class JoinedJob:
         self.extent = Extent((), ())
         self.uid = ""
         self.first: wire.EnterRank | None = None
+        #: The ranks that are held after an error, with that, as they said when they were connected.
+        self.held: dict[int, str] = {}
         self._known: dict[int, RankAnnouncement] = {}
         self._told = 0  # how many ranks its launcher has told of, when it was joined
         self._listed: JoinableJob | None = None
         self._differs_since = 0.0
+        self._at: dict[int, RankPlace] = {}
+        self._silent: set[tuple[object, ...]] = set()  # the processes that have not said who they are
 
     def connect(self) -> dict[int, FoundRank]:
         """Connect to the ranks that are not connected yet.
@@ -295,6 +324,7 @@ class JoinedJob:
         known = {each.process for each in self._known.values()}
         fresh = [each for each in job.ranks if each.process not in known]
         ranks: dict[int, FoundRank] = {}
+        at: dict[int, RankPlace] = {}
         for place in self._places:
             wanted = [each for each in fresh if listed[each] is place]
             connected = place.connect(wanted, self._on_frame, self._on_closed) if wanted else []
@@ -304,19 +334,24 @@ class JoinedJob:
                     if found.link is not None:
                         found.link.close()
                     continue
-                ranks[rank] = found
+                ranks[rank], at[rank] = found, place
         if not self.uid:
             if not ranks:
                 raise JoinError(
-                    f"job {self.name!r}: none of its {len(job.ranks)} ranks answers; they are stopped, or native code "
-                    "holds their interpreter lock: %mesh look shows where they are"
+                    f"job {self.name!r}: none of its {len(job.ranks)} ranks can be connected to; %mesh jobs shows "
+                    "whether they are there"
                 )
             self.extent = self._shape(ranks)
             self._told = job.told_world
         for rank, found in ranks.items():
             assert found.link is not None
             self.carrier.links[rank] = found.link
+            if found.held:
+                self.held[rank] = found.held
             self._known[rank] = found.announced
+            self._at[rank] = at[rank]
+            if found.silent:
+                self._silent.add(found.announced.process)
         return ranks
 
     def has_another_world(self) -> bool:
@@ -361,6 +396,18 @@ class JoinedJob:
                 return extent
         return Extent(("ranks",), (world,))
 
+    def read_stacks(self, ranks: Sequence[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
+        """Read the stacks of ranks without their help."""
+        known = {self._known[rank]: rank for rank in ranks if rank in self._known}
+        at: dict[int, list[RankAnnouncement]] = {}
+        for each in known:
+            at.setdefault(id(self._at[known[each]]), []).append(each)
+        found: dict[int, OutsideRead] = {}
+        for place in self._places:
+            for each, read in place.read_stacks(at.get(id(place), ()), native, timeout).items():
+                found[known[each]] = read
+        return found
+
     def let_in(self, rank: int) -> None:
         """Send a rank the first message, with which it loads the tools."""
         first = self.first
@@ -370,7 +417,10 @@ class JoinedJob:
     def _rank_of(self, announced: RankAnnouncement) -> int | None:
         return next((rank for rank, each in self._known.items() if each.process == announced.process), None)
 
-    def _on_frame(self, _of: RankAnnouncement, frame: bytes) -> None:
+    def _on_frame(self, of: RankAnnouncement, frame: bytes) -> None:
+        if of.process in self._silent:  # it says now who it is, which nobody waits for any more
+            self._silent.discard(of.process)
+            return
         self._controller.receive(frame)
 
     def _on_closed(self, of: RankAnnouncement) -> None:

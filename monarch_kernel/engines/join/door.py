@@ -20,6 +20,7 @@ from monarch_kernel import environment
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announce, check_name, withdraw
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.holding import Holding
 from monarch_kernel.engines.join.identity import RankIdentity, identity, present_dimensions, present_identity
 
 if TYPE_CHECKING:
@@ -39,14 +40,19 @@ class Door:
     Args:
         name: of the job.
         told: which rank this is, as its launcher has told it.
+        hold: how long a program that fails is held for viewers (seconds).
     """
 
-    def __init__(self, name: str, told: RankIdentity) -> None:
+    def __init__(self, name: str, told: RankIdentity, hold: float = 0.0) -> None:
         self.name = name
         self.faults: list[str] = []
         self._told = told
         self._guest: JoinedGuest | None = None
         self._announced, listener = announce(name, told)
+        how = f"%mesh join {name} and %mesh pm in a notebook look at it, and it ends when the notebook leaves"
+        self.holding = Holding(hold, how)
+        if hold:
+            self.holding.install()
         self._loop = FrameLoop("monarch-join", self._note)
         self._loop.listen(listener, self._on_link)
         self._loop.start()
@@ -80,6 +86,7 @@ class Door:
         answer["dims"] = present_dimensions(now)
         answer["version"] = __version__
         answer["faults"] = self.faults
+        answer["held"], answer["held_until"] = self.holding.held, self.holding.until
         link.send(json.dumps(answer).encode())
         link.on_frame = self._on_first
 
@@ -104,12 +111,16 @@ class Door:
         self._loop.close(0.5)
 
 
-def prepare(name: str = "", *, rank: int = -1, world: int = 0, local_rank: int = -1) -> RankAnnouncement | None:
+def prepare(
+    name: str = "", *, rank: int = -1, world: int = 0, local_rank: int = -1, hold_on_error: float | None = None
+) -> RankAnnouncement | None:
     """Let viewers of the same user join this process, from now on until it ends (docs/join.md).
 
     Args:
         name: of the job; the same on all ranks. By default ``MONARCH_KERNEL_JOIN``, or the name of the program.
         rank, world, local_rank: which rank this is, where the environment of its launcher does not tell.
+        hold_on_error: how long the process stays, with its frames, after an exception that nothing has caught, until
+            a viewer has looked (seconds). By default ``MONARCH_KERNEL_JOIN_HOLD``, or 0.
 
     Returns:
         What was announced; None in a child process of a prepared rank, such as a worker of a DataLoader.
@@ -130,7 +141,7 @@ def prepare(name: str = "", *, rank: int = -1, world: int = 0, local_rank: int =
         if _is_child(name, told, given=rank >= 0):
             return None
         try:
-            _door = Door(name, told)
+            _door = Door(name, told, environment.JOIN_HOLD.get() if hold_on_error is None else hold_on_error)
         except OSError as error:
             raise JoinError(f"this process cannot be joined: {error}") from error
         os.environ[environment.JOIN_RANK] = f"{os.getpid()} {_mark(name, told)}"

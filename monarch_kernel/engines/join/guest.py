@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.guest import Guest
 from monarch_kernel.engines.join.frame_loop import FrameLink
+from monarch_kernel.engines.join.holding import Holding
 from monarch_kernel.introspection import Running
 
 if TYPE_CHECKING:
@@ -17,10 +18,19 @@ NAME = "join"
 
 
 class JoinedProgram:
-    """What runs in this process beside tools (``guest.ProgramActors``): a program without actors."""
+    """What runs in this process beside tools (``guest.ProgramActors``): a program without actors.
+
+    Args:
+        holding: what becomes of it when it fails.
+    """
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
 
     def endpoints_here(self) -> list[Running]:
-        """Its main thread, which is where a rank stands."""
+        """Its main thread, which is where a rank stands; a program that has failed runs no more."""
+        if self._holding.held:
+            return []
         return [Running("", "the program", threading.main_thread().ident or 0)]
 
     def actors_here(self) -> dict[str, Any]:
@@ -39,7 +49,7 @@ class JoinedGuest(Guest):
     """
 
     def __init__(self, door: Door) -> None:
-        super().__init__(NAME, JoinedProgram(), of_program=True)
+        super().__init__(NAME, JoinedProgram(door.holding), of_program=True)
         self._door = door
 
     def admit(self, link: FrameLink, first: bytes) -> None:
@@ -55,6 +65,7 @@ class JoinedGuest(Guest):
 
         link.on_frame = self._on_frame
         link.on_closed = ended
+        self._door.holding.install()  # errors that end the program can be stopped at
         self.enter(message, message.rank, link.send)
 
     def _interrupt(self, cells: str) -> list[str]:
@@ -68,6 +79,13 @@ class JoinedGuest(Guest):
 
     def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
         self.receive(frame)
+
+    def lose(self, controller: str) -> None:
+        """See ``Guest.lose``. The last viewer that goes has looked at a program that is held."""
+        super().lose(controller)
+        if not self._visitors:
+            self._door.holding.release()
+            self._door.holding.remove()
 
     def interrupt_main_thread(self) -> None:
         """Interrupt the cell that runs in this rank; the program's own main thread goes on."""

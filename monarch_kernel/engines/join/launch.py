@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.door import prepare
+from monarch_kernel.engines.join.holding import USUAL
+
+HOLD = "--hold-on-error"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -22,17 +25,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="python -m monarch_kernel.join",
-        usage="%(prog)s [--name NAME] (SCRIPT | -m MODULE) [ARGS ...]",
+        usage="%(prog)s [--name NAME] [--hold-on-error[=SECONDS]] (SCRIPT | -m MODULE) [ARGS ...]",
         description="Let notebooks join this process while it runs a script.",
     )
     parser.add_argument("--name", default="", help="of the job; by default MONARCH_KERNEL_JOIN, or the script's")
+    parser.add_argument(
+        HOLD,
+        type=float,
+        metavar="SECONDS",
+        help=f"keep a program that raises, until a notebook has looked, for at most so long ({USUAL:g} s)",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    found = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    # Without a value it takes none: what follows is the program.
+    words[:at] = [f"{HOLD}={USUAL}" if word == HOLD else word for word in words[:at]]
+    found = parser.parse_args(words)
     sys.argv = [found.program, *found.args]
     try:
-        prepare(found.name)
+        prepare(found.name, hold_on_error=found.hold_on_error)
     except JoinError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if found.module:

@@ -8,17 +8,18 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements
+from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements, pid_space
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
 from monarch_kernel.engines.join.identity import RankIdentity
+from monarch_kernel.engines.join.outside_stacks import OutsideRead, read_stacks
 
 #: How long ranks may take to say who they are (seconds).
-HELLO = 3.0
+HELLO = 2.0
 #: The same for those that are only listed, and how often they are asked (seconds).
 ASK, ASK_AGAIN = 0.5, 5.0
 _UCRED = struct.Struct("3i")
@@ -47,14 +48,21 @@ class FoundRank:
         near: whether its process id is one of this machine, as this process sees it.
         version: of the package there.
         faults: of tools in it, since it began.
+        silent: it has not said who it is, as it is stopped, or native code holds its interpreter lock. What is known
+            was announced when it began.
+        held: the error after which it is held for somebody to look; "" if it is not.
+        held_until: until when (seconds since 1970).
         dims: the dimensions of its job: their names and sizes; empty if the program has made none.
         link: the connection to it, if one is wanted; the caller owns it.
     """
 
     announced: RankAnnouncement
     near: bool
+    silent: bool = False
     version: str = ""
     faults: list[str] = field(default_factory=list[str])
+    held: str = ""
+    held_until: float = 0.0
     dims: dict[str, int] = field(default_factory=dict[str, int])
     link: RankLink | None = None
 
@@ -65,7 +73,7 @@ class FoundRank:
 
     def plain(self) -> dict[str, Any]:
         """What `found_rank` makes it from again."""
-        more = {"version": self.version, "faults": self.faults, "dims": self.dims}
+        more = {name: getattr(self, name) for name in ("silent", "version", "faults", "held", "held_until", "dims")}
         return {**asdict(self.announced), **more}
 
 
@@ -88,6 +96,12 @@ class RankPlace(Protocol):
             on_frame: is given each message of a rank, in order, on a thread that it must not block.
             on_closed: is told that a connection has ended, on the same thread.
         """
+        ...
+
+    def read_stacks(
+        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
+    ) -> dict[RankAnnouncement, OutsideRead]:
+        """Read the stacks of ranks without their help; those that could not be read in time are missing."""
         ...
 
 
@@ -123,6 +137,14 @@ class ThisMachine:
             found.append(rank)
         return found
 
+    def read_stacks(
+        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
+    ) -> dict[RankAnnouncement, OutsideRead]:
+        """See ``RankPlace``; a process id of another space cannot be read."""
+        here = pid_space()
+        by_pid = {each.pid: each for each in ranks if each.space == here}
+        return {by_pid[pid]: read for pid, read in read_stacks(by_pid, native, timeout).items()}
+
 
 def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
     """The announcements of this machine. Processes that began without knowing their rank are asked for it.
@@ -138,6 +160,8 @@ def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
     asked.update({each.process: (now + ASK_AGAIN, asked.get(each.process, (0, each.identity))[1]) for each in due})
     for rank, sock in greet(due, ASK) if due else ():
         sock.close()
+        if rank.silent:
+            continue
         asked[rank.announced.process] = now + ASK_AGAIN, rank.announced.identity
     return [replace(each, identity=asked[each.process][1]) if each.process in unsure else each for each in found]
 
@@ -146,7 +170,7 @@ def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tu
     """Connect to ranks of this machine, all at once, and let them say who they are.
 
     Returns:
-        Those that have answered in time, and the connections.
+        Them and the connections, also those that have not answered in time: they are silent.
     """
     poll = select.epoll()
     waiting: dict[int, tuple[RankAnnouncement, socket.socket, bytearray]] = {}
@@ -173,9 +197,9 @@ def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tu
                     found.append((found_rank(answer, near=True), sock))
                 else:
                     sock.close()
+        for announced, sock, _ in waiting.values():
+            found.append((FoundRank(announced, near=True, silent=True), sock))
     finally:
-        for _, sock, _ in waiting.values():
-            sock.close()
         poll.close()
     return found
 
@@ -185,9 +209,12 @@ def found_rank(answer: dict[str, Any], near: bool) -> FoundRank:
     return FoundRank(
         announcement_of(answer),
         near,
-        str(answer.get("version", "")),
-        list(answer.get("faults", [])),
-        dict(answer.get("dims", {})),
+        silent=bool(answer.get("silent", False)),
+        version=str(answer.get("version", "")),
+        faults=list(answer.get("faults", [])),
+        held=str(answer.get("held", "")),
+        held_until=float(answer.get("held_until", 0.0)),
+        dims=dict(answer.get("dims", {})),
     )
 
 

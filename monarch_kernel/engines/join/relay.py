@@ -22,6 +22,7 @@ from typing import Any
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.outside_stacks import read_stacks
 from monarch_kernel.engines.join.places import Asked, greet, refreshed
 
 CHANNEL = struct.Struct("<I")
@@ -63,6 +64,8 @@ class JoinRelay:
                 self._tell({"call": asked["call"], "found": [asdict(each) for each in refreshed(self._asked)]})
             case "connect":
                 threading.Thread(target=self._connect, args=(asked,), name="monarch-join-greet", daemon=True).start()
+            case "stacks":
+                threading.Thread(target=self._read, args=(asked,), name="monarch-join-stacks", daemon=True).start()
             case "close":
                 link = self._links.get(asked["channel"])
                 if link is not None:
@@ -88,6 +91,10 @@ class JoinRelay:
             link.on_closed = lambda _link, at=channel: self._on_closed(at)
             if link.closed:
                 self._on_closed(channel)
+
+    def _read(self, asked: dict[str, Any]) -> None:
+        found = read_stacks(asked["pids"], asked["native"], asked["timeout"])
+        self._tell({"call": asked["call"], "stacks": {str(pid): list(read) for pid, read in found.items()}})
 
     def _on_closed(self, channel: int) -> None:
         self._links.pop(channel, None)

@@ -17,6 +17,7 @@ from typing import Any
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcement_of
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import HELLO, FoundRank, found_rank
 from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
 
@@ -120,6 +121,17 @@ class RemoteMachine:
         connected: list[FoundRank] = []
         self._ask({"do": "connect", "ranks": ranks}, HELLO + ANSWER, begin)
         return connected
+
+    def read_stacks(
+        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
+    ) -> dict[RankAnnouncement, OutsideRead]:
+        """See ``places.RankPlace``."""
+        if not ranks:
+            return {}
+        by_pid = {each.pid: each for each in ranks}
+        asked = {"do": "stacks", "pids": list(by_pid), "native": native, "timeout": timeout}
+        answer = self._ask(asked, timeout + ANSWER)
+        return {by_pid[int(pid)]: OutsideRead(*read) for pid, read in answer.get("stacks", {}).items()}
 
     def _ask(
         self, message: dict[str, Any], timeout: float, then: Callable[[dict[str, Any]], None] | None = None

@@ -161,7 +161,9 @@ def _threads() -> Iterator[_Thread]:
         found = running.get(thread)
         name = "" if found is None else "cell" if found.tool else found.label
         each = _Thread(thread, frame, name)
-        in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames)
+        in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames) and not any(
+            frame.f_code.co_name == "_distributed_excepthook" for frame in each.frames
+        )
         if in_c10d or (found is not None and (each.place is not None or each.operation is not None)):
             yield each
 
