@@ -75,7 +75,7 @@ def test_completion(run: Cli) -> None:
     def words(*typed: str) -> list[str]:
         return run("completion", "words", "--", *typed).stdout.split()
 
-    assert words("st") == ["status"]
+    assert words("sta") == ["status"]
     assert words("up", "") == ["kubernetes", "lightning", "process", "ray", "sky", "slurm", "ssh"]
     assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
     assert words("kill", "--o") == ["--orphans"]
