@@ -44,6 +44,10 @@ _COMMANDS = {
         "read processes from outside that others have started: torchrun, Slurm, any pids",
         "monarch_kernel.cli.look:add_look_command",
     ),
+    "report": _Command(
+        "write what all ranks of a prepared job do now, and why it makes no progress",
+        "monarch_kernel.cli.report:add_report_command",
+    ),
     "stragglers": _Command(
         "say which ranks came late to collectives, from records in files",
         "monarch_kernel.cli.stragglers:add_stragglers_command",

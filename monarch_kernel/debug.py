@@ -4,6 +4,7 @@
 * ``diff(mesh, EXPR)``, ``pull(mesh, EXPR, rank=)``: values across ranks.
 * ``hang(mesh)``: why a mesh makes no progress.
 * ``stragglers(mesh)``: which ranks come late to collectives, and at which lines.
+* ``load(report)``: a report on a job, without the job (``monarch-kernel report``).
 * ``get_debugger()``: breakpoints and stopped ranks; ``select(mesh)``: the stopped ranks of a mesh, stepped together.
 
 This module holds names only; ``monarch_kernel.debugger`` has the code.
@@ -27,6 +28,8 @@ from monarch_kernel.debugger.events import (
     RankStop,
     RankStopped,
 )
+from monarch_kernel.debugger.reports.files import ReportError, load
+from monarch_kernel.debugger.reports.job_report import JobReport
 
 #: The earlier name of `StopGroup`.
 Group = StopGroup
@@ -37,6 +40,7 @@ __all__ = [
     "Diff",
     "DriverError",
     "Group",
+    "JobReport",
     "MeshBreakpoint",
     "MeshDebugger",
     "Moved",
@@ -45,6 +49,7 @@ __all__ = [
     "RankResumed",
     "RankStop",
     "RankStopped",
+    "ReportError",
     "Stacks",
     "StopGroup",
     "StopSet",
@@ -55,6 +60,7 @@ __all__ = [
     "existing_debugger",
     "get_debugger",
     "hang",
+    "load",
     "pull",
     "select",
     "stacks",

@@ -28,7 +28,8 @@ from monarch_kernel.meshes import format_ranks
 #: The most rows of the table of processes.
 MOST = 64
 
-_STATES = {
+#: What the letters of the kernel mean.
+STATES = {
     "R": "runs",
     "S": "sleeps",
     "D": "waits for a device",
@@ -131,7 +132,7 @@ class Look:
             if seen is None:
                 rows.append((str(rank), each.host, str(each.pid), "gone", "", "", "", "", gpus))
                 continue
-            state = _STATES.get(seen.state, seen.state)
+            state = STATES.get(seen.state, seen.state)
             cpu = _cpu(each)
             rows.append(
                 (

@@ -187,6 +187,10 @@ class JoinController(ToolController):
         """Whether a mesh of procs is that of a joined job."""
         return getattr(mesh, "_uid", None) in self._jobs
 
+    def announced(self, procs: ProcMesh) -> dict[int, RankAnnouncement]:
+        """The processes of a joined job that are connected, or were, by rank."""
+        return dict(self._jobs[procs._uid].processes)
+
     def held_ranks(self, procs: ProcMesh) -> dict[int, str]:
         """The ranks of a joined job that were held after an error when they were joined, with that."""
         return self._jobs[procs._uid].held
@@ -353,6 +357,11 @@ class JoinedJob:
             if found.silent:
                 self._silent.add(found.announced.process)
         return ranks
+
+    @property
+    def processes(self) -> dict[int, RankAnnouncement]:
+        """Its processes, by rank."""
+        return self._known
 
     def has_another_world(self) -> bool:
         """Whether it was started again with another number of ranks, all of which are there, or should be by now."""

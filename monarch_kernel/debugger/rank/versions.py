@@ -1,0 +1,21 @@
+"""The versions of what this process runs."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from monarch_kernel._version import __version__
+
+
+def versions_here() -> dict[str, str]:
+    """By name: of Python, of this package, and of PyTorch with its CUDA, where that is loaded."""
+    found = {"Python": platform.python_version(), "monarch_kernel": __version__}
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(getattr(torch, "__version__", ""))
+        cuda = getattr(getattr(torch, "version", None), "cuda", None)
+        if cuda:
+            found["CUDA"] = str(cuda)
+    return {name: version for name, version in found.items() if version}

@@ -1,0 +1,108 @@
+"""Makes a report: joins a job as one who looks on, asks its ranks, and lets go."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.stacks import stacks
+from monarch_kernel.debugger.controller.stragglers import StragglerReport, stragglers
+from monarch_kernel.debugger.outside.processes import figures
+from monarch_kernel.debugger.rank.versions import versions_here
+from monarch_kernel.debugger.reports.job_report import JobReport
+from monarch_kernel.debugger.reports.plain import JobFacts, RankFacts
+from monarch_kernel.engines import engine
+from monarch_kernel.engines.join.announcements import RankAnnouncement, began_at, pid_space
+from monarch_kernel.engines.join.jobs import JoinableJob
+
+#: How many collectives a report keeps, of all ranks together, and of each at least.
+_CALLS, _LEAST = 100_000, 20
+#: How long ranks may take to tell what they run (seconds).
+_VERSIONS = 1.0
+
+REQUESTED = "a report on request."
+
+
+def collect(name: str, reason: str = REQUESTED) -> JobReport:
+    """What the ranks of a job do now. Nothing is stopped, no code of the job is called, and no value is read.
+
+    Ranks that do not answer are read from outside.
+
+    Args:
+        name: of the job, which this process has not joined.
+        reason: why the report is made, as a sentence.
+
+    Raises:
+        JoinError: there is no such job, or none of its ranks can be reached.
+    """
+    jobs = engine().joined_jobs()
+    known = [job for job in jobs.joinable() if job.name == name]
+    procs = jobs.join(name)
+    try:
+        held = jobs.held_ranks(procs)
+        verdict = hang(procs)
+        user, threads = stacks(procs), stacks(procs, all_threads=True)
+        late = _trimmed(stragglers(procs, timeout=2.0))
+        told = ask(procs, versions_here, timeout=_VERSIONS)
+        ranks = _ranks(jobs.announced(procs), set(told.values))
+        job = replace(_facts(known[0], ranks, reason), world=len(procs), versions=_versions(told.values))
+    finally:
+        jobs.leave(procs)
+    return JobReport(job, verdict, user, threads, late, [f"Rank {rank} is held after {held[rank]}." for rank in held])
+
+
+def _facts(job: JoinableJob, ranks: tuple[RankFacts, ...], reason: str) -> JobFacts:
+    return JobFacts(
+        name=job.name,
+        launch=job.launch,
+        program=job.program,
+        world=job.world,
+        since=job.since,
+        made=time.time(),
+        host=socket.gethostname(),
+        reason=reason,
+        ranks=ranks,
+    )
+
+
+def _is_here(announced: RankAnnouncement) -> bool:
+    """Whether it is a process of this machine that lives, and has the same process id for this process."""
+    near = announced.host == socket.gethostname() and announced.space == pid_space()
+    return near and began_at(announced.pid) == announced.began
+
+
+def _ranks(announced: Mapping[int, RankAnnouncement], answered: Iterable[int]) -> tuple[RankFacts, ...]:
+    """The processes, with what can be seen of them from this machine."""
+    answers = set(answered)
+    found: list[RankFacts] = []
+    for rank, each in sorted(announced.items()):
+        fact = RankFacts(rank, each.host, each.pid, rank in answers, each.since, each.identity.restarts)
+        seen = figures(each.pid) if _is_here(each) else None
+        if seen is not None:
+            fact = replace(fact, state=seen.state, wchan=seen.wchan, threads=seen.threads, rss=seen.rss)
+        found.append(fact)
+    return tuple(found)
+
+
+def _versions(told: Mapping[int, dict[str, str]]) -> dict[str, dict[str, tuple[int, ...]]]:
+    found: dict[str, dict[str, Any]] = {}
+    for rank, versions in sorted(told.items()):
+        for name, version in versions.items():
+            by_version = found.setdefault(name, {})
+            by_version[version] = (*by_version.get(version, ()), rank)
+    return found
+
+
+def _trimmed(report: StragglerReport) -> StragglerReport | None:
+    """A report on the latest collectives, of which a file keeps so many; None if none is recorded on all its ranks."""
+    if not report.found.meetings:
+        return None
+    most = max(_LEAST, _CALLS // len(report.records))
+    records = [replace(record, calls=record.calls[-most:]) for record in report.records]
+    return StragglerReport(report.name, records, report.last)

@@ -1,0 +1,97 @@
+"""The files of a report: text, HTML and JSON, which this user alone can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+
+import msgspec
+
+from monarch_kernel.debugger.reports.job_report import FORM, FORM_NAME, JobReport
+from monarch_kernel.debugger.reports.plain import PlainReport
+from monarch_kernel.private_files import write_own_file
+
+_FORM = re.compile(rf"{FORM_NAME}-(\d{{1,6}})")
+
+
+class ReportError(ValueError):
+    """A report cannot be written or read; the text says which, and why."""
+
+
+class _Head(msgspec.Struct):
+    """What a report of any version begins with."""
+
+    form: str
+    version: str = ""
+
+
+def default_folder(job: str) -> str:
+    """Where reports on a job go unless the user says: beside what the job writes."""
+    return f"{job}-reports"
+
+
+def save(report: JobReport, folder: str) -> list[str]:
+    """Write a report; the folder is made if it is missing.
+
+    Returns:
+        The paths of the text, the HTML and the JSON.
+
+    Raises:
+        ReportError: other users could write to the folder.
+        OSError: the files cannot be written.
+    """
+    os.makedirs(folder, 0o700, exist_ok=True)
+    about = os.stat(folder)
+    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
+        raise ReportError(
+            f"other users may write to {folder}, so no report is written there: name a folder of your own"
+        )
+    made = time.strftime("%Y%m%d-%H%M%S", time.gmtime(report.job.made))
+    stem = first = os.path.join(os.path.abspath(folder), f"{report.job.name}-{made}")
+    again = 1
+    while os.path.lexists(f"{stem}.json"):
+        again += 1
+        stem = f"{first}-{again}"
+    contents = {
+        "txt": f"{report.text()}\n".encode(),
+        "html": report.page().encode(),
+        "json": msgspec.json.encode(report.plain()),
+    }
+    for kind, data in contents.items():
+        write_own_file(f"{stem}.{kind}", data)
+    return [f"{stem}.{kind}" for kind in contents]
+
+
+def load(report: str | os.PathLike[str]) -> JobReport:
+    """Open a report that `monarch-kernel report`, or a job that hung, has written. It needs no job.
+
+    The file is read as plain data, so it may come from anybody.
+
+    Args:
+        report: the path of its JSON.
+
+    Raises:
+        ReportError: it is no report, is damaged, or was written by a later version.
+        OSError: it cannot be read.
+    """
+    path = os.fspath(report)
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{path} is no report, or is damaged: {error}") from None
+    form = _FORM.fullmatch(head.form)
+    if form is None:
+        raise ReportError(f"{path} is no report: it says that it is {head.form[:80]!r}")
+    if int(form[1]) > FORM:
+        raise ReportError(
+            f"{path} was written by a later version, monarch_kernel {head.version[:40]}, which can open it; "
+            f"this one reads reports up to form {FORM}"
+        )
+    try:
+        return JobReport.of_plain(msgspec.json.decode(data, type=PlainReport))
+    except (msgspec.DecodeError, ValueError, LookupError, RecursionError) as error:
+        raise ReportError(f"{path} is damaged: {error}") from None

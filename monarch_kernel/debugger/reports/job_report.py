@@ -1,0 +1,196 @@
+"""What all ranks of a job did at one moment, with the same views as live ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+
+from monarch_kernel._version import __version__
+from monarch_kernel.debugger.controller.hang.verdict import Verdict
+from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.outside.report import MOST, STATES
+from monarch_kernel.debugger.reports.plain import (
+    JobFacts,
+    PlainReport,
+    plain_stacks,
+    plain_stragglers,
+    stacks_of,
+    stragglers_of,
+)
+from monarch_kernel.display import styles
+from monarch_kernel.display.quantities import few, memory
+from monarch_kernel.display.tables import Printer, TableView, table_html, table_text
+from monarch_kernel.meshes import format_ranks
+
+#: What a file of ours says it is; the number grows when an older version could not read it.
+FORM_NAME, FORM = "monarch-report", 1
+
+
+class JobReport:
+    """What all ranks of a job did at one moment, and why it makes no progress. Displays itself as text and as HTML.
+
+    Attributes:
+        job: facts on the job, and on the report.
+        verdict: why its ranks wait, as of that moment.
+        stacks: what user code they ran, merged.
+        threads: the same of all their threads.
+        stragglers: which ranks came late to collectives; None without records.
+        notes: what else there is to know, each a sentence.
+    """
+
+    def __init__(
+        self,
+        job: JobFacts,
+        verdict: Verdict,
+        stacks: Stacks,
+        threads: Stacks,
+        stragglers: StragglerReport | None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.job = job
+        self.verdict = verdict
+        self.stacks = stacks
+        self.threads = threads
+        self.stragglers = stragglers
+        self.notes = tuple(notes)
+
+    @property
+    def headline(self) -> str:
+        """Which job, why, and when, in a sentence."""
+        return f"Job {self.job.name}, {_utc(self.job.made)}: {self.job.reason}"
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What there is to know of the job, each in a line."""
+        job = self.job
+        known = len(job.ranks)
+        count = f"{known} of {job.world}" if known != job.world else str(known)
+        hosts = few(list(dict.fromkeys(each.host for each in job.ranks))) or "no known machine"
+        versions = ", ".join(
+            f"{name} {version}" + (f" (ranks {format_ranks(ranks, limit=4)})" if len(found) > 1 else "")
+            for name, found in job.versions.items()
+            for version, ranks in found.items()
+        )
+        lines = (
+            f"{count} rank{'s' * (count != '1')} on {hosts}, since {_utc(job.since)}"
+            + (f", {job.launch}" if job.launch else ""),
+            job.program,
+            versions,
+        )
+        return tuple(line for line in lines if line)
+
+    def table(self) -> TableView:
+        """The processes, one in a row."""
+        hosts = {each.host for each in self.job.ranks}
+        restarted = any(each.restarts for each in self.job.ranks)
+        rows = [
+            (
+                str(each.rank),
+                each.host if len(hosts) > 1 else "",
+                str(each.pid),
+                "" if each.answers else "no",
+                STATES.get(each.state, each.state),
+                each.wchan,
+                str(each.threads or ""),
+                memory(each.rss) if each.rss else "",
+                str(each.restarts) if restarted else "",
+            )
+            for each in self.job.ranks[:MOST]
+        ]
+        left = len(self.job.ranks) - len(rows)
+        headings = ("rank", "host", "pid", "answers", "state", "sleeps in", "threads", "memory", "restarts")
+        note = f"and {left} more; the JSON has them all" if left > 0 else ""
+        return TableView(headings, rows, right=(0, 2, 6, 7, 8), note=note).without_empty_columns()
+
+    def text(self, *, colours: bool = False) -> str:
+        """The whole report as text."""
+        parts = [self.headline, *self.facts, *self.notes, "", str(self.verdict), "", table_text(self.table())]
+        parts += ["", self.stacks.text(colours=colours)]
+        if self.stragglers is not None:
+            parts += ["", "Collectives over time:", self.stragglers.text()]
+        return "\n".join([*parts, "", "All threads:", self.threads.text(colours=colours)])
+
+    def html(self) -> str:
+        """The whole report as HTML, without scripts or style sheets."""
+        facts = "".join(f'<div style="{styles.DIM}">{escape(line)}</div>' for line in (*self.facts, *self.notes))
+        head = f'<div style="{styles.VIEW}"><div style="{styles.VIEW_TITLE}">{escape(self.headline)}</div>{facts}</div>'
+        late = self.stragglers
+        parts = [
+            head,
+            self.verdict._repr_html_(),
+            table_html(self.table()),
+            self.stacks.html(),
+            "" if late is None else _folded("Collectives over time", late.html()),
+            _folded("All threads", self.threads.html()),
+        ]
+        return "".join(parts)
+
+    def page(self) -> str:
+        """The same as a whole document."""
+        title = escape(self.headline)
+        return (
+            f'<!doctype html><html><head><meta charset="utf-8"><title>{title}</title>'
+            f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            f"</head><body>{self.html()}</body></html>\n"
+        )
+
+    # -- as plain data -------------------------------------------------------------------------------
+
+    def plain(self) -> PlainReport:
+        """The form that files have."""
+        return PlainReport(
+            form=f"{FORM_NAME}-{FORM}",
+            version=__version__,
+            job=self.job,
+            verdict=self.verdict,
+            stacks=plain_stacks(self.stacks),
+            threads=plain_stacks(self.threads),
+            stragglers=None if self.stragglers is None else plain_stragglers(self.stragglers),
+            notes=self.notes,
+        )
+
+    @classmethod
+    def of_plain(cls, plain: PlainReport) -> JobReport:
+        """A report as it was written.
+
+        Raises:
+            ValueError, LookupError: the data is damaged.
+        """
+        late = plain.stragglers
+        return cls(
+            plain.job,
+            plain.verdict,
+            stacks_of(plain.stacks),
+            stacks_of(plain.threads),
+            None if late is None else stragglers_of(late),
+            plain.notes,
+        )
+
+    def asdict(self) -> dict[str, Any]:
+        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
+        found: dict[str, Any] = msgspec.to_builtins(self.plain(), str_keys=True)
+        return found
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
+        printer.text(self.text())
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
+
+
+def _folded(title: str, inside: str) -> str:
+    return f'<details><summary style="{styles.OPENS}">{title}</summary>{inside}</details>'

@@ -1,0 +1,218 @@
+"""Reports as plain data: the form that files have. Nothing in it is executed or unpickled as it is read.
+
+Verdicts, places, stacks and records of collectives are values already; stacks are kept once each, since most ranks of
+a large job have the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from monarch_kernel.actor import Extent
+from monarch_kernel.debugger.controller.hang.verdict import Verdict
+from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.model.collective_times import CollectiveTimes
+from monarch_kernel.debugger.model.stacks import Stack, StackSnapshot
+
+
+class RankFacts(msgspec.Struct, frozen=True):
+    """A process of a job, as its machine tells.
+
+    Attributes:
+        rank: in its job.
+        host: its machine.
+        pid: there.
+        answers: whether it has answered.
+        since: when it was prepared (seconds since 1970); 0 if it is not known.
+        restarts: how often its launcher has started the ranks again.
+        state: the letter of the kernel: R, S, D, T, t or Z; "" if it cannot be seen from where the report was made.
+        wchan: the function of the kernel in which its main thread sleeps.
+        threads: how many it has.
+        rss: memory (bytes).
+    """
+
+    rank: int
+    host: str
+    pid: int
+    answers: bool
+    since: float = 0.0
+    restarts: int = 0
+    state: str = ""
+    wchan: str = ""
+    threads: int = 0
+    rss: int = 0
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, and how a report on it came about.
+
+    Attributes:
+        name: under which its ranks were prepared.
+        launch: which launch of it; see `engines.join.identity.RankIdentity`.
+        program: the command line of its first rank, shortened.
+        world: how many ranks it has.
+        since: when the first of its known ranks was prepared (seconds since 1970).
+        made: when the report was made (seconds since 1970).
+        host: where it was made.
+        reason: why, as a sentence.
+        ranks: its known processes, by rank.
+        versions: what the ranks that have answered run: by name and version, the ranks.
+    """
+
+    name: str
+    launch: str
+    program: str
+    world: int
+    since: float
+    made: float
+    host: str
+    reason: str
+    ranks: tuple[RankFacts, ...]
+    versions: dict[str, dict[str, tuple[int, ...]]] = {}
+
+
+class PlainSnapshot(NamedTuple):
+    """What one rank does; the stacks by their number."""
+
+    pid: int
+    stacks: tuple[int, ...]
+    hidden: int = 0
+    outside: bool = False
+    note: str = ""
+
+
+class PlainStacks(msgspec.Struct, frozen=True):
+    """A `Stacks`; the attributes are its arguments, and `distinct` has each stack once."""
+
+    mesh: str
+    dimensions: dict[str, int]
+    ranks: tuple[int, ...]
+    distinct: tuple[Stack, ...]
+    snapshots: dict[int, PlainSnapshot]
+    late: dict[int, str]
+    dead: dict[int, str]
+    unread: dict[int, str]
+    hosts: dict[int, str]
+    seconds: float
+    noun: str
+    idle_note: str
+
+
+class PlainStragglers(msgspec.Struct, frozen=True):
+    """A `StragglerReport`; the attributes are its arguments."""
+
+    name: str
+    records: tuple[CollectiveTimes, ...]
+    last: int
+    notes: tuple[str, ...]
+
+
+def plain_stacks(stacks: Stacks) -> PlainStacks:
+    """Stacks as they are written; without the values of variables, and without what only their process knows."""
+    numbers: dict[Stack, int] = {}
+    snapshots = {
+        rank: PlainSnapshot(
+            each.pid,
+            tuple(
+                numbers.setdefault(stack._replace(thread=0, values=(), issued=None), len(numbers))
+                for stack in each.stacks
+            ),
+            each.hidden,
+            each.outside,
+            each.note,
+        )
+        for rank, each in stacks.snapshots.items()
+    }
+    return PlainStacks(
+        stacks.mesh,
+        dict(stacks.extent),
+        stacks.ranks,
+        tuple(numbers),
+        snapshots,
+        stacks.late,
+        stacks.dead,
+        stacks.unread,
+        stacks.hosts,
+        stacks.seconds,
+        stacks.noun,
+        stacks.idle_note,
+    )
+
+
+def stacks_of(plain: PlainStacks) -> Stacks:
+    """Stacks as they were written.
+
+    Raises:
+        ValueError, LookupError: the data is damaged.
+    """
+    size = 1
+    for each in plain.dimensions.values():
+        size *= each
+    mentioned = {*plain.ranks, *plain.snapshots, *plain.late, *plain.dead, *plain.unread}
+    if not mentioned <= set(range(size)):
+        raise ValueError(f"ranks {sorted(mentioned - set(range(size)))} of {size}")
+    snapshots = {
+        rank: StackSnapshot(
+            each.pid, tuple(plain.distinct[at] for at in each.stacks), each.hidden, each.outside, each.note
+        )
+        for rank, each in plain.snapshots.items()
+    }
+    return Stacks(
+        plain.mesh,
+        Extent(tuple(plain.dimensions), tuple(plain.dimensions.values())),
+        plain.ranks,
+        snapshots,
+        late=plain.late,
+        dead=plain.dead,
+        unread=plain.unread,
+        hosts=plain.hosts,
+        seconds=plain.seconds,
+        noun=plain.noun,
+        idle_note=plain.idle_note,
+    )
+
+
+def plain_stragglers(report: StragglerReport) -> PlainStragglers:
+    """A report on collectives as it is written."""
+    return PlainStragglers(report.name, report.records, report.last, report.notes)
+
+
+def stragglers_of(plain: PlainStragglers) -> StragglerReport:
+    """A report on collectives as it was written.
+
+    Raises:
+        ValueError, LookupError: the data is damaged.
+    """
+    report = StragglerReport(plain.name, plain.records, plain.last)
+    report.notes = plain.notes  # it has found some of them itself, again
+    return report
+
+
+class PlainReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A `JobReport`; `form` and `version` tell readers of other versions."""
+
+    form: str
+    version: str
+    job: JobFacts
+    verdict: Verdict
+    stacks: PlainStacks
+    threads: PlainStacks
+    stragglers: PlainStragglers | None = None
+    notes: tuple[str, ...] = ()
+
+
+__all__ = [
+    "JobFacts",
+    "PlainReport",
+    "PlainSnapshot",
+    "PlainStacks",
+    "PlainStragglers",
+    "RankFacts",
+    "plain_stacks",
+    "plain_stragglers",
+    "stacks_of",
+    "stragglers_of",
+]
