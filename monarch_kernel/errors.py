@@ -24,6 +24,7 @@ from monarch_kernel.runtime.mesh.shape import UnknownDimensionError
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.viewers import DriverError
     from monarch_kernel.debugger.model.stops import NotSteppable
+    from monarch_kernel.debugger.reports.files import ReportError
     from monarch_kernel.engines.interface import InterruptedEndpoint, NotOffered
     from monarch_kernel.engines.join.announcements import JoinError
     from monarch_kernel.kernel.install import InstallError
@@ -102,6 +103,7 @@ __all__ = [
     "RDMATimeoutError",
     "RankFailure",
     "RemoteException",
+    "ReportError",
     "ScanError",
     "StartFailedError",
     "StartTimeoutError",
@@ -150,6 +152,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
+    "ReportError": "monarch_kernel.debugger.reports.files",
     "ScanError": "workspace_sync.model.errors",
     "StartFailedError": "monarch_kernel.launchers.base",
     "StartTimeoutError": "monarch_kernel.launchers.base",
