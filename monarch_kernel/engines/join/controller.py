@@ -144,10 +144,12 @@ class JoinController(ToolController):
             if not self._jobs:
                 self._let_go_of_machines()
 
-    def _join(self, name: str, timeout: float) -> HostedProcMesh:
+    def _join(self, name: str, timeout: float, instead: JoinedJob | None = None) -> HostedProcMesh:
         joined = JoinedJob(self, name, self._places)
         ranks = joined.connect()
         try:
+            if instead is not None:  # only now, as the ranks of a job that begins may not answer yet
+                self.leave(self._meshes[instead.uid].procs)
             return self._enter(joined, ranks, timeout)
         except BaseException:
             joined.carrier.close()
@@ -255,7 +257,11 @@ class JoinController(ToolController):
         """A job runs with another number of ranks than its mesh has: form the mesh anew, under the same name."""
         if joined.uid not in self._meshes:
             return
-        before, count = joined.extent.nelements, len(self._join_again(joined))
+        self._rejoins = True
+        try:
+            before, count = joined.extent.nelements, len(self._join(joined.name, ENTER, joined))
+        finally:
+            self._rejoins = False
         self.on_reformed.notify(
             joined.name,
             f"job {joined.name} was started again with {count} rank{'s' * (count != 1)} instead of {before}: its mesh "
