@@ -41,7 +41,8 @@ MESH = f"{RUNTIME}.mesh"
 # How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
 # Small modules that import nothing of ours; all others may import them.
-COMMON = {f"monarch_kernel.{name}" for name in ("_version", "aliases", "display", "environment", "subscriptions")}
+_COMMON = ("_version", "aliases", "display", "environment", "subscriptions", "thread_frames")
+COMMON = {f"monarch_kernel.{name}" for name in _COMMON}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
 ENGINES = "monarch_kernel.engines"  # what the tools ask of the runtime under them

@@ -45,7 +45,8 @@ class RankStopped:
 
 @dataclass(frozen=True, slots=True)
 class RankResumed:
-    """A stop is over; ``how`` as in `model.stops.Resumed`, or "gone" if the rank died."""
+    """A stop is over; ``how`` as in `model.stops.Resumed`, "gone" if the rank died, or "passed on": it lasts, and
+    another viewer of a joined job has it."""
 
     key: Key
     how: str = "continue"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import linecache
 import os
 import re
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from types import FrameType
 from typing import NamedTuple
 
 from monarch_kernel.debugger.frontend import current_frontend
+from monarch_kernel.thread_frames import current_frames
 
 USER, LIBRARY, RUNTIME = "user", "library", "runtime"
 
@@ -171,7 +171,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def user_place(thread: int) -> Place | None:
     """Where user code is in a thread (by its identifier) of this process; None if none runs there."""
-    frame = user_frame(sys._current_frames().get(thread))
+    frame = user_frame(current_frames().get(thread))
     return None if frame is None else place_of(frame)
 
 

@@ -44,6 +44,22 @@ class ActorHere(Protocol):
         ...
 
 
+class ControlFollower(Protocol):
+    """What stops threads for whichever viewer has control of a joined job: the debugger of a rank."""
+
+    def hand_over(self, uid: str) -> None:
+        """The viewer that knows this process by a mesh with that uid has control from now on."""
+        ...
+
+    def release(self) -> int:
+        """The viewer in control is gone: let all threads run; returns how many stood."""
+        ...
+
+    def forget(self, uid: str) -> None:
+        """A viewer has left for good."""
+        ...
+
+
 class ProcessFunctions(Protocol):
     """What a tool's actor asks about the process that it runs in, be it a rank or the controller."""
 
@@ -77,6 +93,15 @@ class ProcessFunctions(Protocol):
 
     def home(self) -> ProcMesh | None:
         """The proc mesh of the running actor, or else of any actor of this process; None if there is none."""
+        ...
+
+    def drives(self, uid: str) -> bool:
+        """Whether the controller that knows this process by a mesh with that uid may stop it, and run code in it; "":
+        whether any may."""
+        ...
+
+    def follow_control(self, follower: ControlFollower) -> None:
+        """Tell the debugger of a program's process from now on which viewer has control."""
         ...
 
     def interrupt_main_thread(self) -> None:
@@ -143,6 +168,14 @@ class MeshFunctions(Protocol):
 
     def is_joined(self, mesh: Any) -> bool:
         """Whether the processes of a proc mesh are those of a job that others have started: see `OF_PROGRAM`."""
+        ...
+
+    def driver_of(self, mesh: Any, ask: bool = True) -> str:
+        """Which other viewer has control of a proc mesh that is a joined job, in words; "" if this process has.
+
+        Args:
+            ask: ask its ranks for control if none has it, and wait for that (up to 2 s).
+        """
         ...
 
     def joined_jobs(self) -> JoinController:

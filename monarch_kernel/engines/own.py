@@ -15,6 +15,7 @@ from monarch_kernel.subscriptions import Subscribers, Subscription
 if TYPE_CHECKING:
     from monarch_kernel.actor import ProcMesh
     from monarch_kernel.actor import this_host as this_host
+    from monarch_kernel.engines.interface import ControlFollower
     from monarch_kernel.engines.join.controller import JoinController
     from monarch_kernel.introspection import Awaited, StackRead
     from monarch_kernel.introspection import actors_here as actors_here
@@ -81,6 +82,15 @@ def actor_here() -> Any:
     return context().actor_instance
 
 
+def drives(uid: str) -> bool:
+    """Whether a controller has control of this process: of ranks of this runtime, each has that reaches them."""
+    return True
+
+
+def follow_control(follower: ControlFollower) -> None:
+    """Nothing: control of ranks of this runtime does not pass on."""
+
+
 def joined_jobs() -> JoinController:
     """The joined jobs of this process."""
     global _joined
@@ -96,6 +106,11 @@ def joined_jobs() -> JoinController:
 def is_joined(mesh: Any) -> bool:
     """Whether a mesh is that of a joined job, whose processes others have started."""
     return _joined is not None and _joined.is_joined(mesh)
+
+
+def driver_of(mesh: Any, ask: bool = True) -> str:
+    """Which other viewer has control of a joined job; "" if this process has, as of all its own meshes."""
+    return _joined.driver_of(mesh, ask) if _joined is not None else ""
 
 
 class _OfBoth(Subscription):

@@ -18,6 +18,7 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
+from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
@@ -96,6 +97,7 @@ class CellRun:
         Args:
             then_wait: this thread calls `wait` next; interrupts stay held until then.
         """
+        check_drives(self.managed.procs, "%%mesh")
         finish_operations(self.managed.procs)  # on tensors that the cell may have
         self._held.hold()
         name = self._file_label(self.cell.filename) or self.cell.filename

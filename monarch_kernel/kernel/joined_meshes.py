@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
+from monarch_kernel.debugger import get_debugger
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.engines.join.announcements import JoinError
@@ -23,11 +24,19 @@ if TYPE_CHECKING:
 _told: Subscription | None = None
 
 
-def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]]) -> str:
+def join(
+    session: MeshSession,
+    name: str,
+    machines: Mapping[str, Sequence[str]],
+    *,
+    drive: bool = False,
+    hold: float = 0.0,
+) -> str:
     """Join a job, and make it the mesh in use.
 
     Args:
         machines: further ones to look for its ranks on; see ``JoinController.add_machines``.
+        drive, hold: see ``JoinController.join``; with ``drive``, a job that is joined already is only taken over.
 
     Returns:
         One line for the user.
@@ -36,22 +45,46 @@ def join(session: MeshSession, name: str, machines: Mapping[str, Sequence[str]])
         raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
     began = time.monotonic()
     jobs = engine().joined_jobs()
+    if not jobs.notices:
+        jobs.notices.subscribe(_say)
     _tell_of_reformed(session, jobs)
     try:
+        if drive and name in session.proc_meshes():
+            procs = session.proc_meshes()[name]
+            jobs.drive(procs)
+            _take_stops(procs)
+            return f"job {name}: this notebook has control of it now"
         jobs.add_machines(machines)
-        procs = jobs.join(name)
+        procs = jobs.join(name, drive=drive, hold=hold)
+        other = jobs.driver_of(procs, ask=False)
     except JoinError as error:
         raise UsageError(f"%mesh join: {error}") from None
+    if drive:
+        _take_stops(procs)
     session.choose(name)
     held = jobs.held_ranks(procs)
     missing = sorted(procs.dead())
     absent = f"; not there: {format_ranks(missing, limit=6)}" if missing else ""
     took = duration(time.monotonic() - began)
-    lines = [f"job {name}: {shape(procs)}, joined in {took}{absent}; %mesh leave lets go of it, and the job goes on"]
+    looks_on = f"; {other} has control, and this notebook looks on" if other else ""
+    faults = jobs.faults_of(procs)
+    count = sum(each for each, _ in faults.values())
+    faulty = f"; the tools there had {count} faults so far, such as {min(faults.items())[1][1]}" if count else ""
+    end = "%mesh leave lets go of it, and the job goes on"
+    lines = [f"job {name}: {shape(procs)}, joined in {took}{absent}{looks_on}{faulty}; {end}"]
     for error in dict.fromkeys(held.values()):
         ranks = format_ranks([rank for rank, said in held.items() if said == error], limit=6)
         lines.append(f"  held after {error}: {ranks}; %mesh pm shows where, and they end with %mesh leave")
     return "\n".join(lines)
+
+
+def _take_stops(procs: ProcMesh) -> None:
+    """What the other viewer has stopped is this one's now: have the ranks tell of it."""
+    get_debugger().watch(procs)
+
+
+def _say(job: str, text: str) -> None:
+    print(f"job {job}: {text}", file=sys.stderr)
 
 
 def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:

@@ -80,7 +80,8 @@ class Job:
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start jobs of torchrun; those that have not ended by themselves are ended, and must end well."""
+    """Start jobs of torchrun, or with ``ranks=0`` a single process; those that have not ended by themselves are ended,
+    and must end well."""
     with _jobs(tmp_path) as start:
         yield start
 
@@ -97,9 +98,10 @@ def _jobs(folder: Path) -> Generator[Callable[..., Job]]:
     started: list[Job] = []
 
     def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN, options: Sequence[str] = ()) -> Job:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
         gate = str(folder / f"{name}.ends")
-        job = Job(name, [*torchrun, "-m", "monarch_kernel.join", *options, str(script), gate, *args], folder, ranks)
+        command = [sys.executable, *torchrun, "-m", "monarch_kernel.join", *options, str(script), gate, *args]
+        job = Job(name, command, folder, ranks or 1)
         started.append(job)
         return job
 

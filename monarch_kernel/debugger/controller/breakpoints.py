@@ -21,6 +21,7 @@ from monarch_kernel.debugger.controller.votes import Differs, First
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
 from monarch_kernel.debugger.rank import process
+from monarch_kernel.engines import engine
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,8 @@ class Breakpoints:
             meshes = self._registry.all()
         deadline = time.monotonic() + ARM_TIMEOUT
         for watched in meshes:
+            if engine().driver_of(watched.whole.procs):
+                continue  # another viewer arms its ranks
             with self._lock:
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
@@ -246,7 +249,7 @@ class Breakpoints:
         """Arm the rank."""
         with self._lock:
             specs = self._specs(watched, rank)
-        if specs:
+        if specs and not engine().driver_of(watched.whole.procs, ask=False):
             self._arm_rank(watched, rank, specs)
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:

@@ -22,6 +22,7 @@ from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, View
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
+from monarch_kernel.engines import engine
 from monarch_kernel.introspection import on_sources_changed
 from monarch_kernel.subscriptions import Subscription
 
@@ -100,9 +101,11 @@ class MeshDebugger:
 
         Raises:
             ValueError: the line or an expression is invalid, or there is no such mesh or rank.
+            DriverError: another viewer has control of that job.
         """
         spec = Breakpoint(0, file, line, condition, hits, first, differs, log=log)
         check(spec)
+        self._control(mesh)
         return self.breakpoint_table.add(spec, mesh, ranks, owner)
 
     def break_on_error(
@@ -113,6 +116,7 @@ class MeshDebugger:
         Args:
             error: the name of the exception's class, or of one of its base classes; "*" for any.
         """
+        self._control(mesh)
         return self.breakpoint_table.add(Breakpoint(0, error=error), mesh, ranks, owner)
 
     def replace(self, file: str, owner: str, lines: Sequence[Mapping[str, Any]]) -> list[MeshBreakpoint]:
@@ -121,6 +125,7 @@ class MeshDebugger:
         Args:
             lines: for each breakpoint, ``line``, and optionally ``condition``, ``hits`` and ``log``.
         """
+        self._control(None)
         return self.breakpoint_table.replace(file, owner, lines)
 
     def breakpoints(self) -> list[MeshBreakpoint]:
@@ -160,6 +165,7 @@ class MeshDebugger:
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
         """Stop ranks at their next line of user code."""
         self.viewers.check(viewer)
+        self._control(mesh)
         self._quickly(mesh, ranks, process.pause)
 
     def resume(
@@ -255,6 +261,16 @@ class MeshDebugger:
                     self.registry.on_stopped(watched.whole.uid, rank, pid, stop)
                     found.append(self.stop_of((watched.name, rank, stop.id)))
         return sorted(found, key=lambda at: at.key)
+
+    def _control(self, mesh: Any) -> None:
+        """Raise DriverError if another viewer has control of a mesh that is a joined job; None: of all meshes."""
+        meshes = engine().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
+        others = [engine().driver_of(each) for each in meshes]
+        if others and all(others):
+            raise DriverError(
+                f"{others[0]} controls job {meshes[0].name}: watch, ask it to leave, or take over with %mesh join "
+                f"{meshes[0].name} --drive"
+            )
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -236,7 +236,8 @@ class StopRegistry:
             if how == "ran off":
                 event = RankRanOff((watched.name, rank, stop))
             else:
-                watched.over.setdefault(rank, deque(maxlen=MEMORY)).append(stop)
+                if how != "passed on":  # to another viewer, which may pass it back
+                    watched.over.setdefault(rank, deque(maxlen=MEMORY)).append(stop)
                 at = watched.stops.pop((rank, stop), None)
                 if at is not None:
                     event = RankResumed(at.key, how)

@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.debugger.rank.process import attach
+from monarch_kernel.debugger.rank.process import attach, serve
 from monarch_kernel.engines import engine
 
 
@@ -26,6 +26,7 @@ class DebugAgent(Actor):
 
     def __init__(self, hub: Any, uid: str, mesh: str) -> None:
         self._point = engine().actor_here().rank
+        self._uid = uid
         attach(hub, uid, mesh, self._point)
 
     @endpoint(explicit_response_port=True)
@@ -36,6 +37,6 @@ class DebugAgent(Actor):
     def _run(self, port: Any, request: bytes) -> None:
         try:
             function, args = cloudpickle.loads(request)
-            port.send((self._point.rank, function(*args)))
+            port.send((self._point.rank, serve(self._uid, function, args)))
         except BaseException as error:
             port.exception(error)

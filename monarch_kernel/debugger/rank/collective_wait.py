@@ -7,6 +7,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from monarch_kernel.thread_frames import current_frames
+
 _COLLECTIVES = os.path.join("torch", "distributed", "")
 
 
@@ -15,7 +17,7 @@ def waiting_here() -> tuple[str, float] | None:
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if module is None or not module.is_initialized():
         return None
-    for frame in sys._current_frames().values():
+    for frame in current_frames().values():
         outermost = ""
         at = frame
         while at is not None and _COLLECTIVES in at.f_code.co_filename:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 #: How long a rank that votes at a breakpoint waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0
 VOTE_TIMEOUT = 10.0
+#: How many ends of stops are kept for the next hub.
+MOST_UNSAID = 1000
 #: How many passes over a line between two collectives are distinguished.
 MOST_PASSAGES = 1_000_000
 
@@ -51,12 +55,18 @@ class RankDebugger:
         self._held: Any = None
         self._failures: Subscription | None = None
         self._passages: dict[int, tuple[int, int]] = {}  # by breakpoint: collectives issued, passes since
+        #: Of a program's own process: the viewers whose agents are here, by mesh, and what excludes that one of them
+        #: acts as control passes to another.
+        self._viewers: dict[str, tuple[Any, str, Point]] = {}
+        self.acting = threading.RLock()
+        self._unsaid: deque[int] = deque(maxlen=MOST_UNSAID)  # stops that ended while no hub was there
 
     @property
     def engine(self) -> StopEngine:
         """The engine; created when first needed."""
         with self._lock:
             if self._engine is None:
+                engine().follow_control(self)
                 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
                 self._engine = StopEngine(self._on_event, self._vote, engine().running_here, client_path)
@@ -78,7 +88,20 @@ class RankDebugger:
     # -- the hub ---------------------------------------------------------------------------------
 
     def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
-        """Send stops to that hub from now on, beginning with those that exist."""
+        """Send stops to that hub from now on, beginning with those that exist, if its viewer has control."""
+        here = engine()
+        if here.OF_PROGRAM:
+            here.follow_control(self)
+            with self.acting:
+                self._viewers[uid] = hub, mesh, point
+                if here.drives(uid):
+                    self._attach(hub, uid, mesh, point)
+                else:  # it looks on
+                    hub.joined.broadcast(uid, point.rank, os.getpid(), [])
+        else:
+            self._attach(hub, uid, mesh, point)
+
+    def _attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
         self.uid, self.mesh, self.point = uid, mesh, point
         self.hub = hub
         engine = self._engine
@@ -87,20 +110,73 @@ class RankDebugger:
         if stops:
             self._hold()
         hub.joined.broadcast(uid, point.rank, os.getpid(), stops)
+        while self._unsaid:
+            hub.resumed.broadcast(uid, point.rank, self._unsaid.popleft(), "continue")
+
+    # -- viewers of a program's process ------------------------------------------------------------
+
+    def hand_over(self, uid: str) -> None:
+        """Let another viewer have control: stops pass on to it, and the breakpoints of the former are removed."""
+        with self.acting:
+            former, of = self.hub, self.uid
+            self.uid, self.hub = "", None
+            self.watch_failures(False)
+            common_point.forget(set())
+            if self._engine is not None:
+                self._engine.arm([])
+                if former is not None:
+                    for stop in self._engine.stops():
+                        former.resumed.broadcast(of, self.point.rank, stop.id, "passed on")
+            if uid in self._viewers:  # else its agent follows
+                hub, mesh, point = self._viewers[uid]
+                self._attach(hub, uid, mesh, point)
+
+    def release(self) -> int:
+        """The viewer in control is gone: let all threads run, and remove its breakpoints; returns how many stood."""
+        with self.acting:
+            self.uid, self.hub = "", None
+            self.watch_failures(False)
+            common_point.forget(set())
+            engine = self._engine
+            if engine is None:
+                return 0
+            stops = len(engine.stops())
+            engine.close()
+            return stops
+
+    def forget(self, uid: str) -> None:
+        """A viewer has left for good."""
+        with self.acting:
+            self._viewers.pop(uid, None)
+
+    def identity(self, uid: str) -> tuple[str, Point]:
+        """The name of a viewer's mesh, and this rank in it."""
+        _hub, mesh, point = self._viewers.get(uid, (None, self.mesh, self.point))
+        return mesh, point
+
+    def check(self, uid: str) -> None:
+        """Raise RuntimeError if the viewer of that mesh may not act here; called with ``acting`` held."""
+        here = engine()
+        if here.OF_PROGRAM and not (self.hub is not None and self.uid == uid and here.drives(uid)):
+            raise RuntimeError("another viewer has control of this job, or this one was silent: %mesh join JOB --drive")
 
     def _on_event(self, event: Stopped | Resumed) -> None:
-        if self.hub is None:
-            return  # `attach` will send it
+        hub, uid = self.hub, self.uid
         from monarch_kernel.debugger.model.stops import Stopped
 
-        if isinstance(event, Stopped):
+        if hub is None:  # `attach` will send it
+            if not isinstance(event, Stopped):
+                self._unsaid.append(event.stop)
+        elif isinstance(event, Stopped):
             self._hold()
-            self.hub.stopped.broadcast(self.uid, self.point.rank, os.getpid(), event.stop)
+            hub.stopped.broadcast(uid, self.point.rank, os.getpid(), event.stop)
         else:
-            self.hub.resumed.broadcast(self.uid, self.point.rank, event.stop, event.how)
+            hub.resumed.broadcast(uid, self.point.rank, event.stop, event.how)
 
     def _hold(self) -> None:
         """Detect the end of the hub's process: it never answers this call, which fails when the process ends."""
+        if engine().OF_PROGRAM:
+            return  # whoever has control there has to show all the time that it lives
         with self._lock:
             if self._held is None or self._held.done():
                 self._held = self.hub.hold.call_one()
@@ -122,12 +198,15 @@ class RankDebugger:
         text = digest(value) if at.differs else ""
         if at.differs:
             hit = self._passage(at.id, hit)
-        asked = self.hub.vote.call_one(self.uid, self.point.rank, at.id, hit, text)
+        hub, uid = self.hub, self.uid
+        if hub is None:
+            return False
         try:
+            asked = hub.vote.call_one(uid, self.point.rank, at.id, hit, text)
             try:
                 return bool(asked.get(VOTE_PATIENCE))
             except TimeoutError:
-                self.hub.decide.broadcast(self.uid, at.id, hit)
+                hub.decide.broadcast(uid, at.id, hit)
                 return bool(asked.get(VOTE_TIMEOUT))
         except Exception:  # there is no hub any more: continue rather than stop without a viewer
             return False
@@ -162,8 +241,9 @@ def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
 
 
 def rank_of() -> tuple[str, int, Extent]:
-    """The mesh's name, this rank in it, and its shape."""
-    return _rank.mesh, _rank.point.rank, _rank.point.extent
+    """The mesh's name, this rank in it, and its shape, as the viewer knows them whose request is served."""
+    mesh, point = _rank.identity(getattr(_asking, "uid", ""))
+    return mesh, point.rank, point.extent
 
 
 def existing_engine() -> StopEngine | None:
@@ -172,12 +252,15 @@ def existing_engine() -> StopEngine | None:
 
 
 def stop_here(frame: FrameType, text: str = "") -> None:
-    """`breakpoint()`: stop the calling thread until a viewer lets it continue.
+    """`breakpoint()`: stop the calling thread until a viewer lets it continue; in a program's process, the one that has
+    control: without one, it goes on at once.
 
     Raises:
         RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
     """
     if _rank.hub is None:
+        if engine().OF_PROGRAM and not engine().drives(""):
+            return  # those who are here only look on, and nobody could let it continue
         procs = engine().home()
         if procs is None:
             raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
@@ -190,6 +273,23 @@ def stop_here(frame: FrameType, text: str = "") -> None:
 
 # -- requests of the hub (run by the agent) --------------------------------------------------------
 
+_asking = threading.local()
+"""Of the thread that serves a request: ``uid``, the mesh of the viewer that has sent it."""
+
+
+def serve(uid: str, function: Any, args: tuple[Any, ...]) -> Any:
+    """Call a request of the viewer whose mesh has that uid."""
+    _asking.uid = uid
+    return function(*args)
+
+
+@contextmanager
+def _acting() -> Generator[None]:
+    """Act for the viewer whose request the calling thread serves, if it has control, and as long as it has."""
+    with _rank.acting:
+        _rank.check(_asking.uid)
+        yield
+
 
 def arm(breakpoints: Sequence[Breakpoint], *, now: bool = False) -> list[Bound]:
     """Arm these breakpoints in place of all others.
@@ -198,13 +298,14 @@ def arm(breakpoints: Sequence[Breakpoint], *, now: bool = False) -> list[Bound]:
         now: those that take effect on all ranks together do so here at once.
     """
     keys = [each.together for each in breakpoints if each.together]
-    common_point.forget(set(keys))
-    if now:
-        common_point.agree_now(keys)
     if not breakpoints and _rank.existing_engine is None:
         return []
-    _rank.watch_failures(any(each.error for each in breakpoints))
-    return _rank.engine.arm(breakpoints)
+    with _acting():
+        common_point.forget(set(keys))
+        if now:
+            common_point.agree_now(keys)
+        _rank.watch_failures(any(each.error for each in breakpoints))
+        return _rank.engine.arm(breakpoints)
 
 
 Ids = int | dict[int, list[int]]
@@ -218,22 +319,26 @@ def _ids(ids: Ids) -> list[int]:
 def resume(ids: Ids, how: str, line: int) -> list[int]:
     """Resume these stops; returns those that existed."""
     done: list[int] = []
-    for stop in _ids(ids):
-        try:
-            _rank.engine.resume(stop, how, line)  # type: ignore[arg-type]  # the hub has checked it
-        except KeyError:
-            continue  # it has continued already
-        done.append(stop)
+    with _acting():
+        for stop in _ids(ids):
+            try:
+                _rank.engine.resume(stop, how, line)  # type: ignore[arg-type]  # the hub has checked it
+            except KeyError:
+                continue  # it has continued already
+            done.append(stop)
     return done
 
 
 def pause() -> None:
     """Stop the threads that run user code at their next line of it."""
-    _rank.engine.pause()
+    with _acting():
+        _rank.engine.pause()
 
 
 def evaluate(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Evaluation]:
     """Evaluate in a frame of each of these stops."""
+    with _acting():
+        pass
     return {stop: _or_error(stop, frame, source, timeout) for stop in _ids(ids)}
 
 
@@ -249,6 +354,8 @@ def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
 def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
     """Call ``function(frame)`` in each of these stops; an exception that it raises replaces the value."""
     found: dict[int, Any] = {}
+    with _acting():
+        pass
     for stop in _ids(ids):
         try:
             found[stop] = _rank.engine.call(stop, frame, function, timeout)
@@ -269,6 +376,8 @@ def variables(stop: int, ref: int, start: int, count: int) -> list[Variable]:
 
 def set_variable(stop: int, ref: int, name: str, expression: str) -> Variable:
     """Change a child of a value."""
+    with _acting():
+        pass
     return _rank.engine.set_variable(stop, ref, name, expression)
 
 
@@ -307,6 +416,7 @@ __all__ = [
     "rank_of",
     "resume",
     "scopes",
+    "serve",
     "set_variable",
     "stop_here",
     "variables",

@@ -288,6 +288,10 @@ class ToolController(ToolProcess):
             self._beating = threading.Thread(target=self._send_beats, name="monarch-tool-heartbeat", daemon=True)
             self._beating.start()
 
+    def _is_waited_for(self, mesh: HostedMesh) -> bool:
+        """Whether ranks of a mesh release what this controller has stopped if they do not hear of it."""
+        return bool(mesh.waiting)
+
     def _send_beats(self) -> None:
         data = wire.encode(wire.ControllerBeat(self.node.id))
         while not self._closed:
@@ -295,7 +299,7 @@ class ToolController(ToolProcess):
             self._beat.clear()
             for mesh in list(self._meshes.values()):
                 living = self._living(mesh)
-                if mesh.waiting and living:
+                if living and self._is_waited_for(mesh):
                     self._beat.set()
                     mesh.carrier.send(living, data)
             if self._beat.is_set():
@@ -411,6 +415,10 @@ class ToolController(ToolProcess):
     def is_joined(self, mesh: Any) -> bool:
         """See ``interface.MeshFunctions``."""
         return False
+
+    def driver_of(self, mesh: Any, ask: bool = True) -> str:
+        """See ``interface.MeshFunctions``: its controller has control of a mesh."""
+        return ""
 
     def joined_jobs(self) -> NoReturn:
         """Raises `NotOffered`: only kernels of this package's own engine join jobs."""

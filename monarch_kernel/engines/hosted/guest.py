@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.main_thread import MainThread, main_thread
 from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
-from monarch_kernel.engines.hosted.output_pipes import capture_output
+from monarch_kernel.engines.hosted.output_pipes import OutputPipes
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.hosted.tool_process import ToolProcess
 from monarch_kernel.errors import Death, DeathKind
@@ -25,6 +26,8 @@ from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.extensions import rank_debugger
 from monarch_kernel.runtime.mesh.shape import Region
+
+log = logging.getLogger(__name__)
 
 #: How often the rank checks whether controllers that hold it are alive (seconds).
 LOOK = 0.2
@@ -62,9 +65,13 @@ class Visitor:
         self.name = entered.name
         self.extent = Extent(entered.labels, entered.sizes)
         self.point = Point(rank, self.extent)
-        self.silence = entered.silence
+        self.leash = entered.silence
+        self.silence = max(entered.silence, entered.hold)
+        self.host = entered.host
+        self.pid = entered.pid
         self.send = send
         self.takes_output = entered.output
+        self.takes_control = entered.drive
         #: When it was last heard of, and whether it is expected to be heard of: this rank waits for it.
         self.heard = time.monotonic()
         self.expected = False
@@ -91,6 +98,7 @@ class Guest(ToolProcess):
         self._watching = False
         self._lock = threading.Lock()
         self._hook: Any = None
+        self._output: OutputPipes | None = None
         self._owners: dict[str, str] = {}  # the controllers of actors
         if not of_program:
             collectives.install()
@@ -109,8 +117,12 @@ class Guest(ToolProcess):
         if self._hook is None:
             self._hook = sys.breakpointhook
             sys.breakpointhook = _breakpoint
-        capture_output(self._on_output, message.output)
+        self._output = self._output or OutputPipes(self._on_output, message.output)
+        self._on_visitor(visitor)
         send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
+
+    def _on_visitor(self, visitor: Visitor) -> None:
+        """A controller has entered, and is not told so yet."""
 
     def _procs(self, visitor: Visitor) -> HostedProcMesh:
         count = visitor.extent.nelements
@@ -128,7 +140,8 @@ class Guest(ToolProcess):
         visitor = self._visitors.get(sender)
         if visitor is not None:
             visitor.heard = time.monotonic()
-            self.node.deaths.pop(sender, None)  # it was only silent
+            if self.node.deaths.pop(sender, None) is not None:  # it was only silent
+                self._on_back(visitor)
         self.handle(message)
 
     def handle(self, message: Any) -> None:
@@ -163,7 +176,9 @@ class Guest(ToolProcess):
         if self._main is not None and self._main_actor is None and not cls.__background__:
             self._main_actor = message.actor
             drive = self._main.drive
-        return ToolActor(message.actor, message.name, visitor.point, drive)
+        actor = ToolActor(message.actor, message.name, visitor.point, drive)
+        actor.of_driver = getattr(cls, "__of_driver__", frozenset())
+        return actor
 
     def answer_to(self, sender: str, call: int) -> Any:
         """See ``ToolProcess.answer_to``. To its sender, this rank is a rank of the mesh that the sender has entered."""
@@ -196,19 +211,39 @@ class Guest(ToolProcess):
     def _watch_controllers(self) -> None:
         while True:
             time.sleep(LOOK)
-            with self._lock:
-                called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
-                for visitor in self._visitors.values():
-                    visitor.expected = visitor.expected and visitor.id in called
-                expected = [visitor for visitor in self._visitors.values() if visitor.expected]
-                if not expected:
-                    self._watching = False
+            try:
+                if not self._look():
                     return
-            now = time.monotonic()
-            for visitor in expected:
-                if now - visitor.heard > visitor.silence:
-                    cause = f"the controller was silent for {visitor.silence:g} s"
-                    self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
+            except Exception:  # without this thread, nobody would release what a dead controller has stopped
+                log.exception("a fault of the leash of controllers")
+
+    def _look(self) -> bool:
+        """Look for controllers that are silent; returns whether there is anything to look for."""
+        with self._lock:
+            called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
+            for visitor in list(self._visitors.values()):
+                visitor.expected = self._expects(visitor, called)
+            expected = [visitor for visitor in list(self._visitors.values()) if visitor.expected]
+            if not expected:
+                self._watching = False
+                return False
+        now = time.monotonic()
+        for visitor in expected:
+            if now - visitor.heard > visitor.silence:
+                self._on_silence(visitor)
+        return True
+
+    def _expects(self, visitor: Visitor, called: set[str]) -> bool:
+        """Whether a controller has to show that it is alive; ``called``: those that calls of this rank wait for."""
+        return visitor.expected and visitor.id in called
+
+    def _on_silence(self, visitor: Visitor) -> None:
+        """A controller that this rank waits for was silent for too long."""
+        cause = f"the controller was silent for {visitor.silence:g} s"
+        self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
+
+    def _on_back(self, visitor: Visitor) -> None:
+        """A controller that was silent for too long is there again."""
 
     def _leave(self, controller: str) -> None:
         self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
@@ -226,8 +261,9 @@ class Guest(ToolProcess):
                 actor = self.actors.pop(name, None)
                 if actor is not None:
                     actor.stop(lambda: None)
-        if not self._visitors and sys.breakpointhook is _breakpoint:
-            sys.breakpointhook = self._hook
+        if not self._visitors:
+            if sys.breakpointhook is _breakpoint:  # else the program has set its own
+                sys.breakpointhook = self._hook
             self._hook = None
 
     # -- interrupts ----------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
+from monarch_kernel.thread_frames import current_frames
 
 #: An interrupt is repeated after this long until it is heard: it may come just before a system call (seconds).
 REPEAT = 0.1
@@ -98,7 +98,7 @@ class MainThread:
 
 def main_thread() -> MainThread | None:
     """The main thread of this process, if an event loop runs there that can take turns with actors."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         runner = frame.f_locals.get("self")
         if isinstance(runner, asyncio.AbstractEventLoop) and runner.is_running():

@@ -76,6 +76,8 @@ class ToolActor:
         self.handled = 0
         #: An event loop that runs while the actor waits for messages, if the thread that drives it can do so.
         self.background: Any = None
+        #: The endpoints that only the viewer in control of a joined job may call.
+        self.of_driver: frozenset[str] = frozenset()
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._drive = drive
         if drive is None:
@@ -166,8 +168,12 @@ class ToolActor:
     # -- on its thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self.step(block=True):
-            pass
+        while True:
+            try:
+                if not self.step(block=True):
+                    return
+            except KeyboardInterrupt:  # meant for an endpoint that has just ended
+                continue
 
     def step(self, block: bool = False) -> bool:
         """Handle one message. Returns False after the last one, or if there is none and ``block`` is false."""

@@ -11,7 +11,7 @@ from monarch_kernel.actor import Future
 from monarch_kernel.engines.hosted import tool_actor, wire
 from monarch_kernel.engines.hosted.message_node import MessageNode, MessageSystem, set_message_system
 from monarch_kernel.engines.hosted.tool_actor import Answer, ToolActor
-from monarch_kernel.engines.interface import NotOffered
+from monarch_kernel.engines.interface import ControlFollower, NotOffered
 from monarch_kernel.introspection import Awaited, Running, keep_failure
 from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.refs import ProcRef
@@ -136,6 +136,13 @@ class ToolProcess:
     def proc_here(self) -> str:
         """See ``interface.ProcessFunctions``."""
         return self.node.id
+
+    def drives(self, uid: str) -> bool:
+        """See ``interface.ProcessFunctions``."""
+        return True
+
+    def follow_control(self, follower: ControlFollower) -> None:
+        """See ``interface.ProcessFunctions``."""
 
     def interrupt_main_thread(self) -> None:
         """See ``interface.ProcessFunctions``."""

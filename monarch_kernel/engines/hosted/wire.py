@@ -15,6 +15,9 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
         silence: the rank releases what this controller has stopped after that long without a message (seconds).
         output: whether all output of the process goes to this controller, rather than that of its cells alone.
         rank: the rank's place in the mesh; -1 if the other runtime tells it.
+        hold: what the controller has stopped stays so for that long after its end (seconds).
+        host, pid: where the controller runs, for other viewers of the same job.
+        drive: take control of the job, whoever has it.
     """
 
     controller: str
@@ -25,6 +28,10 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
     silence: float
     output: bool
     rank: int = -1
+    hold: float = 0.0
+    host: str = ""
+    pid: int = 0
+    drive: bool = False
 
 
 class RankEntered(msgspec.Struct, array_like=True, tag=2):
@@ -107,6 +114,48 @@ class LeaveRank(msgspec.Struct, array_like=True, tag=10):
     controller: str
 
 
+class DriveRank(msgspec.Struct, array_like=True, tag=11):
+    """A viewer of a joined job asks for control; with ``force``, whoever has it. Answered by `RankDriver`."""
+
+    controller: str
+    force: bool
+
+
+class RankDriver(msgspec.Struct, array_like=True, tag=12):
+    """Which viewer of a joined job has control of a rank: one that may stop it, and run code in it.
+
+    Attributes:
+        uid, rank: the rank, in the receiver's mesh.
+        driver: the controller's id; "" if none has control.
+        host, pid, since: where it runs, and when it took control (seconds since 1970).
+    """
+
+    uid: str
+    rank: int
+    driver: str
+    host: str
+    pid: int
+    since: float
+
+
+class RankReleased(msgspec.Struct, array_like=True, tag=13):
+    """A rank has let go of what this viewer had stopped in it, since the viewer was silent for so many seconds."""
+
+    uid: str
+    rank: int
+    stops: int
+    silent: float
+
+
+class RankFault(msgspec.Struct, array_like=True, tag=14):
+    """A fault of the tools in a rank, which the rank's program has not felt; ``count``: how many there were."""
+
+    uid: str
+    rank: int
+    count: int
+    text: str
+
+
 ToolMessage = (
     EnterRank
     | RankEntered
@@ -118,6 +167,10 @@ ToolMessage = (
     | InterruptRank
     | ControllerBeat
     | LeaveRank
+    | DriveRank
+    | RankDriver
+    | RankReleased
+    | RankFault
 )
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(ToolMessage).decode

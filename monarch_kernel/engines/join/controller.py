@@ -1,8 +1,14 @@
-"""The viewer's side: a joined job is a mesh of this controller, whose processes are not its own."""
+"""The viewer's side: a joined job is a mesh of this controller, whose processes are not its own.
+
+This file is long because a joined job and the controller of its mesh change each other: ranks come and go, the mesh is
+formed anew, and control passes between viewers, from the threads of either.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,10 +18,11 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel._version import __version__
 from monarch_kernel.actor import Extent, ProcMesh
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.controller import Carrier, HostedMesh, ToolController
-from monarch_kernel.engines.hosted.meshes import HostedProcMesh
+from monarch_kernel.engines.hosted.meshes import HOST, HostedProcMesh
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
@@ -31,6 +38,10 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 32
 #: How often a viewer looks for ranks that its jobs have started again (seconds).
 LOOK = 0.5
+#: How long ranks may take to tell who has control (seconds): the first viewer's load the tools before.
+DRIVE = 5.0
+#: Releases within so many seconds of each other are one notice.
+NEWS = 5.0
 #: How long ranks may take to let the tools in (seconds): they load them then.
 ENTER = 20.0
 #: How long a mesh waits for all ranks of a job that was started again with another number of them (seconds).
@@ -78,6 +89,8 @@ class JoinController(ToolController):
         self._stop_looking: threading.Event | None = None  # while a thread looks for ranks
         #: Told in one line when a job has come back in another shape, and its mesh was formed anew.
         self.on_reformed: Subscribers[[str, str]] = Subscribers("a callback on joined jobs")
+        #: (job, sentence) for the person who uses this process: what has happened to a joined job by itself.
+        self.notices: Subscribers[[str, str]] = Subscribers("a subscriber to notices of joined jobs")
 
     def _note(self, error: BaseException) -> None:
         log.error("a message of a joined rank could not be handled", exc_info=error)
@@ -120,8 +133,17 @@ class JoinController(ToolController):
         """The jobs of this user that can be joined, on this machine and on those that were added."""
         return jobs_of(found_at(self._places))
 
-    def join(self, name: str, timeout: float = ENTER) -> HostedProcMesh:
-        """Make a job a mesh of this controller. A joined one is formed anew if its dimensions have changed.
+    def join(self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0) -> HostedProcMesh:
+        """Make a job a mesh of this controller, which has control of it unless another viewer does.
+
+        A joined one is formed anew if its dimensions have changed.
+
+        Args:
+            timeout: how long its ranks may take to let the tools in (seconds).
+            drive: take control, whoever has it. What the other viewer has stopped passes on to this one; its
+                breakpoints are removed, and its cells are interrupted.
+            hold: how long what this controller has stopped stays stopped after its end (seconds); by default it
+                continues at once, or after ``SILENCE`` where only silence tells.
 
         Raises:
             JoinError: there is no such job, it is joined already, or its ranks do not answer.
@@ -131,21 +153,23 @@ class JoinController(ToolController):
                 if before.present_shape() == before.extent:
                     raise JoinError(f"job {name!r} is joined already; %mesh leave {name} lets go of it")
                 return self._join_again(before)
-        return self._join(name, timeout)
+        return self._join(name, timeout, drive, hold)
 
     def _join_again(self, before: JoinedJob) -> HostedProcMesh:
         """Form the mesh of a joined job anew; the machines that were added stay."""
         self._rejoins = True
         try:
             self.leave(self._meshes[before.uid].procs)
-            return self._join(before.name, ENTER)
+            return self._join(before.name, ENTER, False, before.hold)
         finally:
             self._rejoins = False
             if not self._jobs:
                 self._let_go_of_machines()
 
-    def _join(self, name: str, timeout: float, instead: JoinedJob | None = None) -> HostedProcMesh:
-        joined = JoinedJob(self, name, self._places)
+    def _join(
+        self, name: str, timeout: float, drive: bool, hold: float, instead: JoinedJob | None = None
+    ) -> HostedProcMesh:
+        joined = JoinedJob(self, name, self._places, drive, hold)
         ranks = joined.connect()
         try:
             if instead is not None:  # only now, as the ranks of a job that begins may not answer yet
@@ -161,7 +185,10 @@ class JoinController(ToolController):
         def make(first: bytes) -> Carrier:
             message = wire.decode(first)
             assert isinstance(message, wire.EnterRank)
-            joined.uid, joined.first = message.uid, message
+            joined.uid = message.uid
+            joined.first = msgspec.structs.replace(
+                message, hold=joined.hold, host=HOST, pid=os.getpid(), drive=joined.drive
+            )
             self._jobs[message.uid] = joined
             for rank in range(extent.nelements):
                 proc = f"{message.uid}.{rank}"
@@ -178,12 +205,133 @@ class JoinController(ToolController):
         try:
             procs = self.enter(joined.name, extent, make, owned=False, timeout=timeout)
         except TimeoutError as error:
+            self._jobs.pop(joined.uid, None)
             raise JoinError(str(error)) from None
         except BaseException:
             self._jobs.pop(joined.uid, None)
             raise
+        assert joined.first is not None
+        joined.first = msgspec.structs.replace(joined.first, drive=False)  # for ranks that come later
+        self._settle(joined)
         self._look_out()
         return procs
+
+    # -- who has control -------------------------------------------------------------------------------
+
+    def driver_of(self, mesh: Any, ask: bool = True) -> str:
+        """See ``interface.MeshFunctions``."""
+        joined = self._jobs.get(getattr(mesh, "_uid", None) or "")
+        if joined is None:
+            return ""
+        other = joined.other_driver(self.node.id)
+        if other is None and ask and not joined.driven_by(self.node.id):
+            self._ask_to_drive(joined, joined.answering(), force=False)
+        if ask:
+            self._settle(joined)
+            other = joined.other_driver(self.node.id)
+        return other or ""
+
+    def drive(self, procs: ProcMesh) -> None:
+        """Take control of a joined job, whoever has it; see ``join``.
+
+        Raises:
+            JoinError: not all ranks have answered.
+        """
+        joined = self._joined(procs)
+        self._ask_to_drive(joined, joined.answering(), force=True)
+        if not joined.driven_by(self.node.id):
+            raise JoinError(f"job {joined.name!r}: not all ranks answer; %mesh stacks shows where they are")
+
+    def _joined(self, procs: ProcMesh) -> JoinedJob:
+        joined = self._jobs.get(procs._uid)
+        if joined is None:
+            raise JoinError(f"job {procs.name!r} is not joined any more")
+        return joined
+
+    def _ask_to_drive(self, joined: JoinedJob, ranks: Sequence[int], force: bool) -> None:
+        if not ranks:
+            return
+        with joined.changed:
+            for rank in ranks:
+                joined.drivers.pop(rank, None)
+        joined.carrier.send(ranks, wire.encode(wire.DriveRank(self.node.id, force)))
+        with joined.changed:
+            joined.changed.wait_for(lambda: all(rank in joined.drivers for rank in ranks), DRIVE)
+
+    def _settle(self, joined: JoinedJob) -> None:
+        """Of two viewers that have entered at the same time, the one that drives the first rank drives all."""
+        with joined.changed:
+            mine = sorted(rank for rank, told in joined.drivers.items() if told.driver == self.node.id)
+            others = sorted(rank for rank, told in joined.drivers.items() if told.driver not in ("", self.node.id))
+        if mine and others and mine[0] < others[0]:
+            self._ask_to_drive(joined, others, force=True)
+        if mine:
+            self._start_beating()
+
+    def handle(self, message: Any) -> None:
+        """See ``ToolController.handle``."""
+        match message:
+            case wire.RankDriver():
+                self._on_driver(message)
+            case wire.RankReleased():
+                self._on_released(message)
+            case wire.RankFault():
+                joined = self._jobs.get(message.uid)
+                if joined is not None:
+                    joined.faults[message.rank] = message.count, message.text
+                    self.notices.notify(
+                        joined.name,
+                        f"a fault of the tools in rank {message.rank} ({message.count} so far), which its program has "
+                        f"not felt: {message.text}",
+                    )
+            case _:
+                super().handle(message)
+
+    def _on_driver(self, message: wire.RankDriver) -> None:
+        joined = self._jobs.get(message.uid)
+        if joined is None:
+            return
+        me = self.node.id
+        with joined.changed:
+            before = joined.drivers.get(message.rank)
+            joined.drivers[message.rank] = message
+            joined.changed.notify_all()
+            taken = before is not None and before.driver == me and message.driver not in ("", me)
+            news = taken and message.driver != joined.taken_by
+            if news:
+                joined.taken_by = message.driver
+            elif message.driver == me:
+                joined.taken_by = ""
+        if message.driver == me:
+            self._start_beating()
+        if news:
+            self.notices.notify(
+                joined.name,
+                f"{told_driver(message)} has taken control; this notebook looks on from now "
+                f"(%mesh join {joined.name} --drive takes it back)",
+            )
+
+    def _on_released(self, message: wire.RankReleased) -> None:
+        joined = self._jobs.get(message.uid)
+        if joined is None:
+            return
+        with joined.changed:
+            first = time.monotonic() - joined.released > NEWS
+            joined.released = time.monotonic()
+        if first:
+            self.notices.notify(
+                joined.name,
+                f"this notebook was silent for {message.silent:.1f} s: what it had stopped has continued, and its "
+                "cells there were interrupted; its breakpoints are armed again, unless another viewer has control",
+            )
+
+    def _is_waited_for(self, mesh: HostedMesh) -> bool:
+        joined = self._jobs.get(mesh.procs._uid)
+        return super()._is_waited_for(mesh) or (joined is not None and joined.drives_any(self.node.id))
+
+    def faults_of(self, procs: ProcMesh) -> dict[int, tuple[int, str]]:
+        """The faults of the tools in a joined job, by rank: how many, and the last one."""
+        return dict(self._joined(procs).faults)
 
     def is_joined(self, mesh: Any) -> bool:
         """Whether a mesh of procs is that of a joined job."""
@@ -226,6 +374,12 @@ class JoinController(ToolController):
         if not self._jobs and not self._rejoins:
             self._let_go_of_machines()
 
+    def on_refusal(self, joined: JoinedJob, rank: int, why: str) -> None:
+        """A rank cannot load the tools."""
+        if joined.uid in self._meshes:
+            self.on_death(f"{joined.uid}.{rank}", f"it lets nobody in: {why}")
+            self.notices.notify(joined.name, f"rank {rank} lets nobody in: {why}")
+
     # -- ranks that come and go ------------------------------------------------------------------------
 
     def on_closed(self, joined: JoinedJob, rank: int) -> None:
@@ -259,7 +413,7 @@ class JoinController(ToolController):
             return
         self._rejoins = True
         try:
-            before, count = joined.extent.nelements, len(self._join(joined.name, ENTER, joined))
+            before, count = joined.extent.nelements, len(self._join(joined.name, ENTER, False, joined.hold, joined))
         finally:
             self._rejoins = False
         self.on_reformed.notify(
@@ -300,12 +454,29 @@ class JoinedJob:
         controller: takes their messages.
         name: of the job.
         places: where to look for its ranks.
+        drive, hold: see ``JoinController.join``.
     """
 
-    def __init__(self, controller: JoinController, name: str, places: Sequence[RankPlace]) -> None:
+    def __init__(
+        self,
+        controller: JoinController,
+        name: str,
+        places: Sequence[RankPlace],
+        drive: bool = False,
+        hold: float = 0.0,
+    ) -> None:
         self._controller = controller
         self.name = name
         self._places = places
+        self.drive = drive
+        self.hold = hold
+        #: Who has control of each rank, as it has told, and what is held and notified as that changes.
+        self.drivers: dict[int, wire.RankDriver] = {}
+        self.changed = threading.Condition()
+        self.taken_by = ""
+        self.released = float("-inf")
+        #: By rank: how many faults of the tools there were, and the last one.
+        self.faults: dict[int, tuple[int, str]] = {}
         self.carrier = LinkCarrier({})
         self.extent = Extent((), ())
         self.uid = ""
@@ -331,7 +502,7 @@ class JoinedJob:
         listed = found_at(self._places, self.name)
         job = job_named(self.name, listed)
         self._listed = job
-        known = {each.process for each in self._known.values()}
+        known = {each.process for each in list(self._known.values())}
         fresh = [each for each in job.ranks if each.process not in known]
         ranks: dict[int, FoundRank] = {}
         at: dict[int, RankPlace] = {}
@@ -345,6 +516,7 @@ class JoinedJob:
                         found.link.close()
                     continue
                 ranks[rank], at[rank] = found, place
+        self._check_versions(ranks)
         if not self.uid:
             if not ranks:
                 raise JoinError(
@@ -380,6 +552,48 @@ class JoinedJob:
         now = time.monotonic()
         self._differs_since = self._differs_since or now
         return len(job.ranks) >= job.told_world or now - self._differs_since >= GATHER
+
+    def _check_versions(self, ranks: dict[int, FoundRank]) -> None:
+        """Let go of ranks that this version of the package cannot talk to.
+
+        Raises:
+            JoinError: at the first look, such a rank was there.
+        """
+        for rank, found in list(ranks.items()):
+            if found.fault_count:
+                self.faults[rank] = found.fault_count, found.faults[-1] if found.faults else ""
+            if found.version != __version__ and not found.silent:
+                for each in ranks.values() if not self.uid else [found]:
+                    if each.link is not None:
+                        each.link.close()
+                if not self.uid:
+                    raise JoinError(
+                        f"job {self.name!r}: rank {rank} has monarch_kernel {found.version}, and this notebook "
+                        f"{__version__}: install {found.version} here, or {__version__} there before it starts again"
+                    )
+                del ranks[rank]
+
+    def answering(self) -> list[int]:
+        """The ranks that are connected, and have said who they are."""
+        known = self._known
+        return [rank for rank in list(self.carrier.links) if rank in known and known[rank].process not in self._silent]
+
+    def driven_by(self, controller: str) -> bool:
+        """Whether that viewer has control of all ranks."""
+        with self.changed:
+            told = [self.drivers.get(rank) for rank in self.answering()]
+        return all(each is not None and each.driver == controller for each in told)
+
+    def drives_any(self, controller: str) -> bool:
+        """Whether that viewer has control of any rank."""
+        with self.changed:
+            return any(each.driver == controller for each in self.drivers.values())
+
+    def other_driver(self, controller: str) -> str | None:
+        """Another viewer that has control of a rank, in words; None if there is none."""
+        with self.changed:
+            told = [each for _, each in sorted(self.drivers.items()) if each.driver not in ("", controller)]
+        return told_driver(told[0]) if told else None
 
     def present_shape(self) -> Extent:
         """The shape that its mesh would have if it were joined now."""
@@ -430,18 +644,25 @@ class JoinedJob:
         self.carrier.send([rank], wire.encode(msgspec.structs.replace(first, rank=rank)))
 
     def _rank_of(self, announced: RankAnnouncement) -> int | None:
-        return next((rank for rank, each in self._known.items() if each.process == announced.process), None)
+        return next((rank for rank, each in list(self._known.items()) if each.process == announced.process), None)
 
     def _on_frame(self, of: RankAnnouncement, frame: bytes) -> None:
         if of.process in self._silent:  # it says now who it is, which nobody waits for any more
             self._silent.discard(of.process)
             return
-        self._controller.receive(frame)
+        if frame[:1] == b"{":  # it has no tools, which would not write JSON
+            self._controller.on_refusal(self, self._rank_of(of) or 0, str(json.loads(frame).get("refused", "")))
+        else:
+            self._controller.receive(frame)
 
     def _on_closed(self, of: RankAnnouncement) -> None:
         rank = self._rank_of(of)
         if rank is not None:
             self.carrier.links.pop(rank, None)
+            with self.changed:
+                self.drivers.pop(rank, None)
+                self.changed.notify_all()
+            self._known.pop(rank, None)  # if only the connection was lost, the next look finds it again
             self._controller.on_closed(self, rank)
 
 
@@ -459,3 +680,9 @@ def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:
 
 def _not_closed(_of: RankAnnouncement) -> None:
     """Of ranks that are only asked."""
+
+
+def told_driver(told: wire.RankDriver) -> str:
+    """Which viewer has control, in words."""
+    since = time.strftime("%H:%M:%S", time.localtime(told.since))
+    return f"the notebook with pid {told.pid} on {told.host} (since {since})"

@@ -46,6 +46,7 @@ class Door:
     def __init__(self, name: str, told: RankIdentity, hold: float = 0.0) -> None:
         self.name = name
         self.faults: list[str] = []
+        self.fault_count = 0
         self._told = told
         self._guest: JoinedGuest | None = None
         self._announced, listener = announce(name, told)
@@ -53,20 +54,29 @@ class Door:
         self.holding = Holding(hold, how)
         if hold:
             self.holding.install()
-        self._loop = FrameLoop("monarch-join", self._note)
+        self._loop = FrameLoop("monarch-join", self.note)
         self._loop.listen(listener, self._on_link)
         self._loop.start()
-        os.register_at_fork(after_in_child=self._loop.forget)
+        os.register_at_fork(after_in_child=self._in_child)
 
     @property
     def announced(self) -> RankAnnouncement:
         """What viewers read of it."""
         return self._announced
 
-    def _note(self, error: BaseException) -> None:
-        """Keep a fault of the tools: it is told to viewers, and never reaches the program."""
+    def note(self, error: BaseException) -> None:
+        """Keep a fault of the tools: it is told to viewers, and never reaches the program. Any thread may call this."""
         text = f"{type(error).__name__}: {error}"
+        self.fault_count += 1
         self.faults = [*self.faults[1 - _KEPT_FAULTS :], text]
+        if self._guest is not None:
+            self._guest.tell_fault(self.fault_count, text)
+
+    def _in_child(self) -> None:
+        """In a fork of this process, such as a worker of a DataLoader: no viewer is there, and none gets in."""
+        self._loop.forget()
+        if self._guest is not None:
+            self._guest.forget()
 
     # -- on the thread of the loop -------------------------------------------------------------------
 
@@ -87,28 +97,35 @@ class Door:
         answer["version"] = __version__
         answer["faults"] = self.faults
         answer["held"], answer["held_until"] = self.holding.held, self.holding.until
+        answer["fault_count"] = self.fault_count
         link.send(json.dumps(answer).encode())
         link.on_frame = self._on_first
 
     def _on_first(self, link: FrameLink, frame: bytes) -> None:
         """Let a viewer's tools in. The first one loads them, which it does not wait for: its messages do."""
-        if self._guest is None:
-            from monarch_kernel.engines.join.entrance import entered
+        try:
+            if self._guest is None:
+                from monarch_kernel.engines.join.entrance import entered
 
-            link.send(entered(frame))
-            try:
+                link.send(entered(frame))
                 from monarch_kernel.engines.join.guest import JoinedGuest
 
                 self._guest = JoinedGuest(self)
-            except BaseException:
-                link.close()  # which tells the viewer that it cannot use this rank
-                raise
-        self._guest.admit(link, frame)
+            self._guest.admit(link, frame)
+        except BaseException as error:
+            self.note(error)
+            link.on_frame = _drop
+            why = f"the tools of monarch_kernel {__version__} cannot be loaded there: {type(error).__name__}: {error}"
+            link.send(json.dumps({"refused": why}).encode())
 
     def close(self) -> None:
         """Take no more viewers, as the process ends."""
         withdraw(self._announced)
         self._loop.close(0.5)
+
+
+def _drop(_link: FrameLink, _frame: bytes) -> None:
+    """Of a viewer that was refused."""
 
 
 def prepare(

@@ -87,6 +87,11 @@ class FrameLink:
             self._waiting.clear()  # the loop will see the end
             self._size = 0
 
+    @property
+    def waiting(self) -> int:
+        """How much waits to be sent (bytes)."""
+        return self._size
+
     def close(self) -> None:
         """Close the connection. Any thread may call this; ``on_closed`` is called once."""
         with self._lock:
@@ -131,7 +136,7 @@ class FrameLink:
                 break
             frame = bytes(memoryview(received)[at + _LENGTH.size : at + _LENGTH.size + size])
             at += _LENGTH.size + size
-            self.on_frame(self, frame)
+            self._loop.guarded(self.on_frame, self, frame)  # a bad message is not read twice
             if self.closed:
                 return
         if at:
@@ -144,6 +149,20 @@ class FrameLink:
             self._waiting.clear()
             self._sock.close()
         self.on_closed(self)
+
+    def abandon(self) -> None:
+        """Let go of a descriptor that is not this link's any more, without closing it."""
+        with self._lock:
+            self.closed = True
+            self._waiting.clear()
+            self._sock.detach()
+
+    def forget(self) -> None:
+        """In a fork: close the copy of the descriptor. The lock may be that of a thread that is not here."""
+        self._lock = threading.Lock()
+        self.closed = True
+        self._waiting.clear()
+        _close(self._sock.detach())
 
     def fileno(self) -> int:
         """Of the socket; -1 when it is closed."""
@@ -166,6 +185,7 @@ class FrameLoop:
     def __init__(self, name: str, on_fault: Callable[[BaseException], None]) -> None:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe = os.fstat(self._wake_write)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._todo: deque[Callable[[], object]] = deque()
         self._links: set[FrameLink] = set()
@@ -232,30 +252,49 @@ class FrameLoop:
     def _soon(self, work: Callable[[], object]) -> None:
         self._todo.append(work)
         with suppress(OSError):  # it is closed, or as much is in the pipe as it takes
-            os.write(self._wake_write, b"\0")
+            # A program that becomes a daemon closes all descriptors, and this number may be that of its log by now.
+            if os.path.samestat(os.fstat(self._wake_write), self._pipe):
+                os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
         while not self._closed:
-            for key, events in self._selector.select():
+            try:
+                ready = self._selector.select()
+            except (OSError, ValueError) as error:  # the program has closed our descriptors, as daemons do
+                self._abandon(error)
+                return
+            for key, events in ready:
                 if key.data is None:
                     with suppress(OSError):
                         os.read(self._wake_read, 4096)
                     self._do()
                 else:
-                    self._guarded(key.data, events)
+                    self.guarded(key.data, events)
         for link in list(self._links):
-            self._guarded(self.drop, link)
+            self.guarded(self.drop, link)
         for listener in self._listeners:
             listener.close()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
+    def _abandon(self, error: BaseException) -> None:
+        """End without closing anything: the numbers of our descriptors may be those of the program's files by now."""
+        self._closed = True
+        self.guarded(self._on_fault, error)
+        for link in list(self._links):
+            link.abandon()
+            self.guarded(link.on_closed, link)
+        self._links.clear()
+        for listener in self._listeners:
+            listener.detach()
+
     def _do(self) -> None:
         while self._todo:
-            self._guarded(self._todo.popleft())
+            self.guarded(self._todo.popleft())
 
-    def _guarded(self, work: Callable[..., Any], *args: Any) -> None:
+    def guarded(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call back; an exception goes to ``on_fault``."""
         try:
             work(*args)
         except BaseException as error:
@@ -270,14 +309,24 @@ class FrameLoop:
 
     def forget(self) -> None:
         """In a fork of this process: close the copies of descriptors, which keep connections open; nothing is sent."""
+        if self._closed:  # they are closed, and their numbers are others'
+            return
         self._closed = True
-        for each in (*self._links, *self._listeners):
-            with suppress(OSError):
-                os.close(each.fileno())
+        for link in list(self._links):
+            link.forget()
+        self._links.clear()
+        for listener in self._listeners:
+            _close(listener.detach())
         with suppress(OSError):
             self._selector.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        _close(self._wake_read)
+        _close(self._wake_write)
+        self._wake_write = -1
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def _ignore(_link: FrameLink, _frame: bytes) -> None:

@@ -47,7 +47,8 @@ class FoundRank:
         announced: what it says of itself now.
         near: whether its process id is one of this machine, as this process sees it.
         version: of the package there.
-        faults: of tools in it, since it began.
+        faults: the last ones of tools in it.
+        fault_count: how many there were since it began.
         silent: it has not said who it is, as it is stopped, or native code holds its interpreter lock. What is known
             was announced when it began.
         held: the error after which it is held for somebody to look; "" if it is not.
@@ -65,6 +66,7 @@ class FoundRank:
     held_until: float = 0.0
     dims: dict[str, int] = field(default_factory=dict[str, int])
     link: RankLink | None = None
+    fault_count: int = 0
 
     @property
     def rank(self) -> int:
@@ -215,6 +217,7 @@ def found_rank(answer: dict[str, Any], near: bool) -> FoundRank:
         held=str(answer.get("held", "")),
         held_until=float(answer.get("held_until", 0.0)),
         dims=dict(answer.get("dims", {})),
+        fault_count=int(answer.get("fault_count", 0)),
     )
 
 

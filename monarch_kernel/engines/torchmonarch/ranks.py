@@ -6,7 +6,6 @@ import ctypes
 import functools
 import gc
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.guest import Guest
 from monarch_kernel.engines.interface import InterruptedEndpoint
 from monarch_kernel.introspection import Running
+from monarch_kernel.thread_frames import current_frames
 
 NAME = "torchmonarch"
 _MONARCH = os.path.join(os.path.dirname(os.path.abspath(monarch.__file__ or "")), "")
@@ -37,7 +37,7 @@ class MonarchActors:
         """The outermost frame of a Monarch thread that is neither Monarch's nor Python's is an endpoint."""
         found: list[Running] = []
         drivers = {thread.ident for thread in threading.enumerate() if thread.name.startswith("monarch-actor")}
-        for thread, top in sys._current_frames().items():
+        for thread, top in current_frames().items():
             if thread not in drivers:
                 continue
             endpoint = _endpoint(top)

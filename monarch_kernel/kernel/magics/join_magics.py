@@ -26,6 +26,15 @@ class JoinMagics(Subcommands):
     @argument("--hostfile", default="", metavar="FILE", help="the same for the hosts in a file")
     @argument("--slurm", default="", metavar="JOBID", help="the same for the nodes of a job of Slurm, by srun")
     @argument("--python", default="", metavar="PATH", help="the interpreter there (the path of this kernel's own)")
+    @argument("--drive", action="store_true", help="take control from the viewer that has it, which looks on then")
+    @argument(
+        "--hold",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="keep what this notebook has stopped for so long if it dies, sleeps or loses its network (default: let it "
+        "continue)",
+    )
     def join(self, found: Arguments) -> None:
         """Make a running job a mesh of this notebook; its ranks stay its own, and outlive the notebook."""
         hosts = [each for each in found.hosts.split(",") if each]
@@ -40,7 +49,7 @@ class JoinMagics(Subcommands):
                 machines.update(by_srun(RELAY, found.slurm, found.python))
         except (ValueError, LaunchError) as error:
             raise usage_error(found.magic, str(error)) from None
-        self.say(joined_meshes.join(self._session, found.name, machines))
+        self.say(joined_meshes.join(self._session, found.name, machines, drive=found.drive, hold=found.hold))
 
     @magic_arguments("mesh leave")
     @mesh_argument()

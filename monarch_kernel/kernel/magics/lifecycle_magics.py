@@ -11,6 +11,7 @@ from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.engine_up import AskedJob, up_on_engine
 from monarch_kernel.kernel.environments import check_for_ranks, environment_prefix
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
+from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.engine_arguments import asked_hosts, check_no_engine, engine_arguments
 from monarch_kernel.kernel.magics.status_magics import rank_places
@@ -127,6 +128,7 @@ class LifecycleMagics(Subcommands):
     def interrupt(self, found: Arguments) -> None:
         """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and endpoints."""
         mesh, ranks = self.addressed(found)
+        check_drives(mesh, found.magic)
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
                 run.drop(ranks)  # a queued cell must not begin

@@ -12,6 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.actor import SupervisionError, ValueMesh
 from monarch_kernel.errors import ActorError
 from monarch_kernel.introspection import TensorArgument
+from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name, mesh_option, ranks_option, select
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
@@ -30,6 +31,7 @@ class VariableMagics(Subcommands):
         """Copy variables of the notebook to the ranks."""
         values = {name: self._notebook.variable(name, found.magic) for name in found.names}
         managed, ranks = self._cells_at(found)
+        check_drives(managed.procs, found.magic)
         for name, value in values.items():
             try:
                 cloudpickle.dumps(value)

@@ -64,6 +64,8 @@ class CellExecutor(Actor):
     """Runs cells in the `__main__` of this rank, on its main thread."""
 
     __tool__ = True
+    #: Other viewers of a joined job look on: see `guest.JoinedGuest`.
+    __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 
     def __init__(self) -> None:
         self._me = engine().actor_here()

@@ -13,6 +13,7 @@ import msgspec
 from monarch_kernel.errors import Fault, capture
 from monarch_kernel.introspection import failed_by_peer
 from monarch_kernel.kernel.traceback_frames import WAITING
+from monarch_kernel.thread_frames import current_frames
 
 _KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep
@@ -28,7 +29,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, str] | None:
     """File, line and function of the innermost frame of `thread` in a file that is not foreign."""
-    frames: Mapping[int, Any] = sys._current_frames()
+    frames: Mapping[int, Any] = current_frames()
     frame = frames.get(thread)
     innermost = None
     while frame is not None:

@@ -45,6 +45,7 @@ __all__ = [
     "installed",
     "mark_answer",
     "set_cell",
+    "uninstall",
 ]
 
 #: How long an unfinished line is held back (seconds).
@@ -62,6 +63,7 @@ _wrote = False  # whether a record was written since the last mark
 _last_mark = 0
 _mark_lock = threading.Lock()
 _installed = False
+_registered = False  # with `os.register_at_fork`, which takes nothing back
 _libc: Any = None
 
 
@@ -323,6 +325,7 @@ class _Flusher:
 
     def __init__(self) -> None:
         self._armed = False
+        self._ended = False
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -335,9 +338,16 @@ class _Flusher:
             _original_start(self._thread)
         self._wanted.set()
 
+    def end(self) -> None:
+        """End the thread, once there are no unfinished lines."""
+        self._ended = True
+        self._wanted.set()
+
     def _run(self) -> None:
         while True:
             self._wanted.wait()
+            if self._ended:
+                return
             self._wanted.clear()
             while _dirty:
                 time.sleep(PARTIAL_DELAY / 2)
@@ -447,7 +457,7 @@ def install(pipes: Mapping[int, int] | None = None) -> None:
         pipes: other descriptors of the pipes, by 1 and 2: what is written to 1 and 2 themselves, by whatever means, is
             then left where it goes.
     """
-    global _installed
+    global _installed, _registered
     if _installed:
         return
     _installed = True
@@ -459,12 +469,14 @@ def install(pipes: Mapping[int, int] | None = None) -> None:
     # Duplicate the descriptors: user code may redirect 1 and 2, and then expects C output there, not
     # records. The text of both streams goes into one pipe, which keeps its order; the other carries marks.
     own = pipes or {1: 1, 2: 2}
-    _fds["stdout"] = os.dup(own[1])
-    _fds["stderr"] = os.dup(own[2])
+    _open("stdout", own[1])
+    _open("stderr", own[2])
     sys.stdout = RankStream("stdout")  # type: ignore[assignment]
     sys.stderr = RankStream("stderr")  # type: ignore[assignment]
     threading.Thread.start = _start  # type: ignore[method-assign]
-    os.register_at_fork(after_in_child=_after_fork)
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=_after_fork)
     atexit.register(flush)
     if pipes is not None:
         return
@@ -472,6 +484,33 @@ def install(pipes: Mapping[int, int] | None = None) -> None:
     # Dump only the failing thread: reading running threads may itself crash and hide the cause.
     faulthandler.enable(2, all_threads=False)
     _line_buffer_c()
+
+
+def uninstall() -> None:
+    """End a capture through other pipes than 1 and 2, and its thread. The caller has put ``sys.stdout`` back."""
+    global _installed, _flusher
+    if not _installed:
+        return
+    flush()
+    _installed = False
+    atexit.unregister(flush)
+    if threading.Thread.start is _start:  # else another one's stands before ours, which does nothing without cells
+        threading.Thread.start = _original_start  # type: ignore[method-assign]
+    flusher, _flusher = _flusher, _Flusher()
+    flusher.end()
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for stream in list(_fds):
+        # Not closed: a thread may be about to write there, and the number must not be another file's by then.
+        _open(stream, null)
+    os.close(null)
+    _begun.clear()
+
+
+def _open(stream: str, fd: int) -> None:
+    if stream in _fds:
+        os.dup2(fd, _fds[stream], inheritable=False)
+    else:
+        _fds[stream] = os.dup(fd)
 
 
 @functools.wraps(_original_start)

@@ -26,6 +26,7 @@ from typing import Any
 from monarch_kernel.runtime.actor.execution.collectives import Opened, opening, shut_down_all
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
+from monarch_kernel.thread_frames import current_frames
 
 #: How long a rank may take to reach rank 0's store, which exists before its address is sent (seconds).
 CONNECT_TIMEOUT = 5.0
@@ -193,10 +194,10 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
         abort = getattr(distributed.group.WORLD, "abort", None)  # exists for NCCL
         if abort is not None:
             abort()
-    inside = {thread: frame for thread, top in sys._current_frames().items() if (frame := _in_torch(top)) is not None}
+    inside = {thread: frame for thread, top in current_frames().items() if (frame := _in_torch(top)) is not None}
     deadline = time.monotonic() + patience
     while inside:
-        tops = sys._current_frames()
+        tops = current_frames()
         inside = {thread: frame for thread, frame in inside.items() if frame in _stack(tops.get(thread))}
         if inside and time.monotonic() >= deadline:
             return False

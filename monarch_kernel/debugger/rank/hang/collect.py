@@ -32,6 +32,7 @@ from monarch_kernel.debugger.rank.process import existing_engine, rank_of
 from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import WAITING, called_method, failed_by_peer, failures, operation_on, said_first
+from monarch_kernel.thread_frames import current_frames
 
 _TORCH = f"{os.sep}torch{os.sep}"
 #: In the paths of data loaders.
@@ -152,7 +153,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _threads() -> Iterator[_Thread]:
-    frames = sys._current_frames()
+    frames = current_frames()
     running = {each.thread: each for each in engine().endpoints_here()}
     own = {each.ident for each in threading.enumerate() if each.name.startswith("monarch-debug")}
     for thread, frame in frames.items():

@@ -37,6 +37,7 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
 from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
+from monarch_kernel.thread_frames import current_frames
 
 #: Frames of one thread that are read, from the innermost one outwards.
 DEEPEST = 20_000
@@ -129,7 +130,7 @@ class _Reader:
     def _threads(self, tasks: Iterable[TaskStack]) -> list[_Thread]:
         me = threading.get_ident()
         steps = {id(task.running): task for task in tasks if task.running is not None}
-        current = sys._current_frames()
+        current = current_frames()
         known: dict[int, threading.Thread] = dict(getattr(threading, "_active", {}))  # enumerate() would take a lock
         found: list[_Thread] = []
         for ident, frame in current.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, source_of
+from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class StopEngine:
         self._plans: dict[int, StepPlan] = {}
         self._pausing: set[int] = set()
         self._parked: dict[int, Parked] = {}
+        self._raised: dict[int, BaseException] = {}  # by thread: what was raised into its stop
         self._closed = False
         self._lock = threading.Lock()
         if sys.version_info >= (3, 12):
@@ -136,11 +139,18 @@ class StopEngine:
 
     def stop_here(self, frame: FrameType, reason: Reason, text: str = "") -> None:
         """Stop the calling thread in `frame`, which is on its stack, until `resume` (`breakpoint()`)."""
-        if threading.get_ident() not in self._busy and _may_stop(frame):
-            self._stop(_stack(frame), reason, text)
+
+        def stop() -> None:
+            if threading.get_ident() not in self._busy and _may_stop(frame):
+                self._stop(_stack(frame), reason, text)
+
+        self._harmless(stop)
 
     def failed_here(self, error: BaseException) -> None:
         """Stop the calling thread with the frames of a failed endpoint or cell, if a breakpoint requests it."""
+        self._harmless(self._failed_here, error)
+
+    def _failed_here(self, error: BaseException) -> None:
         book = self._book
         frames = _frames_of(error.__traceback__)
         users = [frame for frame, _ in frames if is_user_frame(frame)]
@@ -206,15 +216,18 @@ class StopEngine:
         """Let all threads run, and remove every trace and callback. Nothing stops until the next `arm`."""
         with self._lock:
             self._closed = True
+            self._book = ArmedBreakpoints(())
             self._plans.clear()
             self._pausing.clear()
             self.alert = False
             self._source.close()
-        for stop in self.stops():
+            standing = list(self._parked.values())
+        for parked in standing:
             try:
-                self.resume(stop.id)
+                self.resume(parked.stop.id)
             except KeyError:  # it has ended by itself
-                pass
+                continue
+            parked.abandon_job()
 
     # -- inspecting a stop -------------------------------------------------------------------------
 
@@ -303,8 +316,23 @@ class StopEngine:
 
     # -- events, on the thread where they happen ---------------------------------------------------
 
+    def _harmless(self, work: Callable[..., None], *args: Any) -> None:
+        """Do work of the debugger in a thread of the program, which no fault of the work must reach.
+
+        What others raise into the thread meanwhile (an interrupt, a handler of a signal) is the program's, and goes on.
+        """
+        try:
+            work(*args)
+        except Exception as error:
+            if self._raised.pop(threading.get_ident(), None) is error or _by_signal(error):
+                raise
+            log.exception("a fault of the debugger; the thread goes on")
+
     def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
         """See `EventSink`."""
+        self._harmless(self._at_line, frame, line, here)
+
+    def _at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
         thread = threading.get_ident()
         if thread in self._busy:
             return
@@ -312,7 +340,7 @@ class StopEngine:
         stepped = plan is not None and plan.at_line(frame, line)
         paused = (thread in self._pausing or _ANY in self._pausing) and is_user_frame(frame)
         if not (here or stepped or paused) or not _may_stop(frame):
-            if self._pausing and not self._pausing <= {_ANY, *sys._current_frames()}:
+            if self._pausing and not self._pausing <= {_ANY, *current_frames()}:
                 self._forget_ended_threads()
             return
         decision = self._book.reached(frame, here, self._ask) if here else None
@@ -323,6 +351,9 @@ class StopEngine:
 
     def at_return(self, frame: FrameType, value: Any) -> None:
         """See `EventSink`."""
+        self._harmless(self._at_return, frame, value)
+
+    def _at_return(self, frame: FrameType, value: Any) -> None:
         plan = self._plans.get(threading.get_ident())
         if plan is None or threading.get_ident() in self._busy:
             return
@@ -338,6 +369,9 @@ class StopEngine:
 
     def at_unwind(self, frame: FrameType) -> None:
         """See `EventSink`."""
+        self._harmless(self._at_unwind, frame)
+
+    def _at_unwind(self, frame: FrameType) -> None:
         plan = self._plans.get(threading.get_ident())
         if plan is not None:
             plan.at_unwind(frame)
@@ -354,7 +388,7 @@ class StopEngine:
 
     def _forget_ended_threads(self) -> None:
         with self._lock:
-            self._pausing &= {_ANY, *sys._current_frames()}
+            self._pausing &= {_ANY, *current_frames()}
             self._attend()
 
     def _attend(self) -> None:
@@ -377,11 +411,17 @@ class StopEngine:
             if parked is None:
                 return
             self._tell(Stopped(parked.stop))
-            onward = parked.wait()
+            try:
+                onward = parked.wait()
+            except Exception as error:
+                self._raised[thread] = error
+                raise
             how = onward.how
             if onward.how != "continue":
                 self._follow(StepPlan(thread, parked.frames[0], onward.how, onward.line, parked.stop.id))
         except BaseException as error:
+            if isinstance(error, Exception) and _by_signal(error):
+                self._raised[thread] = error
             raise error.with_traceback(None) from None
         finally:
             if parked is not None:
@@ -434,8 +474,9 @@ class StopEngine:
 
     def _follow(self, plan: StepPlan) -> None:
         with self._lock:
-            self._plans[plan.thread] = plan
-            self._attend()
+            if not self._closed:
+                self._plans[plan.thread] = plan
+                self._attend()
 
     def _labels(self) -> tuple[str, str, str]:
         try:
@@ -487,6 +528,17 @@ def _frames_of(traceback: TracebackType | None) -> Stack:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
     return frames[::-1][:MAX_FRAMES]
+
+
+def _by_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised this."""
+    handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _may_stop(frame: FrameType) -> bool:

@@ -6,10 +6,11 @@ import gc
 import inspect
 import linecache
 import opcode
-import sys
 from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
+
+from monarch_kernel.thread_frames import current_frames
 
 # The types that have code, and the attribute that holds it.
 _CODE_OF: dict[type, str] = {
@@ -92,7 +93,7 @@ def _last_line(code: CodeType) -> int:
 
 def running_frames() -> Iterator[tuple[int, FrameType]]:
     """Every running frame of this process, with its thread: thread by thread, innermost first."""
-    for thread, innermost in sys._current_frames().items():
+    for thread, innermost in current_frames().items():
         frame: FrameType | None = innermost
         while frame is not None:
             yield thread, frame

@@ -66,6 +66,7 @@ class Parked:
         self._lock = threading.Lock()
         self._over = False
         self._jobs: SimpleQueue[_Job | Onward] = SimpleQueue()
+        self._present: _Job | None = None
 
     # -- in the stopped thread ---------------------------------------------------------------------
 
@@ -83,8 +84,11 @@ class Parked:
                     continue
                 if isinstance(job, Onward):
                     return job
+                self._present = job
                 self._run(job)
+                self._present = None
         finally:
+            self._present = None
             self._end()
 
     def _run(self, job: _Job) -> None:
@@ -129,6 +133,12 @@ class Parked:
             if not self._over:
                 self._jobs.put(onward)
 
+    def abandon_job(self) -> None:
+        """End what runs in the stopped thread for a viewer that is gone, as after its timeout."""
+        job = self._present
+        if job is not None:
+            self._interrupt(job)
+
     def run(self, function: Callable[[], Any], timeout: float) -> Any:
         """Run `function` in the stopped thread.
 
@@ -157,13 +167,18 @@ class Parked:
         return job.result
 
     def _abandon(self, job: _Job) -> None:
+        self._interrupt(job)
+        job.done.wait(_GRACE)
+
+    def _interrupt(self, job: _Job) -> None:
         with job.lock:
+            if job.abandoned:  # a second exception might hit other code
+                return
             job.abandoned = True
             if job.running:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self.stop.thread), ctypes.py_object(_Abandoned)
                 )
-        job.done.wait(_GRACE)
 
 
 __all__ = ["Onward", "Parked"]

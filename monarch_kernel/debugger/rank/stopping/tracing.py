@@ -26,6 +26,7 @@ from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_fr
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
 from monarch_kernel.debugger.source_locations import is_user
+from monarch_kernel.thread_frames import current_frames
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
@@ -238,10 +239,10 @@ class Tracing:
         threading.Thread(target=self._regain, args=(thread, inside), name="debugger-regain", daemon=True).start()
 
     def _regain(self, thread: int, inside: FrameType) -> None:
-        innermost = sys._current_frames()
+        innermost = current_frames()
         while thread in innermost and any(frame is inside for frame in outwards(innermost[thread])):
             _sleep(_LOST_TICK)
-            innermost = sys._current_frames()
+            innermost = current_frames()
         with self._lock:
             self._apply()
 

@@ -28,6 +28,7 @@ import msgspec
 
 from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.runtime.actor.import_hooks import after_import
+from monarch_kernel.thread_frames import current_frames
 
 C10D = "torch.distributed.distributed_c10d"
 #: How long a thread must wait in a collective, without using processor time, before it is released (seconds).
@@ -240,7 +241,7 @@ _MEETING = _Stand()
 
 def _stand(thread: int) -> _Stand | None:
     """The position of a thread that may wait in a collective; None if it does something else."""
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     if frame is None:
         return None
     if thread in _meeting:

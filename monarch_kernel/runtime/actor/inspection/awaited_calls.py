@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, Stream
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.thread_frames import current_frames
 
 _GET = Future.get.__code__
 
@@ -88,7 +88,7 @@ def _procs(target: Target, ranks: Iterable[int]) -> tuple[str, ...]:
 
 def _futures_in_get() -> Iterator[int]:
     """The identities of the futures whose `get()` is running on a thread of this process."""
-    for frame in sys._current_frames().values():
+    for frame in current_frames().values():
         here: FrameType | None = frame
         while here is not None:
             if here.f_code is _GET:

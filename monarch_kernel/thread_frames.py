@@ -1,0 +1,50 @@
+"""The frames of all threads, without the deadlock of Python 3.11.
+
+Any of our packages may import this module, and it imports none of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from types import FrameType
+
+_lock = threading.Lock()
+_disabled = False
+
+
+def current_frames() -> dict[int, FrameType]:
+    """The innermost frame of each thread, by its ``threading.get_ident()``.
+
+    In Python 3.11, ``sys._current_frames()`` holds a lock of the interpreter while it allocates. A garbage collection
+    that this sets off may let another thread run, and if that starts a thread it waits for the lock, with the
+    interpreter lock: the process stands still for ever (python/cpython#106883). Nothing is collected meanwhile.
+    """
+    global _disabled
+    if sys.version_info >= (3, 12):  # collections wait until no C code is under way
+        return sys._current_frames()
+    with _lock:
+        if not gc.isenabled():
+            return sys._current_frames()
+        _disabled = True
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            gc.enable()
+            _disabled = False
+
+
+def _in_child() -> None:
+    """In a fork, the thread that was in there does not exist."""
+    global _lock, _disabled
+    _lock = threading.Lock()
+    if _disabled:
+        gc.enable()
+        _disabled = False
+
+
+if sys.version_info < (3, 12):
+    os.register_at_fork(after_in_child=_in_child)
