@@ -52,6 +52,7 @@ class Rank:
         at: how many of the lines are behind it.
         stop: the id of its stop.
         error: what it has failed with: its stop is a post mortem.
+        of_peer: another rank has caused that.
     """
 
     lines: list[int]
@@ -62,6 +63,7 @@ class Rank:
     at: int = 0
     stop: int = 1
     error: str = ""
+    of_peer: bool = False
 
     def stopped(self) -> RankStop:
         """Its stop, as it is now."""
@@ -74,7 +76,7 @@ class Rank:
         reason = "post mortem" if self.error else "breakpoint" if self.at == 0 else "step"
         stop = Stop(
             self.stop, reason, self.error, int(not self.error and self.at == 0), 0 if self.error else self.thread,
-            "actor", frames, "trainer", "train", "cell", 0.0, not self.error,
+            "actor", frames, "trainer", "train", "cell", 0.0, not self.error, self.of_peer,
         )  # fmt: skip
         return RankStop(self.mesh, self.number, {"gpus": self.number}, "here", 1000 + self.number, stop)
 

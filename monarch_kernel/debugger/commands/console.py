@@ -438,9 +438,12 @@ class Console(InspectionCommands):
         if not stops:
             self._say(f"There is no exception to look at on {'these ranks of ' * (ranks is not None)}mesh {mesh}.")
             return False
-        self._set.choose({thread_of(at) for at in stops})
         names = RankNames(stops)
         rows: list[tuple[str, str]] = []
+        # Ranks whose collective failed because others had gone say nothing of the cause, where that is known.
+        peers = [at for at in stops if at.stop.of_peer]
+        stops = [at for at in stops if not at.stop.of_peer] or stops
+        self._set.choose({thread_of(at) for at in stops})
 
         def alike(at: RankStop) -> Hashable:
             return at.mesh, at.stop.text, *map(frame_key, frames_of_a_stack(at.stop.frames))
@@ -448,6 +451,11 @@ class Console(InspectionCommands):
         for group in grouped(stops, alike):
             stop = group[0].stop
             rows.append((names.stops(group), f"{stack_text(stop, self._set.index(stop), self._label)}\n{stop.text}"))
+        if peers and peers != stops:
+            frame = shown_frame(peers[0].stop.frames)
+            where = "" if frame is None else f", at {place(frame, self._label)}"
+            text = f"failed in a collective, as those above had left it{where}"
+            rows.append((names.stops(peers), text))
         self._say(columns(rows))
         return True
 

@@ -103,6 +103,7 @@ class Stop:
         cell: the id of the cell that it runs for.
         since: `time.time()` when it stopped.
         steppable: next, step, out and until work; the frames of an error have ended, and can only be inspected.
+        of_peer: it is an error of a collective that another rank has caused, by failing or leaving.
     """
 
     id: int
@@ -117,6 +118,7 @@ class Stop:
     cell: str
     since: float
     steppable: bool
+    of_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

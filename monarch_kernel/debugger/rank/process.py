@@ -17,7 +17,7 @@ from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.engines import engine
-from monarch_kernel.introspection import failures, on_failure
+from monarch_kernel.introspection import failed_by_peer, failures, on_failure
 from monarch_kernel.subscriptions import Subscription
 from monarch_kernel.workers import client_path
 
@@ -393,7 +393,8 @@ def post_mortem() -> tuple[int, list[Stop]]:
     for failure in failures():
         stop = there.get(_opened.get(failure.number, 0))
         if stop is None:
-            stop = engine.post_mortem(failure.error, (failure.actor, failure.endpoint, failure.cell))
+            label = failure.actor, failure.endpoint, failure.cell
+            stop = engine.post_mortem(failure.error, label, failed_by_peer(failure.error))
             _opened[failure.number] = stop.id
         opened.append(stop)
     return os.getpid(), opened

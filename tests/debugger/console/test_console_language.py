@@ -335,6 +335,18 @@ def test_post_mortem_opens_frames_and_does_not_step() -> None:
     assert say("pm 0") == "There is no exception to look at on these ranks of mesh m."
 
 
+def test_ranks_that_failed_as_others_had_gone_are_one_line_of_post_mortem() -> None:
+    ranks = [
+        Rank([10], {"x": at}, number=at, error=f"RuntimeError: closed by {at}", of_peer=at != 1) for at in range(4)
+    ]
+    ranks[1].error = "ValueError: boom"
+    say = Typed(MemoryDebugger(*ranks))
+    told = say("pm")
+    assert "ValueError: boom" in told and "RuntimeError" not in told
+    assert "0,2-3  failed in a collective, as those above had left it, at train.py:10 in step" in told
+    assert say("print x") == "x = 1"  # of the rank that failed first
+
+
 # -- breakpoints -------------------------------------------------------------------------------
 
 

@@ -161,12 +161,13 @@ class StopEngine:
             text = "; ".join(part for part in (summary(error), decision.text) if part)
             self._stop(frames, "exception", text, decision.breakpoint.id, steppable=False)
 
-    def post_mortem(self, error: BaseException, label: tuple[str, str, str]) -> Stop:
+    def post_mortem(self, error: BaseException, label: tuple[str, str, str], of_peer: bool = False) -> Stop:
         """Open the frames of a kept error, as a stop without a thread that lasts until `resume`.
 
         Args:
             error: with its traceback.
             label: the actor, endpoint and cell in which it was raised.
+            of_peer: see `Stop`.
 
         Raises:
             ValueError: the error has no traceback.
@@ -175,7 +176,7 @@ class StopEngine:
         frames = _frames_of(error.__traceback__)
         if not frames:
             raise ValueError(f"{summary(error)} has no traceback to look at")
-        parked = self._open(frames, "post mortem", summary(error), 0, False, label, 0)
+        parked = self._open(frames, "post mortem", summary(error), 0, False, label, 0, of_peer)
         if parked is None:
             raise RuntimeError(_CLOSED)
         self._tell(Stopped(parked.stop))
@@ -442,6 +443,7 @@ class StopEngine:
         steppable: bool,
         label: tuple[str, str, str],
         thread: int,
+        of_peer: bool = False,
     ) -> Parked | None:
         """Register a stop; None if the engine is closed."""
         shown = tuple(
@@ -460,6 +462,7 @@ class StopEngine:
             *label,
             time.time(),
             steppable,
+            of_peer,
         )
         parked = Parked(stop, tuple(frame for frame, _ in frames))
         with self._lock:
