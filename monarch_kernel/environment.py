@@ -484,6 +484,42 @@ JOIN_HOLD = EnvironmentVariable(
     "ranks of jobs that others start",
 )
 
+JOIN_ON_HANG = EnvironmentVariable(
+    "JOIN_ON_HANG",
+    _one_of("", "dump", "hold"),
+    "",
+    "`dump` or `hold`",
+    "writes a report when such a job makes no progress; `hold`: and holds ranks that fail later, as `JOIN_HOLD` does",
+    "ranks of jobs that others start",
+    shown_default="nothing is watched",
+)
+JOIN_HANG_AFTER = EnvironmentVariable(
+    "JOIN_HANG_AFTER",
+    _seconds(1),
+    "300",
+    "a number of seconds, 1 or more",
+    "how long a job makes no progress until that report",
+    "ranks of jobs that others start",
+)
+JOIN_REPORTS = EnvironmentVariable(
+    "JOIN_REPORTS",
+    _text,
+    "",
+    "the path of a folder",
+    "where that report goes",
+    "ranks of jobs that others start",
+    shown_default="`NAME-reports` in the working folder",
+)
+JOIN_WEBHOOK = EnvironmentVariable(
+    "JOIN_WEBHOOK",
+    _text,
+    "",
+    "a URL (`https`, or `http` of this machine), or the path of a file of yours that has it",
+    "whom such a report is posted to; it is not shown",
+    "ranks of jobs that others start, `monarch-kernel report --post`",
+    shown_default="nobody",
+)
+
 # -- variables that our processes set for the processes they start; not for users ------------------
 
 #: The run folder of a host agent, which identifies its processes.

@@ -43,6 +43,7 @@ INTERNAL = {
     "NobodyLeft": "a port's receiver turns it into its own error",
     "OutsideError": "a cell or a command of the terminal shows its text",
     "PrefixTooLongError": "the rewriter of environments turns it into IncompatibleError",
+    "WebhookError": "the report that is not posted has its text",
     "RecordsError": "a cell or a command of the terminal shows its text",
     "RequestError": "becomes an answer of the Debug Adapter Protocol",
     "SourceError": "the client has the block fetched from elsewhere",

@@ -6,9 +6,16 @@ Exit codes are those of ``monarch_kernel.cli.lines``.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import sys
+import time
 
 from monarch_kernel.cli.lines import add_json
+
+#: How long the report on a job that hangs may take (seconds); whoever it hangs on is not there to end it.
+LIMIT = 180
 
 
 def add_report_command(parser: argparse.ArgumentParser) -> None:
@@ -19,26 +26,42 @@ def add_report_command(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("job", metavar="JOB", help="its name, as %%mesh jobs lists it")
     parser.add_argument("--out", default="", metavar="FOLDER", help="where the files go (JOB-reports)")
+    parser.add_argument(
+        "--post", action="store_true", help="also post it to the webhook that MONARCH_KERNEL_JOIN_WEBHOOK names"
+    )
     add_json(parser)
+    # What a rank says that makes no progress, and the descriptor of the lock that it has passed on.
+    parser.add_argument("--hang-after", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from monarch_kernel.debugger.reports.collect import collect
-    from monarch_kernel.debugger.reports.files import ReportError, default_folder, save
+    if options.lock >= 0:
+        signal.alarm(LIMIT)
+    from monarch_kernel.debugger.reports.collect import REQUESTED, collect, hang_reason
+    from monarch_kernel.debugger.reports.files import ReportError, default_folder, save, write
+    from monarch_kernel.debugger.reports.webhook import posted
     from monarch_kernel.engines.join.announcements import JoinError
 
     try:
-        report = collect(options.job)
+        reason = REQUESTED
+        if options.hang_after:
+            reason = hang_reason(options.job, options.hang_after, options.waits)
+            if not reason:
+                return 0
+        report = collect(options.job, reason)
         paths = save(report, options.out or default_folder(options.job))
+        if options.lock >= 0:
+            os.pwrite(options.lock, f"{time.time():<20}".encode(), 0)  # ranks see that there is a report on this hang
+        wrong = posted(report, paths) if options.post or options.lock >= 0 else ""
+        if wrong:
+            report.notes = (*report.notes, wrong)
+            write(report, paths)
     except (JoinError, OSError, ReportError) as error:
         print(f"monarch-kernel report: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        import json
-
-        print(json.dumps(report.asdict()))
-    else:
-        print(report.text(colours=sys.stdout.isatty()))
-    print(f"written: {', '.join(paths)}", file=sys.stderr)
-    return 0
+    print(json.dumps(report.asdict()) if options.json else report.text(colours=sys.stdout.isatty()))
+    print(f"written: {', '.join(paths)}", *([wrong] if wrong else ()), sep="\n", file=sys.stderr)
+    return 1 if wrong else 0

@@ -59,6 +59,10 @@ class ControlFollower(Protocol):
         """A viewer has left for good."""
         ...
 
+    def stands(self) -> bool:
+        """Whether a thread is stopped for a viewer."""
+        ...
+
 
 class ProcessFunctions(Protocol):
     """What a tool's actor asks about the process that it runs in, be it a rank or the controller."""

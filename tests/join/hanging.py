@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ def train() -> None:
         dist.all_reduce(torch.ones(1))
 
 
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=5 if "--times-out" in sys.argv else 1800))
 train()
 print(f"rank {dist.get_rank()} ends", flush=True)
 dist.destroy_process_group()

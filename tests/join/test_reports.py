@@ -9,12 +9,16 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from monarch_kernel.debug import JobReport, ReportError, load
+from monarch_kernel.debugger.reports.webhook import posted
 from monarch_kernel.environment import JOIN_RANK
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT, Job
@@ -138,3 +142,94 @@ def test_damaged_and_later_reports_are_refused_in_a_sentence(written: dict[str, 
     assert "is damaged" in refused({**whole, "stacks": {**stacks, "distinct": []}})
     assert "is damaged" in refused({**whole, "stacks": {**stacks, "ranks": [0, 7]}})
     load(written[".json"])
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """A webhook on this machine, which keeps what it is sent."""
+
+    taken: ClassVar[list[tuple[str, bytes]]] = []
+    answers = 200
+
+    def do_POST(self) -> None:
+        self.taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.answers)
+        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[str]:
+    """The URL of a webhook, with a secret in it."""
+    Receiver.taken.clear()
+    Receiver.answers = 200
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/s3cret"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_job_that_hangs_writes_one_report_by_itself_and_posts_it(
+    start_job: Callable[..., Job], tmp_path: Path, receiver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "webhook"
+    named.touch(0o600)
+    named.write_text(f"{receiver}\n")
+    monkeypatch.setenv("MONARCH_KERNEL_JOIN_WEBHOOK", str(named))
+    folder = tmp_path / "found"
+    options = ["--on-hang", "dump", "--hang-after", "2", "--reports", str(folder)]
+    job = start_job("waits", script=SCRIPT, options=options)
+    wait_until(lambda: bool(Receiver.taken), "the report is posted", 60)
+    assert f"no progress for 2 s: a report on job waits is written to {folder}" in job.log
+    [(path, body)] = Receiver.taken
+    sent = json.loads(body)
+    assert path == "/s3cret" and "rank 1 has not entered it" in sent["text"]
+    [written] = folder.glob("*.json")
+    found = load(written)
+    assert sent["report"] == json.loads(written.read_text())
+    assert found.job.reason == "no progress for 2.0 s." and found.verdict.ranks == (1,)
+    for each in folder.iterdir():
+        assert "s3cret" not in each.read_text() and stat.S_IMODE(each.stat().st_mode) == 0o600
+    assert job.end().count("ends") == 2
+    assert len(list(folder.glob("*.json"))) == 1  # of one hang, although both ranks have noticed it
+
+
+def test_ranks_that_fail_after_a_hang_are_held_and_a_report_does_not_end_that(
+    start_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    options = ["--on-hang", "hold", "--hang-after", "1", "--reports", str(tmp_path / "found")]
+    job = start_job("held-later", "--times-out", script=SCRIPT, options=options)
+    try:
+        wait_until(lambda: "held for 600 s after" in job.log, "rank 0 has failed", 60)
+        for _ in range(2):
+            done = run_report(tmp_path, job.name)
+            assert done.returncode == 0 and "Rank 0 is held after" in done.stdout, done
+    finally:
+        job.kill()
+
+
+@pytest.mark.parametrize("answers", [404, 302])
+def test_a_webhook_that_fails_is_noted_and_does_no_harm(
+    written: dict[str, Path], receiver: str, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    Receiver.answers = answers
+    monkeypatch.setenv("MONARCH_KERNEL_JOIN_WEBHOOK", receiver)
+    said = posted(load(written[".json"]), [])
+    assert said == f"It was not posted: the webhook has answered with status {answers}."
+    assert len(Receiver.taken) == 1  # it is not followed elsewhere
+
+
+@pytest.mark.parametrize("url", ["http://example.com/s3cret", "ftp://127.0.0.1/s3cret", "https:///s3cret", "/no/such"])
+def test_other_addresses_are_refused_without_showing_them(
+    written: dict[str, Path], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("MONARCH_KERNEL_JOIN_WEBHOOK", url)
+    said = posted(load(written[".json"]), [])
+    assert said.startswith("It was not posted") and "s3cret" not in said
+    monkeypatch.setenv("MONARCH_KERNEL_JOIN_WEBHOOK", "")
+    assert not posted(load(written[".json"]), [])

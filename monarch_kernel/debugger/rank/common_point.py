@@ -9,13 +9,12 @@ step, so the controller proposes such a number that no rank has reached, and dec
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from monarch_kernel.debugger.source_locations import is_user_frame
+from monarch_kernel.engines.join.collectives import issued
 
 #: How long a rank waits for the decision at most: the controller may have died (seconds).
 PATIENCE = 2.0
@@ -37,17 +36,6 @@ class _Point:
 
 _points: dict[str, _Point] = {}
 _lock = threading.Lock()
-
-
-def issued() -> int | None:
-    """How many collectives the default group of torch.distributed has issued here; None if that is not known."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    try:
-        if distributed is None or not distributed.is_initialized():
-            return None
-        return int(distributed.group.WORLD._get_sequence_number_for_group())
-    except Exception:  # not every build has it, and not every backend counts
-        return None
 
 
 def progress() -> tuple[int | None, bool]:

@@ -131,6 +131,10 @@ class RankDebugger:
                 hub, mesh, point = self._viewers[uid]
                 self._attach(hub, uid, mesh, point)
 
+    def stands(self) -> bool:
+        """See ``interface.ControlFollower``."""
+        return self._engine is not None and any(stop.thread for stop in self._engine.stops())
+
     def release(self) -> int:
         """The viewer in control is gone: let all threads run, and remove its breakpoints; returns how many stood."""
         with self.acting:

@@ -17,9 +17,11 @@ from monarch_kernel.debugger.outside.processes import figures
 from monarch_kernel.debugger.rank.versions import versions_here
 from monarch_kernel.debugger.reports.job_report import JobReport
 from monarch_kernel.debugger.reports.plain import JobFacts, RankFacts
+from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
-from monarch_kernel.engines.join.announcements import RankAnnouncement, began_at, pid_space
+from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements, began_at, pid_space
 from monarch_kernel.engines.join.jobs import JoinableJob
+from monarch_kernel.engines.join.places import greet
 
 #: How many collectives a report keeps, of all ranks together, and of each at least.
 _CALLS, _LEAST = 100_000, 20
@@ -43,7 +45,7 @@ def collect(name: str, reason: str = REQUESTED) -> JobReport:
     """
     jobs = engine().joined_jobs()
     known = [job for job in jobs.joinable() if job.name == name]
-    procs = jobs.join(name)
+    procs = jobs.join(name, looks_on=True)
     try:
         held = jobs.held_ranks(procs)
         verdict = hang(procs)
@@ -55,6 +57,26 @@ def collect(name: str, reason: str = REQUESTED) -> JobReport:
     finally:
         jobs.leave(procs)
     return JobReport(job, verdict, user, threads, late, [f"Rank {rank} is held after {held[rank]}." for rank in held])
+
+
+def hang_reason(name: str, after: float, waits: bool) -> str:
+    """Why a report is made that a rank of this machine has asked for, since it makes no progress.
+
+    Args:
+        name: of the job.
+        after: how long ranks have made none (seconds).
+        waits: whether that rank waits in a collective. If so, it does not count that others come to other
+            instructions, which they also do in loops that never end; but that they issue collectives does.
+
+    Returns:
+        A sentence; "" if another rank makes progress, so that there is nothing to report.
+    """
+    since = time.time() - after
+    for found, connection in greet(each for each in announcements() if each.name == name and _is_here(each)):
+        connection.close()
+        if max(found.issued, 0.0 if waits else found.moved) > since:
+            return ""
+    return f"no progress for {duration(after)}."
 
 
 def _facts(job: JoinableJob, ranks: tuple[RankFacts, ...], reason: str) -> JobFacts:

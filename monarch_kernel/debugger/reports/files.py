@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -54,14 +55,25 @@ def save(report: JobReport, folder: str) -> list[str]:
     while os.path.lexists(f"{stem}.json"):
         again += 1
         stem = f"{first}-{again}"
-    contents = {
-        "txt": f"{report.text()}\n".encode(),
-        "html": report.page().encode(),
-        "json": msgspec.json.encode(report.plain()),
-    }
-    for kind, data in contents.items():
-        write_own_file(f"{stem}.{kind}", data)
-    return [f"{stem}.{kind}" for kind in contents]
+    paths = [f"{stem}.{kind}" for kind in ("txt", "html", "json")]
+    write(report, paths)
+    return paths
+
+
+def write(report: JobReport, paths: Sequence[str]) -> None:
+    """Write the text, the HTML and the JSON, in place of what was there.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    contents = (f"{report.text()}\n".encode(), report.page().encode(), encoded(report))
+    for path, data in zip(paths, contents, strict=True):
+        write_own_file(path, data)
+
+
+def encoded(report: JobReport) -> bytes:
+    """The JSON of a report."""
+    return msgspec.json.encode(report.plain())
 
 
 def load(report: str | os.PathLike[str]) -> JobReport:

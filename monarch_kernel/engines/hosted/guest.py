@@ -72,6 +72,7 @@ class Visitor:
         self.send = send
         self.takes_output = entered.output
         self.takes_control = entered.drive
+        self.looks_on = entered.looks_on
         #: When it was last heard of, and whether it is expected to be heard of: this rank waits for it.
         self.heard = time.monotonic()
         self.expected = False

@@ -18,6 +18,7 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
         hold: what the controller has stopped stays so for that long after its end (seconds).
         host, pid: where the controller runs, for other viewers of the same job.
         drive: take control of the job, whoever has it.
+        looks_on: it asks, and lets go: no person has looked when it leaves, as with one that writes a report.
     """
 
     controller: str
@@ -32,6 +33,7 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
     host: str = ""
     pid: int = 0
     drive: bool = False
+    looks_on: bool = False
 
 
 class RankEntered(msgspec.Struct, array_like=True, tag=2):

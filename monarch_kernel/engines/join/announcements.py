@@ -25,6 +25,8 @@ _LONGEST = 107
 #: What comes behind the temporary folder: ``/monarch-join-UID/PID-SPACE.sock``.
 _BEHIND = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: The end of the name of a job's file that reports on its hangs are made under, one at a time; see ``hang_watch``.
+HANG = ".hang"
 #: Of a command line, as much as this is shown (characters).
 _PROGRAM = 300
 
@@ -189,7 +191,8 @@ def announcements() -> list[RankAnnouncement]:
         except OSError:
             continue
         with folder:
-            for name in folder.names():
+            names = folder.names()
+            for name in names:
                 stem, dot, kind = name.rpartition(".")
                 if not dot or kind != "json":
                     continue
@@ -202,6 +205,10 @@ def announcements() -> list[RankAnnouncement]:
                         found.append(each)
                     else:
                         _remove(folder, stem)
+            living = {f"{each.name}{HANG}" for each in found}
+            for name in names:
+                if name.endswith(HANG) and name not in living:
+                    folder.discard(name)
     return sorted(found, key=lambda each: (each.since, each.pid))
 
 

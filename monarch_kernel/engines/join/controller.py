@@ -133,7 +133,9 @@ class JoinController(ToolController):
         """The jobs of this user that can be joined, on this machine and on those that were added."""
         return jobs_of(found_at(self._places))
 
-    def join(self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0) -> HostedProcMesh:
+    def join(
+        self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0, looks_on: bool = False
+    ) -> HostedProcMesh:
         """Make a job a mesh of this controller, which has control of it unless another viewer does.
 
         A joined one is formed anew if its dimensions have changed.
@@ -144,6 +146,8 @@ class JoinController(ToolController):
                 breakpoints are removed, and its cells are interrupted.
             hold: how long what this controller has stopped stays stopped after its end (seconds); by default it
                 continues at once, or after ``SILENCE`` where only silence tells.
+            looks_on: it is joined to ask, by no person: it never has control, and ranks that are held after an error
+                are held for somebody else.
 
         Raises:
             JoinError: there is no such job, it is joined already, or its ranks do not answer.
@@ -153,23 +157,30 @@ class JoinController(ToolController):
                 if before.present_shape() == before.extent:
                     raise JoinError(f"job {name!r} is joined already; %mesh leave {name} lets go of it")
                 return self._join_again(before)
-        return self._join(name, timeout, drive, hold)
+        return self._join(name, timeout, drive, hold, looks_on=looks_on)
 
     def _join_again(self, before: JoinedJob) -> HostedProcMesh:
         """Form the mesh of a joined job anew; the machines that were added stay."""
         self._rejoins = True
         try:
             self.leave(self._meshes[before.uid].procs)
-            return self._join(before.name, ENTER, False, before.hold)
+            return self._join(before.name, ENTER, False, before.hold, looks_on=before.looks_on)
         finally:
             self._rejoins = False
             if not self._jobs:
                 self._let_go_of_machines()
 
     def _join(
-        self, name: str, timeout: float, drive: bool, hold: float, instead: JoinedJob | None = None
+        self,
+        name: str,
+        timeout: float,
+        drive: bool,
+        hold: float,
+        instead: JoinedJob | None = None,
+        *,
+        looks_on: bool = False,
     ) -> HostedProcMesh:
-        joined = JoinedJob(self, name, self._places, drive, hold)
+        joined = JoinedJob(self, name, self._places, drive, hold, looks_on)
         ranks = joined.connect()
         try:
             if instead is not None:  # only now, as the ranks of a job that begins may not answer yet
@@ -187,7 +198,12 @@ class JoinController(ToolController):
             assert isinstance(message, wire.EnterRank)
             joined.uid = message.uid
             joined.first = msgspec.structs.replace(
-                message, hold=joined.hold, host=HOST, pid=os.getpid(), drive=joined.drive
+                message,
+                hold=joined.hold,
+                host=HOST,
+                pid=os.getpid(),
+                drive=joined.drive,
+                looks_on=joined.looks_on,
             )
             self._jobs[message.uid] = joined
             for rank in range(extent.nelements):
@@ -413,7 +429,10 @@ class JoinController(ToolController):
             return
         self._rejoins = True
         try:
-            before, count = joined.extent.nelements, len(self._join(joined.name, ENTER, False, joined.hold, joined))
+            before, count = (
+                joined.extent.nelements,
+                len(self._join(joined.name, ENTER, False, joined.hold, joined, looks_on=joined.looks_on)),
+            )
         finally:
             self._rejoins = False
         self.on_reformed.notify(
@@ -454,7 +473,7 @@ class JoinedJob:
         controller: takes their messages.
         name: of the job.
         places: where to look for its ranks.
-        drive, hold: see ``JoinController.join``.
+        drive, hold, looks_on: see ``JoinController.join``.
     """
 
     def __init__(
@@ -464,12 +483,14 @@ class JoinedJob:
         places: Sequence[RankPlace],
         drive: bool = False,
         hold: float = 0.0,
+        looks_on: bool = False,
     ) -> None:
         self._controller = controller
         self.name = name
         self._places = places
         self.drive = drive
         self.hold = hold
+        self.looks_on = looks_on
         #: Who has control of each rank, as it has told, and what is held and notified as that changes.
         self.drivers: dict[int, wire.RankDriver] = {}
         self.changed = threading.Condition()

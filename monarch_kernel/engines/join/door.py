@@ -25,6 +25,7 @@ from monarch_kernel.engines.join.identity import RankIdentity, identity, present
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.guest import JoinedGuest
+    from monarch_kernel.engines.join.hang_watch import HangPlan, HangWatch
 
 #: Faults of tools that are kept for the next viewer.
 _KEPT_FAULTS = 20
@@ -41,9 +42,10 @@ class Door:
         name: of the job.
         told: which rank this is, as its launcher has told it.
         hold: how long a program that fails is held for viewers (seconds).
+        plan: what to do when the job makes no progress; None: that is not watched.
     """
 
-    def __init__(self, name: str, told: RankIdentity, hold: float = 0.0) -> None:
+    def __init__(self, name: str, told: RankIdentity, hold: float = 0.0, plan: HangPlan | None = None) -> None:
         self.name = name
         self.faults: list[str] = []
         self.fault_count = 0
@@ -56,6 +58,12 @@ class Door:
             self.holding.install()
         self._loop = FrameLoop("monarch-join", self.note)
         self._loop.listen(listener, self._on_link)
+        self._watch: HangWatch | None = None
+        if plan is not None:
+            from monarch_kernel.engines.join.hang_watch import HangWatch
+
+            self._watch = HangWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
+            self._loop.call_every(self._watch.period, self._watch.look)
         self._loop.start()
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -78,6 +86,10 @@ class Door:
         if self._guest is not None:
             self._guest.forget()
 
+    def _waits_for_person(self) -> bool:
+        """Whether this rank makes no progress since somebody looks at it, or is to."""
+        return bool(self.holding.held) or (self._guest is not None and self._guest.stands())
+
     # -- on the thread of the loop -------------------------------------------------------------------
 
     def _on_link(self, link: FrameLink, sock: socket.socket) -> None:
@@ -98,6 +110,8 @@ class Door:
         answer["faults"] = self.faults
         answer["held"], answer["held_until"] = self.holding.held, self.holding.until
         answer["fault_count"] = self.fault_count
+        if self._watch is not None:
+            answer["moved"], answer["issued"] = self._watch.moved, self._watch.issued
         link.send(json.dumps(answer).encode())
         link.on_frame = self._on_first
 
@@ -129,7 +143,15 @@ def _drop(_link: FrameLink, _frame: bytes) -> None:
 
 
 def prepare(
-    name: str = "", *, rank: int = -1, world: int = 0, local_rank: int = -1, hold_on_error: float | None = None
+    name: str = "",
+    *,
+    rank: int = -1,
+    world: int = 0,
+    local_rank: int = -1,
+    hold_on_error: float | None = None,
+    on_hang: str | None = None,
+    hang_after: float | None = None,
+    reports: str | None = None,
 ) -> RankAnnouncement | None:
     """Let viewers of the same user join this process, from now on until it ends (docs/join.md).
 
@@ -138,11 +160,17 @@ def prepare(
         rank, world, local_rank: which rank this is, where the environment of its launcher does not tell.
         hold_on_error: how long the process stays, with its frames, after an exception that nothing has caught, until
             a viewer has looked (seconds). By default ``MONARCH_KERNEL_JOIN_HOLD``, or 0.
+        on_hang: ``"dump"``: a report is written when the job makes no progress, and it goes on waiting; ``"hold"``:
+            ranks are then held, too, if they fail later, as when their collectives time out; ``""``: nothing is
+            watched. By default ``MONARCH_KERNEL_JOIN_ON_HANG``.
+        hang_after: how long it makes none until then (seconds); by default ``MONARCH_KERNEL_JOIN_HANG_AFTER``, or 300.
+        reports: the folder for reports; by default ``MONARCH_KERNEL_JOIN_REPORTS``, or ``NAME-reports``.
 
     Returns:
         What was announced; None in a child process of a prepared rank, such as a worker of a DataLoader.
 
     Raises:
+        ValueError: ``on_hang`` or ``hang_after`` is not valid.
         JoinError: the name is none, this process is prepared under another name, or there is no place for its socket.
     """
     global _door
@@ -150,6 +178,8 @@ def prepare(
     if rank >= 0:
         told = RankIdentity(rank, world or told.world, local_rank, told.launch, told.restarts)
     name = check_name(name or environment.JOIN.get() or _program_name())
+    hold = environment.JOIN_HOLD.get() if hold_on_error is None else hold_on_error
+    plan = _hang_plan(name, on_hang, hang_after, reports)
     with _lock:
         if _door is not None and _door.announced.pid == os.getpid():
             if _door.name != name:
@@ -158,12 +188,23 @@ def prepare(
         if _is_child(name, told, given=rank >= 0):
             return None
         try:
-            _door = Door(name, told, environment.JOIN_HOLD.get() if hold_on_error is None else hold_on_error)
+            _door = Door(name, told, hold, plan)
         except OSError as error:
             raise JoinError(f"this process cannot be joined: {error}") from error
         os.environ[environment.JOIN_RANK] = f"{os.getpid()} {_mark(name, told)}"
         atexit.register(_door.close)
         return _door.announced
+
+
+def _hang_plan(name: str, on_hang: str | None, after: float | None, folder: str | None) -> HangPlan | None:
+    on_hang = environment.JOIN_ON_HANG.get() if on_hang is None else environment.JOIN_ON_HANG.parse(on_hang)
+    if not on_hang:
+        return None
+    from monarch_kernel.engines.join.hang_watch import HangPlan
+
+    after = environment.JOIN_HANG_AFTER.get() if after is None else environment.JOIN_HANG_AFTER.parse(str(after))
+    where = folder or environment.JOIN_REPORTS.get() or f"{name}-reports"
+    return HangPlan(on_hang, after, os.path.abspath(where))
 
 
 def _mark(name: str, told: RankIdentity) -> str:

@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -192,7 +193,13 @@ class FrameLoop:
         self._listeners: list[socket.socket] = []
         self._on_fault = on_fault
         self._closed = False
+        self._regular: Callable[[], object] | None = None
+        self._period = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def call_every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Also call back that often, on the thread of the loop, from before it starts; otherwise it only sleeps."""
+        self._period, self._regular = seconds, work
 
     def start(self) -> None:
         """Start the thread."""
@@ -259,7 +266,7 @@ class FrameLoop:
     def _run(self) -> None:
         while not self._closed:
             try:
-                ready = self._selector.select()
+                ready = self._selector.select(self._call_regular())
             except (OSError, ValueError) as error:  # the program has closed our descriptors, as daemons do
                 self._abandon(error)
                 return
@@ -277,6 +284,16 @@ class FrameLoop:
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _call_regular(self) -> float | None:
+        """Call back if it is time; returns how long the thread may sleep (seconds; None: for ever)."""
+        if self._regular is None:
+            return None
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._period
+            self.guarded(self._regular)
+        return max(0.0, self._due - time.monotonic())
 
     def _abandon(self, error: BaseException) -> None:
         """End without closing anything: the numbers of our descriptors may be those of the program's files by now."""

@@ -120,10 +120,15 @@ class JoinedGuest(Guest):
 
     def _on_visitor(self, visitor: Visitor) -> None:
         with self._changing:
-            if self._driver is None or visitor.takes_control or not self._is_there(self._driver):
+            if self._may_drive(visitor, visitor.takes_control):
                 self._drive(visitor)
             else:
                 self._tell_driver(visitor)
+
+    def _may_drive(self, visitor: Visitor, force: bool) -> bool:
+        if visitor.looks_on:
+            return False
+        return force or self._driver is None or not self._is_there(self._driver)
 
     def _drive(self, visitor: Visitor | None) -> None:
         """Give control to a viewer, and with it what its predecessor has stopped; None: to nobody."""
@@ -157,7 +162,7 @@ class JoinedGuest(Guest):
             case wire.DriveRank():
                 visitor = self._visitors[message.controller]
                 with self._changing:
-                    if message.force or self._driver is None or not self._is_there(self._driver):
+                    if self._may_drive(visitor, message.force):
                         self._drive(visitor)
                     else:
                         self._tell_driver(visitor)
@@ -201,7 +206,7 @@ class JoinedGuest(Guest):
 
     def _on_back(self, visitor: Visitor) -> None:
         with self._changing:
-            if self._driver is None:
+            if self._may_drive(visitor, force=False):
                 self._drive(visitor)
             else:
                 self._tell_driver(visitor)
@@ -228,7 +233,7 @@ class JoinedGuest(Guest):
             if self._debugger is not None and visitor is not None:
                 self._debugger.forget(visitor.uid)
             if not self._visitors:
-                self._tidy()
+                self._tidy(looked=visitor is None or not visitor.looks_on)
 
     def _leave(self, controller: str) -> None:
         visitor = self._visitors.get(controller)
@@ -249,9 +254,14 @@ class JoinedGuest(Guest):
             if visitor is not None and owner == visitor.id and actor is not None:
                 _interrupt_cell(actor)
 
-    def _tidy(self) -> None:
-        """Nobody is here any more: leave the program as it was. One that is held for somebody to look was looked at."""
-        self._door.holding.release()
+    def _tidy(self, looked: bool) -> None:
+        """Nobody is here any more: leave the program as it was.
+
+        Args:
+            looked: a person has looked, which is what a program that is held waits for.
+        """
+        if looked:
+            self._door.holding.release()
         self._door.holding.remove()
         if self._output is not None:
             self._output.close()
@@ -261,6 +271,10 @@ class JoinedGuest(Guest):
             log.removeHandler(self._faults)
             log.propagate = True
             self._faults = None
+
+    def stands(self) -> bool:
+        """Whether a viewer has stopped the program."""
+        return self._debugger is not None and self._debugger.stands()
 
     def forget(self) -> None:
         """In a fork of this process: no viewer is here."""

@@ -34,6 +34,11 @@ class Holding:
         self._released = threading.Event()
         self._before: Callable[..., Any] | None = None
 
+    def arm(self) -> None:
+        """Hold this process from now on if it fails, even if nobody has said so before."""
+        self.seconds = self.seconds or USUAL
+        self.install()
+
     def install(self) -> None:
         """Watch exceptions that end the program; a second call does nothing."""
         if self._before is None:

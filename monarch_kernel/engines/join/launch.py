@@ -15,6 +15,7 @@ from monarch_kernel.engines.join.door import prepare
 from monarch_kernel.engines.join.holding import USUAL
 
 HOLD = "--hold-on-error"
+_WITH_VALUE = ("--name", "--on-hang", "--hang-after", "--reports")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="python -m monarch_kernel.join",
-        usage="%(prog)s [--name NAME] [--hold-on-error[=SECONDS]] (SCRIPT | -m MODULE) [ARGS ...]",
+        usage="%(prog)s [--name NAME] [--hold-on-error[=SECONDS]] "
+        "[--on-hang {dump,hold} [--hang-after SECONDS] [--reports FOLDER]] (SCRIPT | -m MODULE) [ARGS ...]",
         description="Let notebooks join this process while it runs a script.",
     )
     parser.add_argument("--name", default="", help="of the job; by default MONARCH_KERNEL_JOIN, or the script's")
@@ -35,18 +37,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="SECONDS",
         help=f"keep a program that raises, until a notebook has looked, for at most so long ({USUAL:g} s)",
     )
+    parser.add_argument(
+        "--on-hang",
+        choices=["dump", "hold"],
+        help="write a report when the job makes no progress; hold: and keep programs that fail later, too",
+    )
+    parser.add_argument("--hang-after", type=float, metavar="SECONDS", help="how long it makes none until then (300)")
+    parser.add_argument("--reports", metavar="FOLDER", help="for these reports (NAME-reports)")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     words = list(sys.argv[1:] if argv is None else argv)
-    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    # Without a value it takes none: what follows is the program.
-    words[:at] = [f"{HOLD}={USUAL}" if word == HOLD else word for word in words[:at]]
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        # Without a value it takes none: what follows is another option, or the program.
+        words[at] = f"{HOLD}={USUAL}" if words[at] == HOLD else words[at]
+        at += 2 if words[at] in _WITH_VALUE else 1
     found = parser.parse_args(words)
     sys.argv = [found.program, *found.args]
     try:
-        prepare(found.name, hold_on_error=found.hold_on_error)
-    except JoinError as error:
+        prepare(
+            found.name,
+            hold_on_error=found.hold_on_error,
+            on_hang=found.on_hang,
+            hang_after=found.hang_after,
+            reports=found.reports,
+        )
+    except (JoinError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if found.module:
         sys.path.insert(0, os.getcwd())

@@ -54,6 +54,8 @@ class FoundRank:
         held: the error after which it is held for somebody to look; "" if it is not.
         held_until: until when (seconds since 1970).
         dims: the dimensions of its job: their names and sizes; empty if the program has made none.
+        moved: when its main thread has last come to another instruction (seconds since 1970); 0: that is not watched.
+        issued: when it has last issued a collective, likewise.
         link: the connection to it, if one is wanted; the caller owns it.
     """
 
@@ -66,6 +68,8 @@ class FoundRank:
     held_until: float = 0.0
     dims: dict[str, int] = field(default_factory=dict[str, int])
     link: RankLink | None = None
+    moved: float = 0.0
+    issued: float = 0.0
     fault_count: int = 0
 
     @property
@@ -75,7 +79,10 @@ class FoundRank:
 
     def plain(self) -> dict[str, Any]:
         """What `found_rank` makes it from again."""
-        more = {name: getattr(self, name) for name in ("silent", "version", "faults", "held", "held_until", "dims")}
+        more = {
+            name: getattr(self, name)
+            for name in ("silent", "version", "faults", "held", "held_until", "dims", "moved", "issued")
+        }
         return {**asdict(self.announced), **more}
 
 
@@ -217,6 +224,8 @@ def found_rank(answer: dict[str, Any], near: bool) -> FoundRank:
         held=str(answer.get("held", "")),
         held_until=float(answer.get("held_until", 0.0)),
         dims=dict(answer.get("dims", {})),
+        moved=float(answer.get("moved", 0.0)),
+        issued=float(answer.get("issued", 0.0)),
         fault_count=int(answer.get("fault_count", 0)),
     )
 
