@@ -16,7 +16,7 @@ def load(step: int) -> None:
         if "--stopped" in sys.argv:
             os.kill(os.getpid(), signal.SIGSTOP)
         while not os.path.exists(sys.argv[1]):
-            time.sleep(0.01)
+            time.sleep(0.2)
     del secret
 
 
