@@ -25,7 +25,7 @@ from monarch_kernel.engines.join.identity import RankIdentity, identity, present
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.guest import JoinedGuest
-    from monarch_kernel.engines.join.hang_watch import HangPlan, HangWatch
+    from monarch_kernel.engines.join.progress_watch import HangPlan, ProgressWatch
 
 #: Faults of tools that are kept for the next viewer.
 _KEPT_FAULTS = 20
@@ -58,11 +58,11 @@ class Door:
             self.holding.install()
         self._loop = FrameLoop("monarch-join", self.note)
         self._loop.listen(listener, self._on_link)
-        self._watch: HangWatch | None = None
+        self._watch: ProgressWatch | None = None
         if plan is not None:
-            from monarch_kernel.engines.join.hang_watch import HangWatch
+            from monarch_kernel.engines.join.progress_watch import ProgressWatch
 
-            self._watch = HangWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
+            self._watch = ProgressWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
             self._loop.call_every(self._watch.period, self._watch.look)
         self._loop.start()
         os.register_at_fork(after_in_child=self._in_child)
@@ -200,7 +200,7 @@ def _hang_plan(name: str, on_hang: str | None, after: float | None, folder: str 
     on_hang = environment.JOIN_ON_HANG.get() if on_hang is None else environment.JOIN_ON_HANG.parse(on_hang)
     if not on_hang:
         return None
-    from monarch_kernel.engines.join.hang_watch import HangPlan
+    from monarch_kernel.engines.join.progress_watch import HangPlan
 
     after = environment.JOIN_HANG_AFTER.get() if after is None else environment.JOIN_HANG_AFTER.parse(str(after))
     where = folder or environment.JOIN_REPORTS.get() or f"{name}-reports"

@@ -49,7 +49,7 @@ class HangPlan:
     folder: str
 
 
-class HangWatch:
+class ProgressWatch:
     """Whether this rank makes progress.
 
     Args:
