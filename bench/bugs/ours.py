@@ -133,7 +133,8 @@ def notebook(folder: Path) -> Generator[Notebook]:
 
 def singled_out(case: Case, text: str) -> bool:
     """Whether the text tells the guilty rank from the others, and has one of the lines where it stands."""
-    text = re.sub(r"\bfor rank \d+", "", text)  # the source of a broadcast
+    # The source of a broadcast, and how many ranks have ended, are not what the answer is about.
+    text = re.sub(r"\bfor rank \d+|^\d+ of \d+ ranks done", "", text, flags=re.MULTILINE)
     alone = [
         rank
         for rank in range(case.ranks)
