@@ -22,7 +22,8 @@ from monarch_kernel.debugger.outside.verdict import verdict_from_outside
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import memory
-from monarch_kernel.display.tables import Printer, TableView, table_html, table_text
+from monarch_kernel.display.reports import AsReport
+from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.meshes import format_ranks
 
 #: The most rows of the table of processes.
@@ -40,7 +41,7 @@ STATES = {
 }
 
 
-class Look:
+class Look(AsReport):
     """What processes are doing that others have started, read from outside. Displays itself as text and as HTML.
 
     Attributes:
@@ -197,20 +198,10 @@ class Look:
             "error": each.second.error,
         }
 
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
-        printer.text(self.text())
-
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """Verdict, notes, processes and stacks as HTML."""
         notes = "".join(f'<div style="{styles.DIM}">{escape(note)}</div>' for note in self.notes)
         return f"{self.verdict._repr_html_()}{notes}{table_html(self.table())}{self.stacks.html()}"
-
-    def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
-        return {"text/plain": self.text(), "text/html": self._repr_html_()}
 
 
 def _cpu(each: OutsideProcess) -> float | None:

@@ -24,14 +24,15 @@ from monarch_kernel.debugger.reports.plain import (
 )
 from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import few, memory
-from monarch_kernel.display.tables import Printer, TableView, table_html, table_text
+from monarch_kernel.display.reports import AsReport
+from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.meshes import format_ranks
 
 #: What a file of ours says it is; the number grows when an older version could not read it.
 FORM_NAME, FORM = "monarch-report", 1
 
 
-class JobReport:
+class JobReport(AsReport):
     """What all ranks of a job did at one moment, and why it makes no progress. Displays itself as text and as HTML.
 
     Attributes:
@@ -175,17 +176,6 @@ class JobReport:
         """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
         found: dict[str, Any] = msgspec.to_builtins(self.plain(), str_keys=True)
         return found
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
-        printer.text(self.text())
-
-    def _repr_html_(self) -> str:
-        return self.html()
 
 
 def _utc(moment: float) -> str:

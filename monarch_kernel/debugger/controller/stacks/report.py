@@ -9,6 +9,7 @@ from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.stacks.merge import StackClass, StackRoot, merge
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.display.reports import AsReport
 
 
 class RankNote(NamedTuple):
@@ -18,7 +19,7 @@ class RankNote(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Stacks:
+class Stacks(AsReport):
     """What the ranks of a mesh are doing: one tree of all their stacks.
 
     Displays itself as text, and as HTML in a notebook. Ranks are numbered as in the queried mesh.
@@ -123,17 +124,3 @@ class Stacks:
         from monarch_kernel.debugger.controller.stacks.data import data_of
 
         return data_of(self)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(self.text())
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
-        return {"text/plain": self.text(), "text/html": self.html()}

@@ -15,7 +15,8 @@ from monarch_kernel.debugger.controller.stragglers.analysis import (
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.source_locations import Label, Place
 from monarch_kernel.display import styles
-from monarch_kernel.display.tables import Printer, TableView, table_html, table_text
+from monarch_kernel.display.reports import AsReport
+from monarch_kernel.display.tables import TableView, table_html, table_text
 
 #: How many of the latest collectives of each line are looked at, unless the caller says.
 LAST = 100
@@ -23,7 +24,7 @@ LAST = 100
 MOST, MOST_RANKS = 40, 16
 
 
-class StragglerReport:
+class StragglerReport(AsReport):
     """Which ranks come late to collectives, and what that costs. Displays itself as text and as HTML.
 
     Args:
@@ -218,17 +219,6 @@ class StragglerReport:
                 for meeting in found.meetings
             ],
         }
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
-        printer.text(self.text())
-
-    def _repr_html_(self) -> str:
-        return self.html()
 
 
 def arrivals_of(meeting: CollectiveArrivals) -> dict[int, float]:
