@@ -78,3 +78,10 @@ def test_later_collectives_wait_longer(job: Job, notebook: Kernel) -> None:
     assert "1 process group on ranks 0-1" in said and "2 h" in said
     limit = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
     assert shown(notebook.ok(f"%%mesh\n{limit}")).count("7200") >= 1
+
+
+@pytest.mark.parametrize("command", ["kill -r 1", "heal", "restart", "sync"])
+def test_what_is_the_job_s_own_is_left_to_it(job: Job, notebook: Kernel, command: str) -> None:
+    out = notebook.run(f"%mesh {command}")
+    assert out.ename == "UsageError" and "places" in out.evalue, out
+    assert len(job.pids()) == 2

@@ -76,6 +76,9 @@ class ToolController(ToolProcess):
         name: what users call the other runtime.
     """
 
+    #: Of a mesh that it has, for errors: what it is, up to "cannot". The braces are the name of the engine.
+    MESHES = "runs on {}, which cannot"
+
     def __init__(self, name: str) -> None:
         proc = f"controller-{os.urandom(6).hex()}"
         super().__init__(name, ProcRef(proc, "", HOST, proc, ""))

@@ -175,7 +175,7 @@ class HostedProcMesh(ProcMesh):
         return controller
 
     def _not_offered(self, what: str) -> NoReturn:
-        raise NotOffered(f"mesh {self.name} runs on {self._tools.engine_name}, which cannot {what}")
+        raise NotOffered(f"mesh {self.name} {self._tools.MESHES.format(self._tools.engine_name)} {what}")
 
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
         """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes."""

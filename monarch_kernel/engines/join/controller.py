@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -23,6 +23,7 @@ from monarch_kernel.actor import Extent, ProcMesh
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.controller import Carrier, HostedMesh, ToolController
 from monarch_kernel.engines.hosted.meshes import HOST, HostedProcMesh
+from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
@@ -78,6 +79,8 @@ class LinkCarrier:
 
 class JoinController(ToolController):
     """The joined jobs of this process."""
+
+    MESHES = "is a job that others have started, and a notebook that has joined it cannot"
 
     def __init__(self) -> None:
         super().__init__("join")
@@ -360,6 +363,10 @@ class JoinController(ToolController):
     def held_ranks(self, procs: ProcMesh) -> dict[int, str]:
         """The ranks of a joined job that were held after an error when they were joined, with that."""
         return self._jobs[procs._uid].held
+
+    def kill_procs(self, procs: HostedProcMesh, reason: str) -> NoReturn:
+        """Raises `NotOffered`: the processes are not this controller's to end."""
+        raise NotOffered(f"mesh {procs.name} {self.MESHES} end its processes")
 
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
