@@ -29,6 +29,8 @@ from monarch_kernel.subscriptions import Subscription
 HOWS = ("continue", "next", "step", "out", "until")
 #: How long ranks may take for requests that are immediate (seconds). The debugger does not wait for slower ranks.
 QUICK = 2.0
+#: The same for what is often the first question of all: ranks of joined jobs load the tools with it.
+FIRST = 5.0
 
 
 class MeshDebugger:
@@ -255,7 +257,7 @@ class MeshDebugger:
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
         """Open the frames that ranks keep of their last failures; each becomes a stop, which "continue" closes."""
         found: list[RankStop] = []
-        for watched, answers in self._quickly(mesh, ranks, process.post_mortem):
+        for watched, answers in self._quickly(mesh, ranks, process.post_mortem, FIRST):
             for rank, (pid, stops) in answers.values.items():
                 for stop in stops:
                     self.registry.on_stopped(watched.whole.uid, rank, pid, stop)
@@ -275,13 +277,13 @@ class MeshDebugger:
     # -- requests ----------------------------------------------------------------------------------
 
     def _quickly(
-        self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any]
+        self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
     ) -> list[tuple[WatchedMesh, Answers]]:
         if mesh is None:
             self.registry.watch_all()
         chosen = None if ranks is None else sorted(set(ranks))
         meshes = self.registry.all() if mesh is None else [self.registry.find(mesh)]
-        found = [(watched, self._ask(watched, chosen, QUICK, function)) for watched in meshes]
+        found = [(watched, self._ask(watched, chosen, timeout, function)) for watched in meshes]
         for watched, answers in found:
             for rank in answers.errors:
                 raise RuntimeError(f"rank {rank} of mesh {watched.name} could not do this: {answers.error_of(rank)}")

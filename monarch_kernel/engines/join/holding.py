@@ -64,15 +64,16 @@ class Holding:
 
     def _keep(self, error: BaseException) -> None:
         """Keep its frames for post-mortem debugging; a debugger that waits for errors stops here."""
-        said = f"{type(error).__name__}: {error}"
-        self.held = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
-        self.until = time.time() + self.seconds
-        if self.seconds:
-            # Not to `sys.stderr`, which torch.distributed keeps back until this has ended.
-            print(f"held for {self.seconds:g} s after {self.held}: {self._how}", file=sys.__stderr__, flush=True)
         from monarch_kernel.introspection import keep_failure
 
         keep_failure(error, "", ("program", "main"), _never)
+        if not self.seconds:
+            return
+        said = f"{type(error).__name__}: {error}"
+        self.until = time.time() + self.seconds
+        self.held = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+        # Not to `sys.stderr`, which torch.distributed keeps back until this has ended.
+        print(f"held for {self.seconds:g} s after {self.held}: {self._how}", file=sys.__stderr__, flush=True)
         while time.time() < self.until and not self._released.wait(LOOK):
             pass
         self.held = ""
