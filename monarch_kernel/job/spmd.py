@@ -1,0 +1,5 @@
+"""Programs written for torchrun as jobs, by Monarch's names; ``monarch_kernel.launchers`` has the code."""
+
+from monarch_kernel.launchers.spmd_job import SPMDJob, serve
+
+__all__ = ["SPMDJob", "serve"]
