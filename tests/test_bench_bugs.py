@@ -66,7 +66,7 @@ def test_an_unknown_word_is_refused(given: list[str], capsys: pytest.CaptureFixt
 
 def test_tools_come_in_the_order_of_the_table() -> None:
     assert arguments(["--tools", "py-spy,ours"]).tools == ["ours", "py-spy"]
-    assert len(arguments([]).tools) == 7
+    assert len(arguments([]).tools) == 8
 
 
 def test_the_debugger_names_the_rank_and_the_line() -> None:
