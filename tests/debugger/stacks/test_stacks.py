@@ -143,7 +143,8 @@ def test_tasks_are_shown_with_what_they_await(procs: Procs) -> None:
 
     def told() -> bool:
         found.append(stacks(mesh))
-        return len(names(found[-1]).get("loader.go", ())) == 2 and bool(names(found[-1], TASK))
+        there = names(found[-1]).get("loader.go", ())
+        return len(there) == 2 and all(ranks == [0, 1] for _, ranks in there) and bool(names(found[-1], TASK))
 
     wait_until(told, "the tasks wait")
     assert names(found[-1]) == {
