@@ -41,6 +41,7 @@ def test_a_viewer_that_is_killed_releases_what_it_had_stopped(
     job = start_job("killed")
     viewer = start_kernel()
     viewer.ok("%mesh join killed")
+    wait_until(lambda: viewer.run("%%mesh\nlen(losses)").status == "ok", "it trains", 30)
     viewer.ok(f"%mesh break {TRAIN}:{LINE}")
     until(viewer, "%mesh debug list", r"train\.py")
     viewer.manager.shutdown_kernel(now=True)
