@@ -38,12 +38,14 @@ class _OfMesh:
     Attributes:
         unarmed: the ranks that could not be armed, and the number of attempts.
         votes: the vote of each breakpoint whose ranks vote.
-        agreed: the breakpoints on whose beginning the ranks have agreed.
+        agreed: the breakpoints on whose beginning the ranks have agreed, or are agreeing.
+        agreeing: those on which they are.
     """
 
     unarmed: dict[int, int] = field(default_factory=dict[int, int])
     votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
     agreed: set[str] = field(default_factory=set[str])
+    agreeing: set[str] = field(default_factory=set[str])
 
 
 class Breakpoints:
@@ -184,6 +186,9 @@ class Breakpoints:
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
                     alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
+                state = self._of(watched)
+                keys = {spec.together for specs in alike for spec in specs if spec.together}
+                state.agreeing |= keys - state.agreed  # before an agent that begins now asks for its breakpoints
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
                 answers = ask_agents(watched.agents, watched.whole, process.arm, list(specs), ranks=ranks, timeout=left)
@@ -209,12 +214,19 @@ class Breakpoints:
             def ask(function: Any, *args: Any, of: Sequence[int] = of) -> dict[int, Any]:
                 return ask_agents(watched.agents, watched.whole, function, *args, ranks=of, timeout=ARM_TIMEOUT).values
 
-            agree(ask, key)
+            try:
+                agree(ask, key)
+            finally:
+                with self._lock:
+                    self._of(watched).agreeing.discard(key)
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
-        asked = agent.run.call_one(cloudpickle.dumps((_arm_now, (list(specs),))))
+        with self._lock:  # those on which ranks are just agreeing begin here with the others
+            agreeing = self._of(watched).agreeing
+            now = [spec.together for spec in specs if spec.together and spec.together not in agreeing]
+        asked = agent.run.call_one(cloudpickle.dumps((_arm_now, (list(specs), now))))
 
         def done(future: Any) -> None:
             with self._lock:
@@ -310,9 +322,9 @@ class Breakpoints:
             return vote.decide(hit) if isinstance(vote, Differs) else {}
 
 
-def _arm_now(specs: list[Breakpoint]) -> list[Bound]:
-    """Arm a rank that begins, where no other can be waited for."""
-    return process.arm(specs, now=True)
+def _arm_now(specs: list[Breakpoint], now: list[str]) -> list[Bound]:
+    """Arm a rank that begins; what has begun on the others begins here at once."""
+    return process.arm(specs, now=now)
 
 
 def check(spec: Breakpoint) -> None:

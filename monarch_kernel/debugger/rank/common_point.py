@@ -55,7 +55,9 @@ def propose(key: str, at: int | None) -> bool:
         now = issued()
         if at is not None and now is not None and now >= at:
             return False
-        _points[key] = _Point(at, now, proposed=True)
+        known = _points.get(key)
+        if known is None or not known.go:  # the decision may have overtaken a proposal that was slow
+            _points[key] = _Point(at, now, proposed=True)
         return True
 
 

@@ -295,19 +295,18 @@ def _acting() -> Generator[None]:
         yield
 
 
-def arm(breakpoints: Sequence[Breakpoint], *, now: bool = False) -> list[Bound]:
+def arm(breakpoints: Sequence[Breakpoint], *, now: Sequence[str] = ()) -> list[Bound]:
     """Arm these breakpoints in place of all others.
 
     Args:
-        now: those that take effect on all ranks together do so here at once.
+        now: the points (`Breakpoint.together`) that this rank is taken to have reached.
     """
     keys = [each.together for each in breakpoints if each.together]
     if not breakpoints and _rank.existing_engine is None:
         return []
     with _acting():
         common_point.forget(set(keys))
-        if now:
-            common_point.agree_now(keys)
+        common_point.agree_now(list(now))
         _rank.watch_failures(any(each.error for each in breakpoints))
         return _rank.engine.arm(breakpoints)
 
