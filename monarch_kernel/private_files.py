@@ -18,7 +18,8 @@ from monarch_kernel.protocol.private_files import (
     remove_socket,
     write_own_file,
 )
-from monarch_kernel.runtime.node.link import is_ours, listens, peer_of
+from monarch_kernel.protocol.socket_peers import is_ours, peer_of
+from monarch_kernel.runtime.node.link import listens
 
 __all__ = [
     "AppendOnlyFile",

@@ -64,33 +64,30 @@ class TestSlurm(Conformance):
     pass
 
 
-@pytest.mark.parametrize("engine", ["sbatch"], indirect=True)
-class TestBatch:
-    """What differs where a batch script keeps the allocation."""
+class Telling:
+    """The tests of all launchers that tell Slurm's other ways from the first one."""
 
-    _lose = Conformance._lose
     _private = Conformance._private
     test_hosts_come_up = Conformance.test_hosts_come_up_and_nothing_is_secret_that_others_see
     test_a_start_that_fails = Conformance.test_a_start_that_fails_says_where_and_why_and_gives_the_others_back
     test_a_job_that_is_cancelled_in_the_queue_is_gone = Conformance.test_a_job_that_is_cancelled_in_the_queue_is_gone
     test_a_start_is_cancelled_while_it_goes_on = Conformance.test_a_start_is_cancelled_while_it_goes_on
-    test_a_lost_host_is_replaced = Conformance.test_a_lost_host_is_replaced
     test_a_mesh_grows_and_shrinks = Conformance.test_a_mesh_grows_and_shrinks
     test_another_program_finds_and_ends_it = Conformance.test_another_program_finds_and_ends_it
+
+
+@pytest.mark.parametrize("engine", ["sbatch"], indirect=True)
+class TestBatch(Telling):
+    """What differs where a batch script keeps the allocation."""
+
+    _lose = Conformance._lose
+    test_a_lost_host_is_replaced = Conformance.test_a_lost_host_is_replaced
     test_nothing_is_left_of_a_program_that_is_killed = Conformance.test_nothing_is_left_of_a_program_that_is_killed
 
 
 @pytest.mark.parametrize("engine", ["array"], indirect=True)
-class TestArray:
+class TestArray(Telling):
     """The same where each host is a job of its own; see ``test_an_array_is_a_job_for_each_host``, too."""
-
-    _private = Conformance._private
-    test_hosts_come_up = Conformance.test_hosts_come_up_and_nothing_is_secret_that_others_see
-    test_a_start_that_fails = Conformance.test_a_start_that_fails_says_where_and_why_and_gives_the_others_back
-    test_a_job_that_is_cancelled_in_the_queue_is_gone = Conformance.test_a_job_that_is_cancelled_in_the_queue_is_gone
-    test_a_start_is_cancelled_while_it_goes_on = Conformance.test_a_start_is_cancelled_while_it_goes_on
-    test_a_mesh_grows_and_shrinks = Conformance.test_a_mesh_grows_and_shrinks
-    test_another_program_finds_and_ends_it = Conformance.test_another_program_finds_and_ends_it
 
 
 def told(job: EngineJob) -> list[int]:

@@ -38,14 +38,10 @@ class _OfMesh:
     Attributes:
         unarmed: the ranks that could not be armed, and the number of attempts.
         votes: the vote of each breakpoint whose ranks vote.
-        agreed: the breakpoints on whose beginning the ranks have agreed, or are agreeing.
-        agreeing: those on which they are.
     """
 
     unarmed: dict[int, int] = field(default_factory=dict[int, int])
     votes: dict[int, Differs | First] = field(default_factory=dict[int, Differs | First])
-    agreed: set[str] = field(default_factory=set[str])
-    agreeing: set[str] = field(default_factory=set[str])
 
 
 class Breakpoints:
@@ -63,6 +59,7 @@ class Breakpoints:
         self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         self._of_process = os.urandom(4).hex()
+        self._beginning: set[str] = set()  # the points of breakpoints on which ranks have not agreed yet
         registry.listener = self
 
     # -- setting and clearing ----------------------------------------------------------------------
@@ -78,7 +75,7 @@ class Breakpoints:
                 raise ValueError(f"mesh {watched.name} has no rank {wrong[0]}: it has {size} (0 to {size - 1})")
         with self._lock:
             made = self._add(spec, None if watched is None else watched.name, chosen, owner)
-        self._arm(None if watched is None else [watched])
+        self._arm(None if watched is None else [watched], {made.spec.together})
         return made
 
     def _add(self, spec: Breakpoint, mesh: str | None, ranks: tuple[int, ...] | None, owner: str) -> MeshBreakpoint:
@@ -88,6 +85,8 @@ class Breakpoints:
             self._lines[self._last] = linecache.getlines(spec.file)
         together = "" if spec.error or spec.log else f"{self._of_process}-{self._last}"
         spec = replace(spec, id=self._last, together=together)
+        if together:
+            self._beginning.add(together)
         made = self._by_id[self._last] = MeshBreakpoint(self._last, mesh, ranks, spec, owner)
         return made
 
@@ -104,7 +103,7 @@ class Breakpoints:
                 spec = Breakpoint(0, file, int(each["line"]), condition, int(each.get("hits") or 0), log=log_text)
                 made.append(self._add(spec, None, None, owner))
         if old or made:
-            self._arm(None)
+            self._arm(None, {each.spec.together for each in made})
         return made
 
     def all(self) -> list[MeshBreakpoint]:
@@ -172,8 +171,19 @@ class Breakpoints:
     def _specs(self, watched: WatchedMesh, rank: int) -> list[Breakpoint]:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
-    def _arm(self, meshes: Sequence[WatchedMesh] | None) -> None:
-        """Arm the ranks of these meshes (None: of all) with their current breakpoints; waits up to `ARM_TIMEOUT`."""
+    def _arm(self, meshes: Sequence[WatchedMesh] | None, new: Collection[str] = ()) -> None:
+        """Arm the ranks of these meshes (None: of all) with their current breakpoints; waits up to `ARM_TIMEOUT`.
+
+        Args:
+            new: the points of breakpoints that have just been set: they begin on all of their ranks together.
+        """
+        try:
+            self._arm_all(meshes, new)
+        finally:
+            with self._lock:
+                self._beginning.difference_update(new)
+
+    def _arm_all(self, meshes: Sequence[WatchedMesh] | None, new: Collection[str]) -> None:
         if meshes is None:
             if self._any_everywhere():
                 self._registry.watch_all()
@@ -186,47 +196,46 @@ class Breakpoints:
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
                     alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
-                state = self._of(watched)
-                keys = {spec.together for specs in alike for spec in specs if spec.together}
-                state.agreeing |= keys - state.agreed  # before an agent that begins now asks for its breakpoints
+                begun = {specs: self._begun(specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
-                answers = ask_agents(watched.agents, watched.whole, process.arm, list(specs), ranks=ranks, timeout=left)
+                answers = ask_agents(
+                    watched.agents, watched.whole, process.arm, list(specs), begun[specs], ranks=ranks, timeout=left
+                )
                 for rank, bound in answers.values.items():
                     self._on_bound(watched, rank, bound)
                 for rank in answers.errors:
                     log.warning("rank %d of mesh %s could not be armed: %s", rank, watched.name, answers.error_of(rank))
-            self._agree(watched, alike)
+            self._agree(watched, alike, new)
         self._registry.tell(BreakpointsChanged())
 
-    def _agree(self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]]) -> None:
-        """Let breakpoints that are armed now, and were not before, take effect on all of their ranks together."""
-        with self._lock:
-            agreed = self._of(watched).agreed
-            ranks: dict[str, list[int]] = {}
-            for specs, of in alike.items():
-                for spec in specs:
-                    if spec.together and spec.together not in agreed:
-                        ranks.setdefault(spec.together, []).extend(of)
-            agreed.update(ranks)
-        for key, of in ranks.items():
+    def _begun(self, specs: Iterable[Breakpoint]) -> list[str]:
+        """The points of breakpoints that ranks have agreed on: a rank that is armed now is taken to have reached them.
 
-            def ask(function: Any, *args: Any, of: Sequence[int] = of) -> dict[int, Any]:
-                return ask_agents(watched.agents, watched.whole, function, *args, ranks=of, timeout=ARM_TIMEOUT).values
+        The lock is held.
+        """
+        return [spec.together for spec in specs if spec.together and spec.together not in self._beginning]
 
-            try:
+    def _agree(
+        self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
+    ) -> None:
+        """Let new breakpoints, which are armed now, take effect on all of their ranks together."""
+        for key in filter(None, new):
+            ranks = [rank for specs, of in alike.items() if any(spec.together == key for spec in specs) for rank in of]
+            if ranks:
+
+                def ask(function: Any, *args: Any, ranks: Sequence[int] = ranks) -> dict[int, Any]:
+                    agents, whole = watched.agents, watched.whole
+                    return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=ARM_TIMEOUT).values
+
                 agree(ask, key)
-            finally:
-                with self._lock:
-                    self._of(watched).agreeing.discard(key)
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
-        with self._lock:  # those on which ranks are just agreeing begin here with the others
-            agreeing = self._of(watched).agreeing
-            now = [spec.together for spec in specs if spec.together and spec.together not in agreeing]
-        asked = agent.run.call_one(cloudpickle.dumps((_arm_now, (list(specs), now))))
+        with self._lock:
+            begun = self._begun(specs)
+        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs), begun))))
 
         def done(future: Any) -> None:
             with self._lock:
@@ -320,11 +329,6 @@ class Breakpoints:
             watched = self._registry.by_uid(uid)
             vote = self._of(watched).votes.get(number) if watched is not None else None
             return vote.decide(hit) if isinstance(vote, Differs) else {}
-
-
-def _arm_now(specs: list[Breakpoint], now: list[str]) -> list[Bound]:
-    """Arm a rank that begins; what has begun on the others begins here at once."""
-    return process.arm(specs, now=now)
 
 
 def check(spec: Breakpoint) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,27 +130,10 @@ def _moment(pid: int, native: bool, first: bool) -> Moment:
 
 def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:
     """What py-spy has read of a process, or why not."""
-    program = py_spy.program()
-    if program is None:
-        return "", py_spy.MISSING
-    error = ""
-    limit = NATIVE_TIMEOUT if native else TIMEOUT
-    deadline = time.monotonic() + limit
-    for way in py_spy.ways(native, stopped):
-        command = [program, "dump", *py_spy.JSON, "--locals", *way, "--pid", str(pid)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, stdin=subprocess.DEVNULL, timeout=max(0.1, deadline - time.monotonic())
-            )
-        except subprocess.TimeoutExpired:
-            return "", f"py-spy did not read its stack within {limit:g} s"
-        except OSError as failure:
-            return "", f"py-spy could not be started: {failure}"
-        dump = done.stdout.decode("utf-8", "replace")
-        if py_spy.is_whole(dump):
-            return _without_values(dump), ""
-        error = _refusal(py_spy.plain_error(done.stderr.decode("utf-8", "replace")), _ptrace_scope())
-    return "", error
+    read = py_spy.read(pid, native, stopped, NATIVE_TIMEOUT if native else TIMEOUT, "--locals")
+    if read.dump:
+        return _without_values(read.dump), ""
+    return "", read.trouble or _refusal(read.said, _ptrace_scope())
 
 
 def _without_values(dump: str) -> str:

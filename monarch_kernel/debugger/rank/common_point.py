@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monarch_kernel.debugger.source_locations import is_user_frame
@@ -29,7 +30,6 @@ class _Point:
     at: int | None = None
     seen: int | None = None  # how many collectives were issued when it was proposed
     when: float = field(default_factory=time.monotonic)
-    proposed: bool = False
     go: bool = False
     decided: threading.Event = field(default_factory=threading.Event)
 
@@ -57,7 +57,7 @@ def propose(key: str, at: int | None) -> bool:
             return False
         known = _points.get(key)
         if known is None or not known.go:  # the decision may have overtaken a proposal that was slow
-            _points[key] = _Point(at, now, proposed=True)
+            _points[key] = _Point(at, now)
         return True
 
 
@@ -71,7 +71,7 @@ def decide(key: str, go: bool) -> None:
         point.decided.set()
 
 
-def agree_now(keys: list[str]) -> None:
+def agree_now(keys: Iterable[str]) -> None:
     """Consider these points reached, on a rank that was not there when they were proposed."""
     for key in keys:
         decide(key, True)

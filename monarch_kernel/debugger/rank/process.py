@@ -295,20 +295,26 @@ def _acting() -> Generator[None]:
         yield
 
 
-def arm(breakpoints: Sequence[Breakpoint], *, now: Sequence[str] = ()) -> list[Bound]:
+def arm(breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bound]:
     """Arm these breakpoints in place of all others.
 
     Args:
-        now: the points (`Breakpoint.together`) that this rank is taken to have reached.
+        begun: the points (`Breakpoint.together`) that this rank is taken to have reached.
     """
     keys = [each.together for each in breakpoints if each.together]
     if not breakpoints and _rank.existing_engine is None:
         return []
     with _acting():
         common_point.forget(set(keys))
-        common_point.agree_now(list(now))
+        common_point.agree_now(begun)
         _rank.watch_failures(any(each.error for each in breakpoints))
         return _rank.engine.arm(breakpoints)
+
+
+def _check_acting() -> None:
+    """Raise RuntimeError if the viewer whose request the calling thread serves may not act; it may take long then."""
+    with _acting():
+        return
 
 
 Ids = int | dict[int, list[int]]
@@ -340,8 +346,7 @@ def pause() -> None:
 
 def evaluate(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Evaluation]:
     """Evaluate in a frame of each of these stops."""
-    with _acting():
-        pass
+    _check_acting()
     return {stop: _or_error(stop, frame, source, timeout) for stop in _ids(ids)}
 
 
@@ -357,8 +362,7 @@ def _or_error(stop: int, frame: int, source: str, timeout: float) -> Evaluation:
 def call(ids: Ids, frame: int, function: Any, timeout: float) -> dict[int, Any]:
     """Call ``function(frame)`` in each of these stops; an exception that it raises replaces the value."""
     found: dict[int, Any] = {}
-    with _acting():
-        pass
+    _check_acting()
     for stop in _ids(ids):
         try:
             found[stop] = _rank.engine.call(stop, frame, function, timeout)
@@ -379,8 +383,7 @@ def variables(stop: int, ref: int, start: int, count: int) -> list[Variable]:
 
 def set_variable(stop: int, ref: int, name: str, expression: str) -> Variable:
     """Change a child of a value."""
-    with _acting():
-        pass
+    _check_acting()
     return _rank.engine.set_variable(stop, ref, name, expression)
 
 

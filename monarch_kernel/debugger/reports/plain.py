@@ -6,6 +6,7 @@ a large job have the same.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -148,9 +149,7 @@ def stacks_of(plain: PlainStacks) -> Stacks:
     Raises:
         ValueError, LookupError: the data is damaged.
     """
-    size = 1
-    for each in plain.dimensions.values():
-        size *= each
+    size = math.prod(plain.dimensions.values())
     mentioned = {*plain.ranks, *plain.snapshots, *plain.late, *plain.dead, *plain.unread}
     if not mentioned <= set(range(size)):
         raise ValueError(f"ranks {sorted(mentioned - set(range(size)))} of {size}")

@@ -223,11 +223,10 @@ class JoinController(ToolController):
 
         try:
             procs = self.enter(joined.name, extent, make, owned=False, timeout=timeout)
-        except TimeoutError as error:
+        except BaseException as error:
             self._jobs.pop(joined.uid, None)
-            raise JoinError(str(error)) from None
-        except BaseException:
-            self._jobs.pop(joined.uid, None)
+            if isinstance(error, TimeoutError):
+                raise JoinError(str(error)) from None
             raise
         assert joined.first is not None
         joined.first = msgspec.structs.replace(joined.first, drive=False)  # for ranks that come later
@@ -436,10 +435,8 @@ class JoinController(ToolController):
             return
         self._rejoins = True
         try:
-            before, count = (
-                joined.extent.nelements,
-                len(self._join(joined.name, ENTER, False, joined.hold, joined, looks_on=joined.looks_on)),
-            )
+            before = joined.extent.nelements
+            count = len(self._join(joined.name, ENTER, False, joined.hold, joined, looks_on=joined.looks_on))
         finally:
             self._rejoins = False
         self.on_reformed.notify(
@@ -656,12 +653,10 @@ class JoinedJob:
     def read_stacks(self, ranks: Sequence[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
         """Read the stacks of ranks without their help."""
         known = {self._known[rank]: rank for rank in ranks if rank in self._known}
-        at: dict[int, list[RankAnnouncement]] = {}
-        for each in known:
-            at.setdefault(id(self._at[known[each]]), []).append(each)
         found: dict[int, OutsideRead] = {}
         for place in self._places:
-            for each, read in place.read_stacks(at.get(id(place), ()), native, timeout).items():
+            here = [each for each, rank in known.items() if self._at[rank] is place]
+            for each, read in place.read_stacks(here, native, timeout).items():
                 found[known[each]] = read
         return found
 
@@ -697,9 +692,11 @@ class JoinedJob:
 def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnouncement, RankPlace]:
     """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
     places = [each for each in places if not (isinstance(each, RemoteMachine) and each.ended)]
-    with ThreadPoolExecutor(max(1, min(len(places), _AT_ONCE)), "monarch-join-find") as pool:
-        found = list(pool.map(lambda place: place.find(name), places)) if len(places) > 1 else [places[0].find(name)]
-    return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
+    if len(places) == 1:  # this machine alone, which is looked at often
+        return dict.fromkeys(places[0].find(name), places[0])
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE), "monarch-join-find") as pool:
+        found = pool.map(lambda place: place.find(name), places)
+        return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
 
 
 def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:

@@ -6,6 +6,7 @@ only.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import Any
@@ -45,7 +46,7 @@ def _of_meshes(world: int) -> dict[str, int]:
         names = mesh.mesh_dim_names or [f"dim{number}" for number in range(len(sizes))]
         if len(sizes) > len(found):
             found = dict(zip(map(_label, names), sizes, strict=True))
-    return found if _product(found) == world else {}
+    return found if math.prod(found.values()) == world else {}
 
 
 def _of_groups(c10d: Any, rank: int, world: int) -> dict[str, int]:
@@ -84,10 +85,3 @@ def _label(name: str) -> str:
     """A name that a dimension of a mesh can have."""
     found = re.sub(r"\W", "_", name).lower()
     return found if found.isidentifier() else f"dim_{found}"
-
-
-def _product(sizes: dict[str, int]) -> int:
-    whole = 1
-    for size in sizes.values():
-        whole *= size
-    return whole

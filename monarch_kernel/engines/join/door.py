@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import socket
-import struct
 import sys
 import threading
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncemen
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
 from monarch_kernel.engines.join.holding import Holding
 from monarch_kernel.engines.join.identity import RankIdentity, identity, present_dimensions, present_identity
+from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.guest import JoinedGuest
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 #: Faults of tools that are kept for the next viewer.
 _KEPT_FAULTS = 20
-_UCRED = struct.Struct("3i")
 
 _door: Door | None = None
 _lock = threading.Lock()
@@ -93,8 +92,7 @@ class Door:
     # -- on the thread of the loop -------------------------------------------------------------------
 
     def _on_link(self, link: FrameLink, sock: socket.socket) -> None:
-        _pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        if uid not in (os.geteuid(), 0):  # the mode of the folder keeps others out already
+        if not is_ours(peer_of(sock)[1]):  # the mode of the folder keeps others out already
             sock.close()
             return
         link.on_frame = self._on_hello

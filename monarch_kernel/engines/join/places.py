@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import struct
@@ -14,15 +13,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements, pid_space
-from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.engines.join.outside_stacks import OutsideRead, read_stacks
+from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 
 #: How long ranks may take to say who they are (seconds).
 HELLO = 2.0
 #: The same for those that are only listed, and how often they are asked (seconds).
 ASK, ASK_AGAIN = 0.5, 5.0
-_UCRED = struct.Struct("3i")
 #: By process, when it is to be asked again for its rank, and what it has said.
 Asked = dict[tuple[object, ...], tuple[float, RankIdentity]]
 
@@ -234,14 +233,12 @@ def _connected(announced: RankAnnouncement) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.connect(announced.socket)
-        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        if is_ours(peer_of(sock)[1]):
+            return sock
     except OSError:  # it has ended
-        sock.close()
-        return None
-    if uid not in (os.geteuid(), 0):
-        sock.close()
-        return None
-    return sock
+        pass
+    sock.close()
+    return None
 
 
 def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
@@ -266,7 +263,6 @@ def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
 __all__ = [
     "HELLO",
     "FoundRank",
-    "FrameLink",
     "RankLink",
     "RankPlace",
     "ThisMachine",

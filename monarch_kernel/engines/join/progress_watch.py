@@ -22,6 +22,7 @@ from types import FrameType
 from monarch_kernel import environment
 from monarch_kernel.engines.join.announcements import HANG, join_folder
 from monarch_kernel.engines.join.collectives import issued_by_all
+from monarch_kernel.thread_frames import current_frames
 
 #: How often it is looked, at most and at least (seconds), and how often within the time after which a job hangs.
 _SHORTEST, _LONGEST, _LOOKS = 0.2, 5.0, 15
@@ -98,7 +99,7 @@ class ProgressWatch:
 
     def _position(self) -> int:
         """Where the main thread is: the same number as long as it is at the same instruction of the same calls."""
-        frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+        frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
         at: list[tuple[int, int]] = []
         self._waits = False
         while frame is not None:

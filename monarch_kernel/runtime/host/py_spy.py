@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import time
+from typing import NamedTuple
 
 #: The form of a dump: JSON, with whole paths.
 JSON = ("--json", "--full-filenames")
@@ -56,3 +59,52 @@ def is_whole(dump: str) -> bool:
 def plain_error(said: str) -> str:
     """What py-spy says on its standard error, without the stack of its own code."""
     return said.partition("\nStack backtrace:")[0].strip()
+
+
+class SpyRead(NamedTuple):
+    """What py-spy has read of a process.
+
+    Attributes:
+        dump: its JSON; "" if there is none.
+        said: what it wrote last, where there is no dump.
+        trouble: why it did not come to an end; "" if it did.
+    """
+
+    dump: str
+    said: str = ""
+    trouble: str = ""
+
+
+def read(pid: int, native: bool, stopped: bool, timeout: float, *options: str) -> SpyRead:
+    """Read the stacks of a process of this machine, in the ways that there are, one after the other.
+
+    Args:
+        native: with native frames.
+        stopped: the process is stopped, and stays so.
+        timeout: for all ways together (seconds).
+        options: further ones of ``py-spy dump``.
+    """
+    import subprocess  # a host agent, which loads this module, starts py-spy by itself
+
+    found = program()
+    if found is None:
+        return SpyRead("", trouble=MISSING)
+    said = ""
+    deadline = time.monotonic() + timeout
+    for way in ways(native, stopped):
+        command = [found, "dump", *JSON, *options, *way, "--pid", str(pid)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, stdin=subprocess.DEVNULL, timeout=max(0.1, deadline - time.monotonic())
+            )
+        except subprocess.TimeoutExpired:
+            if not stopped and state_of(pid) == _STATES["T"]:  # killed in the middle, it may leave the process so
+                os.kill(pid, signal.SIGCONT)
+            return SpyRead("", said, f"py-spy did not read its stack within {timeout:g} s")
+        except OSError as error:
+            return SpyRead("", said, f"py-spy could not be started: {error}")
+        dump = done.stdout.decode("utf-8", "replace")
+        if is_whole(dump):
+            return SpyRead(dump)
+        said = plain_error(done.stderr.decode("utf-8", "replace"))
+    return SpyRead("", said)

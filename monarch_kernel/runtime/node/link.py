@@ -13,7 +13,6 @@ import mmap
 import os
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import msgspec
 from monarch_kernel.protocol.messages import PREFIX, Message, decode, encode
 from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ FAILED = 1
 #: How much of a cause is sent.
 _LONGEST_CAUSE = 2000
 
-_UCRED = struct.Struct("3i")
 _HANGUP = select.EPOLLHUP | select.EPOLLERR
 
 Buffer = bytes | bytearray | memoryview
@@ -504,12 +503,6 @@ def memory_left() -> int:
     return min(left)
 
 
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process id and user id at the other end of a Unix socket, from the kernel."""
-    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid
-
-
 def listen_unix(path: str) -> socket.socket:
     """Listen at a Unix socket at ``path``; the folder's mode 0700 keeps other users out."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -548,11 +541,6 @@ def check_peer(sock: socket.socket, path: str) -> None:
             f"process {pid} of {user_name(uid)} listens at {path}, so nothing is sent to it: use a path in a folder "
             "that only you can write to, such as $XDG_RUNTIME_DIR"
         )
-
-
-def is_ours(uid: int) -> bool:
-    """Whether a process with this user id is allowed at the other end of a Unix socket."""
-    return uid in (os.geteuid(), 0)
 
 
 def listens(path: str) -> bool:

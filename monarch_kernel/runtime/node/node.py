@@ -48,10 +48,11 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.private_files import remove_socket, user_name
 from monarch_kernel.protocol.refs import lost_with
 from monarch_kernel.protocol.serialize import Apart, Body
+from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.interfaces import Gate, Handler, LargeBodies, PeerLink, ReplyGate, Sink
-from monarch_kernel.runtime.node.link import Link, LinkError, connect_unix, is_ours, listen_unix, peer_of
+from monarch_kernel.runtime.node.link import Link, LinkError, connect_unix, listen_unix
 from monarch_kernel.runtime.node.poller import FORKED, Poller, Timer
 from monarch_kernel.runtime.node.routing import Done, Routes, local_site, make_hello
 from monarch_kernel.runtime.node.segments import Segments

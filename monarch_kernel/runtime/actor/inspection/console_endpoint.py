@@ -19,8 +19,9 @@ import msgspec
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole, Reply, encode
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
+from monarch_kernel.protocol.socket_peers import peer_of
 from monarch_kernel.runtime.actor import extensions
-from monarch_kernel.runtime.node.link import Link, peer_of
+from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.local_request import connect, request
 
 if TYPE_CHECKING:
