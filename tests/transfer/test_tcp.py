@@ -333,9 +333,10 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
             sender.send(text)
             frames.append(b.recv(100))
         assert b"first" not in frames[0]
-        flipped = bytearray(frames[0])
+        flipped, last = bytearray(frames[0]), bytearray(frames[0])
         flipped[7] ^= 1
-        for stream in ([flipped], [frames[1]], [frames[0], frames[0]], [frames[0][:-1] + b"x"]):
+        last[-1] ^= 1
+        for stream in ([flipped], [frames[1]], [frames[0], frames[0]], [last]):
             c, d = socket.socketpair()
             receiver = EncryptedConnection(d, "a", secret, opener=False)
             for frame in stream:
