@@ -57,6 +57,19 @@ def execute(notebook: Any, folder: Path, kernel: str, timeout: float) -> str | N
     return None
 
 
+def join_streams(notebook: Any) -> None:
+    """Put together what one stream wrote without another output between, as JupyterLab does: a line may come in two
+    messages, and nbclient keeps them apart (its ``coalesce_streams`` moves text past what was displayed between)."""
+    for cell in code_cells(notebook):
+        outputs: list[Any] = []
+        for output in cell.outputs:
+            if outputs and output.output_type == "stream" and outputs[-1].get("name") == output.name:
+                outputs[-1].text += output.text
+            else:
+                outputs.append(output)
+        cell.outputs = outputs
+
+
 def save(notebook: Any, name: str, folder: Path) -> list[Path]:
     """Write the executed notebook and its HTML; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     failure = execute(notebook, source.resolve().parent, args.kernel, args.timeout)
     took = time.monotonic() - start
+    join_streams(notebook)
     files = save(notebook, source.stem, args.out)
 
     if failure is None:

@@ -39,6 +39,8 @@ class Job:
         self.gate = folder / f"{name}.ends"
         self._log = folder / f"{name}.log"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONARCH_KERNEL_JOIN": name}
+        # Else ranks that torchrun starts again read in its store where those before them listened (pytorch#135712).
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
