@@ -24,7 +24,7 @@ class KubernetesJob(EngineJob):
 
     Args:
         meshes: the number of hosts of each mesh, by its name. Without it, ``add_mesh`` says what they are, as with
-            Monarch.
+            Monarch. A string is the namespace, which comes first there.
         image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this program runs.
         namespace: where; "": that of the context.
         timeout: how long ``state`` waits for hosts (seconds).
@@ -57,7 +57,7 @@ class KubernetesJob(EngineJob):
 
     def __init__(
         self,
-        meshes: Mapping[str, int] | None = None,
+        meshes: Mapping[str, int] | str | None = None,
         image: str = "",
         namespace: str = "",
         timeout: float | None = None,
@@ -85,6 +85,8 @@ class KubernetesJob(EngineJob):
         through: str = "",
         **options: Any,
     ) -> None:
+        if isinstance(meshes, str):
+            meshes, namespace = None, namespace or meshes
         if "://" in attach_to:  # no label is written so
             attach_to, tunnel = "", True if tunnel is None else tunnel
         if attach_to and options.get("key_file") is None:
@@ -234,10 +236,11 @@ class KubernetesJob(EngineJob):
 
     def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
         """What each host of a mesh must have, as ``KubernetesLauncher`` takes it; what is named there comes first."""
-        found = msgspec.structs.replace(self._resources, walltime=0.0, **wishes)
+        found = msgspec.structs.replace(self._resources, **wishes)
         known = {self._launcher.options()["gpu_resource"]: "gpus", "cpu": "cpus", "memory": "memory"}
         stated = {field: 0 for key, field in known.items() if key in named}
-        return msgspec.to_builtins(msgspec.structs.replace(found, options={**found.options, **named}, **stated))
+        found = msgspec.structs.replace(found, options={**found.options, **named}, **stated)
+        return {field: value for field, value in msgspec.to_builtins(found).items() if field != "walltime"}
 
     def _mixed(self, name: str) -> str:
         others = ", ".join(self._requested) or "this job"

@@ -217,13 +217,15 @@ class Places:
         Returns:
             The numbers of those for which there was a slot.
         """
-        places, objects, _ = self._look()
+        places, objects, pods = self._look()
         ended = {host.host: host for host in gone}
         users = {place.slot: number for number, place in sorted(places.items()) if number not in wanted}
         free: dict[str, list[Slot]] = {}
         for slot, number in users.items():
             made = objects.get(slot.object)
             if made is None or slot.index >= self._kind.size(made, slot.group) or self._kind.finished(made):
+                continue
+            if not self._kind.refills([pod for at, pod in pods if at == slot]):
                 continue
             if places[number].returned or (number in ended and self._kind.replaces(ended[number])):
                 free.setdefault(places[number].mesh, []).append(slot)

@@ -126,6 +126,11 @@ class PodSet(ABC):
     def replaces(self, gone: HostStatus) -> bool:
         """Whether a Pod comes in the place of one that has gone so."""
 
+    def refills(self, pods: Sequence[SeenPod]) -> bool:
+        """Whether a Pod comes, or has come, into a slot in which these are."""
+        del pods
+        return True
+
     def finished(self, found: Mapping[str, Any]) -> str:
         """Why it makes no Pods any more; "": it does."""
         return next((words(each) or kind for kind in ("Failed", "Completed") if (each := _is(found, kind))), "")
@@ -283,6 +288,10 @@ class JobSet(PodSet):
     def replaces(self, gone: HostStatus) -> bool:
         """See ``PodSet``."""
         return gone.exit_code != 0
+
+    def refills(self, pods: Sequence[SeenPod]) -> bool:
+        """See ``PodSet``. With the first Pod that ends in good order, its Job is done with an index."""
+        return not any(pod.phase == "Succeeded" for pod in pods)
 
 
 #: On the Pods of a MonarchMesh: its name.
