@@ -265,12 +265,17 @@ class KubernetesLauncher(Launcher):
         api, places = self._api(data.context), self._places(data, ticket.job)
         gone = self.poll(ticket).of(HostPhase.GONE)
         wanted = dict(enumerate(_meshes(request), ticket.hosts))
+        taken: set[int] = set()
         try:
             taken = places.take(gone, wanted)
             if left := {number: mesh for number, mesh in wanted.items() if number not in taken}:
                 places.create(self._pods_of(api, request), left, places.owner(), this_user())
-        except ApiRefusedError as e:
-            raise self._refused(e, data) from None
+        except BaseException as e:
+            with contextlib.suppress(LaunchError, OSError):
+                places.untake(taken)
+            if isinstance(e, ApiRefusedError):
+                raise self._refused(e, data) from None
+            raise
         return self._ticket(ticket.job, data, ticket.hosts + len(wanted))
 
     def _pods_of(self, api: KubernetesApi, request: LaunchRequest) -> dict[str, MeshPods]:

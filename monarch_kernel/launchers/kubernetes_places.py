@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -235,6 +235,12 @@ class Places:
                 taken[number] = HostPlace(free[mesh].pop(0), mesh)
         self._note(taken)
         return set(taken)
+
+    def untake(self, numbers: Set[int]) -> None:
+        """Have no hosts of these numbers after all."""
+        if numbers:
+            noted = {f"{_HOST}{number}": None for number in numbers}
+            self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
     def give_back(self, numbers: Sequence[int], patience: float) -> None:
         """End these hosts. An object without others is deleted; else its last Pods are, where it can do without."""

@@ -150,6 +150,26 @@ def test_a_mesh_that_is_refused_leaves_nothing_of_the_others(cluster: Cluster, t
     assert not registry.records() and (through == "pods" or not objects(cluster, through))
 
 
+def test_further_hosts_that_are_refused_take_no_place(cluster: Cluster) -> None:
+    made = two_kinds("jobset")
+    made.apply()
+    made.wait()
+    cluster.kubelet.evict("default", made.status().hosts[0].name, "The node was low on resource: memory.")
+    wait_until(lambda: not made.active, "Kubernetes knows of it")
+    usual = made._launcher
+    settings = usual.options()["meshes"]
+    wrong = {**settings, "trainers": {**settings["trainers"], "labels": {"team": "not valid"}}}
+    made._launcher = usual.changed(meshes=wrong)
+    with pytest.raises(SubmissionRefusedError, match=r'Invalid value: "not valid"'):
+        made.resize(3, "trainers")  # one in the place of the lost one, and one in a JobSet of its own
+    made._launcher = usual
+    (name,) = cluster.secrets()
+    secret = cluster.api.request("GET", f"/api/v1/namespaces/default/secrets/{name}")
+    assert secret["metadata"]["annotations"].keys() == {f"monarch-kernel/host-{number}" for number in range(2)}
+    assert len(objects(cluster, "jobset")) == 1
+    made.kill()
+
+
 def test_a_jobset_waits_in_one_queue(cluster: Cluster) -> None:
     made = two_kinds("jobset", labels={QUEUE: "research"})
     made.add_mesh("others", 1, image_spec=OTHER, labels={QUEUE: "teaching"})
