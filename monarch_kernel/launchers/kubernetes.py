@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,22 +25,14 @@ from monarch_kernel.launchers.base import (
     Launcher,
     LaunchError,
     LaunchRequest,
-    Resources,
     SubmissionRefusedError,
     Ticket,
     WorkerAnnouncement,
     find_announcement,
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_options import (
-    AUTO,
-    DIRECTLY,
-    OF_POD,
-    OPTIONS,
-    mesh_settings,
-    pairs,
-    pod_fields,
-)
+from monarch_kernel.launchers.kubernetes_meshes import OF_POD, host_meshes, mesh_pods, mesh_settings, pod_fields
+from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs
 from monarch_kernel.launchers.kubernetes_places import Places
 from monarch_kernel.launchers.kubernetes_pods import (
     HOST_LABEL,
@@ -234,7 +225,7 @@ class KubernetesLauncher(Launcher):
             path = f"{_of(data.namespace)}/secrets"
             owner = api.request("POST", path, kubernetes_pods.secret(request.command, this_user()))["metadata"]["uid"]
             if data.through in POD_SETS:
-                wanted = dict(enumerate(_meshes(request)))
+                wanted = dict(enumerate(host_meshes(request)))
                 self._places(data, request.command.job).create(pods, wanted, owner, this_user())
                 return self._ticket(request.command.job, data, request.hosts)
             return self._created(data, request, pods, owner)
@@ -264,7 +255,7 @@ class KubernetesLauncher(Launcher):
         """Have further hosts in places of their meshes that are free; and objects of their own for the others."""
         api, places = self._api(data.context), self._places(data, ticket.job)
         gone = self.poll(ticket).of(HostPhase.GONE)
-        wanted = dict(enumerate(_meshes(request), ticket.hosts))
+        wanted = dict(enumerate(host_meshes(request), ticket.hosts))
         taken: set[int] = set()
         try:
             taken = places.take(gone, wanted)
@@ -279,37 +270,12 @@ class KubernetesLauncher(Launcher):
         return self._ticket(ticket.job, data, ticket.hosts + len(wanted))
 
     def _pods_of(self, api: KubernetesApi, request: LaunchRequest) -> dict[str, MeshPods]:
-        """What the Pods of each mesh of a request are made of.
-
-        Raises:
-            SubmissionRefusedError: there is no image for one.
-        """
-        found: dict[str, MeshPods] = {}
-        own_image = functools.cache(lambda: self._own_image(api))
-        for mesh in dict.fromkeys(_meshes(request)):
-            settings = self._meshes.get(mesh, {})
-            pattern = replace(self._pattern, **{name: settings[name] for name in OF_POD if name in settings})
-            if not (pattern.image or own_image()):
-                raise SubmissionRefusedError(
-                    self.name, "a Pod needs an image", "name one that has monarch_kernel, with image="
-                )
-            pattern = replace(pattern, image=pattern.image or own_image())
-            command, resources = request.command, request.resources
-            if python := settings.get("python"):
-                command = replace(command, python=python)
-            elif not command.python and pattern.image != own_image():
-                # The path of this process's interpreter says nothing of another image.
-                command = replace(command, python="python3")
-            if "resources" in settings:
-                own = msgspec.convert(settings["resources"], Resources)
-                resources = msgspec.structs.replace(own, walltime=resources.walltime)
-            found[mesh] = MeshPods(pattern, replace(request, command=command, resources=resources))
-        return found
+        return mesh_pods(self._pattern, self._meshes, request, functools.cache(lambda: self._own_image(api)))
 
     def _created(self, data: _Data, request: LaunchRequest, pods: Mapping[str, MeshPods], owner: str) -> Ticket:
         """Create so many Pods, or none."""
         api = self._api(data.context)
-        wanted = dict(enumerate(_meshes(request), len(data.pods)))
+        wanted = dict(enumerate(host_meshes(request), len(data.pods)))
         numbers = list(wanted)
 
         def create(number: int) -> None:
@@ -343,7 +309,7 @@ class KubernetesLauncher(Launcher):
         """Take Pods of others in which no host of the job lives."""
         api = self._api(data.context)
         labels, order = self._attach_to, self._order_label
-        meshes = _meshes(request)
+        meshes = host_meshes(request)
         wanted = [labels if isinstance(labels, str) else labels[mesh] for mesh in meshes]
         orders = {each: order if isinstance(order, str) else order[mesh] for each, mesh in zip(wanted, meshes)}
         used = set(zip(data.pods, data.containers))
@@ -602,11 +568,6 @@ def _data(ticket: Ticket) -> _Data:
 
 def _with_pods(data: _Data, pods: list[str]) -> _Data:
     return msgspec.structs.replace(data, pods=pods)
-
-
-def _meshes(request: LaunchRequest) -> tuple[str, ...]:
-    """The mesh of each host of a request; "" if it has no names for them."""
-    return request.meshes or ("",) * request.hosts
 
 
 def _order(pod: SeenPod, label: str) -> tuple[float, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.launchers.base import LauncherOption
@@ -37,44 +37,6 @@ OPTIONS = (
         name="tunnel", type=bool, help="reach workers through the API server (default: where needed)", plain=True
     ),
 )
-
-
-#: What Pods of one mesh may have of their own, by the names of arguments of ``KubernetesLauncher``, and more: the
-#: resources of each host, as plain data, and the interpreter in the image.
-OF_POD = ("image", "node_selector", "tolerations", "labels", "annotations", "volumes", "service_account", "port", "pod")
-OF_MESH = (*OF_POD, "resources", "python")
-
-
-def pod_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``OF_POD`` that are given, as ``PodPattern`` has them."""
-    how: dict[str, Callable[[Any], Any]] = {
-        "node_selector": dict,
-        "tolerations": lambda each: [toleration(one) for one in each],
-        "labels": dict,
-        "annotations": dict,
-        "volumes": lambda each: {path: volume(source) for path, source in each.items()},
-        "pod": dict,
-    }
-    return {name: how.get(name, _same)(value) for name, value in given.items() if name in OF_POD}
-
-
-def _same(given: Any) -> Any:
-    return given
-
-
-def mesh_settings(meshes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The settings of each mesh, as plain data.
-
-    Raises:
-        ValueError: a mesh cannot have one of them for itself.
-    """
-    for mesh, given in meshes.items():
-        if wrong := [name for name in given if name not in OF_MESH]:
-            raise ValueError(
-                f"the mesh {mesh} cannot have {', '.join(wrong)} for itself, only any of {', '.join(OF_MESH)}: set it "
-                "for the whole job"
-            )
-    return {mesh: {**given, **pod_fields(given)} for mesh, given in meshes.items()}
 
 
 def toleration(given: Mapping[str, Any] | str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from monarch_kernel.launchers.base import HostPhase, HostStatus, LaunchError
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
 from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, MeshPods, SeenPod, pod_name, secret_name
-from monarch_kernel.launchers.kubernetes_sets import PodGroup, PodSet, Slot, admission
+from monarch_kernel.launchers.kubernetes_sets import PodGroup, PodSet, PodSlot, admission
 
 _HOST = "monarch-kernel/host-"
 _NONE, _RETURNED = "-", "returned"
@@ -39,7 +39,7 @@ class HostPlace:
         returned: whether it was given back.
     """
 
-    slot: Slot
+    slot: PodSlot
     mesh: str = ""
     container: str = ""
     returned: bool = False
@@ -61,11 +61,11 @@ class HostPlace:
         where, index, mesh, container, *state = text.split()
         name, _, group = where.partition("/")
         mesh, container = ("" if word == _NONE else word for word in (mesh, container))
-        return cls(Slot(name, group, int(index)), mesh, container, _RETURNED in state)
+        return cls(PodSlot(name, group, int(index)), mesh, container, _RETURNED in state)
 
 
 def held(
-    places: Mapping[int, HostPlace], pods: Sequence[tuple[Slot, SeenPod]]
+    places: Mapping[int, HostPlace], pods: Sequence[tuple[PodSlot, SeenPod]]
 ) -> tuple[dict[int, SeenPod], dict[int, HostPlace]]:
     """The Pods of hosts, by their numbers, and the places in which a container has been seen for the first time.
 
@@ -138,7 +138,7 @@ class Places:
                 self._api.request("POST", self._kind.path(self._namespace), made)
                 created.append(name)
                 for mesh, numbers in each.items():
-                    slots = (Slot(name, groups[mesh], index) for index in range(len(numbers)))
+                    slots = (PodSlot(name, groups[mesh], index) for index in range(len(numbers)))
                     places |= {number: HostPlace(slot, mesh) for number, slot in zip(numbers, slots)}
             self._note(places)
         except BaseException:
@@ -220,7 +220,7 @@ class Places:
         places, objects, pods = self._look()
         ended = {host.host: host for host in gone}
         users = {place.slot: number for number, place in sorted(places.items()) if number not in wanted}
-        free: dict[str, list[Slot]] = {}
+        free: dict[str, list[PodSlot]] = {}
         for slot, number in users.items():
             made = objects.get(slot.object)
             if made is None or slot.index >= self._kind.size(made, slot.group) or self._kind.finished(made):
@@ -292,7 +292,7 @@ class Places:
             noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
-    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[Slot, SeenPod]]]:
+    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[PodSlot, SeenPod]]]:
         objects = self._objects()
         return self._places(), objects, self._pods(objects)
 
@@ -301,7 +301,7 @@ class Places:
         found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
         return {each["metadata"]["name"]: each for each in found}
 
-    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[Slot, SeenPod]]:
+    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[PodSlot, SeenPod]]:
         if not objects:
             return []
         path = f"/api/v1/namespaces/{self._namespace}/pods"
@@ -338,7 +338,7 @@ class Places:
         self,
         patience: float,
         objects: Mapping[str, Any],
-        over: Callable[[list[tuple[Slot, SeenPod]]], bool],
+        over: Callable[[list[tuple[PodSlot, SeenPod]]], bool],
     ) -> None:
         """Wait until the Pods of objects, which may be deleted, are as they should be."""
         limit = time.monotonic() + patience

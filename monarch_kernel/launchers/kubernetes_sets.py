@@ -32,7 +32,7 @@ _LONGEST_NAME, _ADDED = 63, len("-0-0000-abcde")
 
 
 @dataclass(frozen=True)
-class Slot:
+class PodSlot:
     """Where one Pod of such an object is.
 
     Attributes:
@@ -107,11 +107,11 @@ class PodSet(ABC):
         """The labels of the Pods of these objects."""
 
     @abstractmethod
-    def slot(self, pod: SeenPod) -> Slot:
+    def slot(self, pod: SeenPod) -> PodSlot:
         """Where a Pod is."""
 
     @abstractmethod
-    def makers(self, slot: Slot) -> tuple[str, ...]:
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
         """The names of objects whose events say why there is no Pod."""
 
     @abstractmethod
@@ -171,12 +171,12 @@ class MonarchMesh(PodSet):
         """See ``PodSet``."""
         return f"{MESH_LABEL} in ({','.join(sorted(names))})"
 
-    def slot(self, pod: SeenPod) -> Slot:
+    def slot(self, pod: SeenPod) -> PodSlot:
         """See ``PodSet``. Clusters before 1.28 do not label the Pods of StatefulSets; their names end so."""
         index = _number(pod.labels.get(ORDER) or pod.name.rpartition("-")[2])
-        return Slot(pod.labels.get(MESH_LABEL, ""), "", index)
+        return PodSlot(pod.labels.get(MESH_LABEL, ""), "", index)
 
-    def makers(self, slot: Slot) -> tuple[str, ...]:
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
         """See ``PodSet``."""
         return (slot.object,)
 
@@ -267,12 +267,12 @@ class JobSet(PodSet):
         """See ``PodSet``."""
         return f"{JOB_LABEL}={job}"
 
-    def slot(self, pod: SeenPod) -> Slot:
+    def slot(self, pod: SeenPod) -> PodSlot:
         """See ``PodSet``."""
         index = pod.labels.get(_INDEX) or pod.annotations.get(_INDEX, "")
-        return Slot(pod.labels.get(_JOBSET_LABEL, ""), pod.labels.get(_GROUP_LABEL, ""), _number(index))
+        return PodSlot(pod.labels.get(_JOBSET_LABEL, ""), pod.labels.get(_GROUP_LABEL, ""), _number(index))
 
-    def makers(self, slot: Slot) -> tuple[str, ...]:
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
         """See ``PodSet``. The only Job of a group comes after its JobSet."""
         return slot.object, f"{slot.object}-{slot.group}-0"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,32 +14,22 @@ from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, Work
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes_places import HostPlace
 from monarch_kernel.launchers.kubernetes_pods import MeshPods, PodPattern, SeenPod
-from monarch_kernel.launchers.kubernetes_sets import POD_SETS, PodGroup, Slot
+from monarch_kernel.launchers.kubernetes_sets import POD_SETS, PodGroup, PodSlot
 from monarch_kernel.launchers.listing import list_jobs
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Prober, clean, processes_of
-from tests.launchers.controllers import Controllers
-from tests.launchers.crds import install
+from tests.launchers.controllers import Controllers, controllers
 from tests.launchers.kubelet import GPU, NODE
 from tests.launchers.kubernetes import Cluster, cluster, one_cluster
 from tests.launchers.test_kubernetes import IMAGE, empty
 from tests.launchers.test_kubernetes_sets import lose, objects
 
-__all__ = ["clean", "cluster", "empty", "one_cluster"]
+__all__ = ["clean", "cluster", "controllers", "empty", "one_cluster"]
 
 OTHER = "test/other"
 QUEUE = "kueue.x-k8s.io/queue-name"
 through_all = pytest.mark.parametrize("through", ["pods", *POD_SETS])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def controllers(cluster: Cluster) -> Iterator[Controllers]:
-    """The cluster with the operators in it."""
-    install(cluster.api)
-    running = Controllers(cluster.api)
-    yield running
-    running.close()
 
 
 def two_kinds(through: str, trainers: int = 1, **of_generators: Any) -> KubernetesJob:
@@ -66,7 +55,7 @@ def kinds(cluster: Cluster, made: KubernetesJob) -> dict[str, list[str]]:
 
 
 @through_all
-def test_pods_are_as_their_mesh_asks(cluster: Cluster, through: str) -> None:
+def test_pods_are_as_their_mesh_asks(cluster: Cluster, controllers: Controllers, through: str) -> None:
     made = two_kinds(through, trainers=2)
     state: Any = made.state(cached_path=None)
     assert (len(state.trainers), len(state.generators)) == (2, 1)
@@ -100,7 +89,7 @@ def test_pods_are_as_their_mesh_asks(cluster: Cluster, through: str) -> None:
 
 
 @through_all
-def test_a_lost_host_is_replaced_by_one_of_its_mesh(cluster: Cluster, through: str) -> None:
+def test_a_lost_host_is_replaced_by_one_of_its_mesh(cluster: Cluster, controllers: Controllers, through: str) -> None:
     made = two_kinds(through)
     state: Any = made.state(cached_path=None)
     procs = state.generators.spawn_procs(per_host={"gpus": 1})
@@ -122,7 +111,7 @@ def test_a_lost_host_is_replaced_by_one_of_its_mesh(cluster: Cluster, through: s
 
 
 @through_all
-def test_one_mesh_grows_and_shrinks(cluster: Cluster, through: str) -> None:
+def test_one_mesh_grows_and_shrinks(cluster: Cluster, controllers: Controllers, through: str) -> None:
     made = two_kinds(through, trainers=2)
     state: Any = made.state(cached_path=None)
     probers: Any = state.trainers.slice(hosts=0).spawn_procs(per_host={"gpus": 1}).spawn("probers", Prober)
@@ -143,14 +132,17 @@ def test_one_mesh_grows_and_shrinks(cluster: Cluster, through: str) -> None:
 
 
 @through_all
-def test_a_mesh_that_is_refused_leaves_nothing_of_the_others(cluster: Cluster, through: str) -> None:
+def test_a_mesh_that_is_refused_leaves_nothing_of_the_others(
+    cluster: Cluster, controllers: Controllers, through: str
+) -> None:
     made = two_kinds(through, labels={"team": "not valid"})
     with pytest.raises(SubmissionRefusedError, match=r'Invalid value: "not valid"'):
         made.apply()
     assert not registry.records() and (through == "pods" or not objects(cluster, through))
+    wait_until(lambda: not cluster.pods(), "the Pods that were made have gone")
 
 
-def test_further_hosts_that_are_refused_take_no_place(cluster: Cluster) -> None:
+def test_further_hosts_that_are_refused_take_no_place(cluster: Cluster, controllers: Controllers) -> None:
     made = two_kinds("jobset")
     made.apply()
     made.wait()
@@ -170,7 +162,7 @@ def test_further_hosts_that_are_refused_take_no_place(cluster: Cluster) -> None:
     made.kill()
 
 
-def test_a_jobset_waits_in_one_queue(cluster: Cluster) -> None:
+def test_a_jobset_waits_in_one_queue(cluster: Cluster, controllers: Controllers) -> None:
     made = two_kinds("jobset", labels={QUEUE: "research"})
     made.add_mesh("others", 1, image_spec=OTHER, labels={QUEUE: "teaching"})
     with pytest.raises(SubmissionRefusedError, match=f"several values of {QUEUE}: research, teaching; give all meshes"):
@@ -178,7 +170,7 @@ def test_a_jobset_waits_in_one_queue(cluster: Cluster) -> None:
     assert not registry.records()
 
 
-def test_a_mesh_of_the_job_itself_and_one_that_differs(cluster: Cluster) -> None:
+def test_a_mesh_of_the_job_itself_and_one_that_differs(cluster: Cluster, controllers: Controllers) -> None:
     made = KubernetesJob({"hosts": 1}, IMAGE, gpus=1, idle=60, labels={"team": "vision"})
     made.add_mesh("others", 1, image_spec=OTHER, gpus=0, memory="1GiB")
     state: Any = made.state("state.json")
@@ -217,10 +209,10 @@ def test_what_a_jobset_of_several_meshes_is_made_of() -> None:
     assert [jobs.size(made, group) for group in ("one", "two", "three")] == [2, 3, 0]
     templates = [each["template"]["spec"]["template"] for each in made["spec"]["replicatedJobs"]]
     assert [each["metadata"]["labels"]["a"] for each in templates] == ["1", "2"]
-    assert jobs.makers(Slot(name, "two", 1)) == (name, f"{name}-two-0")
+    assert jobs.makers(PodSlot(name, "two", 1)) == (name, f"{name}-two-0")
     ended = SeenPod({"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}})
     assert not jobs.refills([ended]) and POD_SETS["monarchmesh"].refills([ended])
-    place = HostPlace(Slot(name, "two", 1), "two", "c1", returned=True)
+    place = HostPlace(PodSlot(name, "two", 1), "two", "c1", returned=True)
     assert HostPlace.of(place.text()) == place
 
 
