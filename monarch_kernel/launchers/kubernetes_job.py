@@ -129,7 +129,7 @@ class KubernetesJob(EngineJob):
         label_selector: str | None = None,
         pod_rank_label: str = ORDER,
         image_spec: ImageSpec | str | None = None,
-        port: int = PORT,
+        port: int | None = None,
         pod_template: Any = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -157,7 +157,8 @@ class KubernetesJob(EngineJob):
                 name.
             pod_rank_label: the label by which those are numbered.
             image_spec: the image of the Pods, or an ``ImageSpec``.
-            port: where their workers listen.
+            port: where the workers of Pods that are made listen; None: as the job says, by default 26600. Workers in
+                Pods of others announce theirs.
             pod_template: of the Pods: an object of the API, or a ``V1PodTemplateSpec``. The command of its only
                 container, or of the one that is called "worker", becomes that of a worker.
             labels: of what is made.
@@ -199,7 +200,8 @@ class KubernetesJob(EngineJob):
             if label_selector is not None or pod_rank_label != ORDER:
                 raise ValueError(f"the Pods of {name} are made: leave out label_selector= and pod_rank_label=")
             found = given_pods(image_spec, pod_spec, pod_template)
-            own |= {"port": port, "resources": self._needs(wishes, {**(resources or {}), **found.resources})}
+            own |= {} if port is None else {"port": port}
+            own |= {"resources": self._needs(wishes, {**(resources or {}), **found.resources})}
             own |= {"image": found.image} if found.image else {}
             own |= {"pod": found.spec} if found.spec else {}
             own |= {"labels": each} if (each := found.labels | dict(labels or {})) else {}

@@ -219,13 +219,14 @@ def test_what_a_jobset_of_several_meshes_is_made_of() -> None:
 def test_what_meshes_may_ask_for_is_checked() -> None:
     with pytest.raises(ValueError, match="the mesh hosts cannot have namespace for itself, only any of image"):
         KubernetesLauncher(IMAGE, meshes={"hosts": {"namespace": "other"}})
-    made = KubernetesJob("training")
+    made = KubernetesJob("training", port=0)
     with pytest.raises(ValueError, match="the Pods of others are made by others: leave out node_selector=, gpus=, or"):
         made.add_mesh("others", 1, node_selector={"a": "b"}, gpus=1)
     made.add_mesh("trainers", 1, image_spec=ImageSpec(IMAGE, {GPU: 2, "cpu": 4}), gpus=1, cpus=2, tolerations=["spot"])
     options = made._launcher.options()
     assert options["namespace"] == "training"
     settings = options["meshes"]["trainers"]
+    assert options["port"] == 0 and "port" not in settings
     assert settings["resources"] == {"options": {GPU: 2, "cpu": 4}}
     assert settings["tolerations"] == [{"key": "spot", "operator": "Exists"}]
     assert KubernetesLauncher.of(options).options() == options
