@@ -66,10 +66,12 @@ class Chaos:
         folder: for what the job writes.
         seed: decides what happens.
         viewers: how many there are at a time.
+        ranks: of the job.
     """
 
-    def __init__(self, folder: Path, seed: int, viewers: int = 2) -> None:
+    def __init__(self, folder: Path, seed: int, viewers: int = 2, ranks: int = RANKS) -> None:
         self.found = Found()
+        self._ranks = ranks
         self._folder = folder
         self._chance = random.Random(seed)
         self._name = f"chaos-{os.getpid()}"
@@ -118,7 +120,7 @@ class Chaos:
         how = ["-m", "monarch_kernel.join"] if prepared else []
         most = [str(steps)] if steps else []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONARCH_KERNEL_JOIN": self._name}
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
         with (self._folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 [*torchrun, *how, str(TRAIN), str(self._folder / "gate"), str(self._folder / name), *most],
@@ -132,7 +134,7 @@ class Chaos:
 
     def _steps(self) -> list[int]:
         found: list[int] = []
-        for rank in range(RANKS):
+        for rank in range(self._ranks):
             try:
                 found.append(int.from_bytes((self._folder / "chaos" / f"step.{rank}").read_bytes(), "little"))
             except OSError:
@@ -144,7 +146,7 @@ class Chaos:
         assert steps == max(self._steps())
         job = self._start("quiet", prepared=False, steps=steps)
         assert job.wait(120 + steps / 20) == 0, self._log("quiet")
-        for rank in range(RANKS):
+        for rank in range(self._ranks):
             theirs = (self._folder / "chaos" / f"losses.{rank}").read_text().split()
             quiet = (self._folder / "quiet" / f"losses.{rank}").read_text().split()
             assert len(theirs) == len(quiet) == steps
@@ -156,25 +158,27 @@ class Chaos:
     # -- viewers ---------------------------------------------------------------------------------------
 
     def _start_viewer(self) -> None:
-        viewer = subprocess.Popen(
-            [sys.executable, "-m", "tests.join.chaos_viewer", self._name, str(self._chance.randrange(1 << 30))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(self._folder / "viewers.log").open("ab"),
-            text=True,
-            cwd=ROOT,
-        )
+        with (self._folder / "viewers.log").open("ab") as log:
+            viewer = subprocess.Popen(
+                [sys.executable, "-m", "tests.join.chaos_viewer", self._name, str(self._chance.randrange(1 << 30))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+            )
         self._viewers.append(viewer)
         threading.Thread(target=self._read, args=(viewer,), daemon=True).start()
 
     def _read(self, viewer: subprocess.Popen[str]) -> None:
         assert viewer.stdout is not None
-        for line in viewer.stdout:
-            did, _, took = line.rpartition(" ")
-            if float(took) > SLOW:
-                did += " (slow)"
-            with self._lock:
-                self.found.actions[re.sub(r"[0-9a-f]*\d[0-9a-f]*", "N", did)] += 1
+        with viewer.stdout:
+            for line in viewer.stdout:
+                did, _, took = line.rpartition(" ")
+                if float(took) > SLOW:
+                    did += " (slow)"
+                with self._lock:
+                    self.found.actions[re.sub(r"[0-9a-f]*\d[0-9a-f]*", "N", did)] += 1
 
     def _one_dies(self) -> None:
         viewer = self._chance.choice(self._viewers)
@@ -187,8 +191,7 @@ class Chaos:
             return
         self._viewers.remove(viewer)
         if kind == "kill":
-            viewer.kill()
-            viewer.wait()
+            self._kill(viewer)
         else:
             self._end(viewer)
 
@@ -202,8 +205,7 @@ class Chaos:
                 asleep.append(viewer)
             else:
                 self._viewers.remove(viewer)
-                viewer.kill()
-                viewer.wait()
+                self._kill(viewer)
         began = time.monotonic()
         before = min(self._steps())
         # Two more steps of all: one may have been under way.
@@ -241,8 +243,14 @@ class Chaos:
             viewer.wait(10)
         except subprocess.TimeoutExpired:
             self.found.deaths["had to be killed"] += 1
-            viewer.kill()
-            viewer.wait()
+            self._kill(viewer)
+
+    @staticmethod
+    def _kill(viewer: subprocess.Popen[str]) -> None:
+        viewer.kill()
+        viewer.wait()
+        assert viewer.stdin is not None
+        viewer.stdin.close()
 
     @staticmethod
     def _wait(holds: object, timeout: float) -> bool:
