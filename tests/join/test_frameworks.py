@@ -1,13 +1,15 @@
-"""Jobs of Accelerate and Lightning, whose own launchers start the ranks, in a notebook."""
+"""Jobs of Accelerate, DeepSpeed and Lightning, whose own launchers start the ranks, in a notebook."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from bench.environments import EnvironmentFailed, python_above
 from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import Job, listed, needs, wait_for_ranks
@@ -17,6 +19,7 @@ from tests.kernel.harness import Kernel
 __all__ = ["python"]
 pytestmark = pytest.mark.torch
 ACCELERATE = Path(__file__).parent / "accelerate_train.py"
+DEEPSPEED = Path(__file__).parent / "deepspeed_train.py"
 LIGHTNING = Path(__file__).parent / "lightning_train.py"
 
 
@@ -67,6 +70,26 @@ def test_accelerate_launch_by_mpirun_on_cpus(python: Path, tmp_path: Path, monke
     try:
         wait_for_ranks("by-mpi")
         assert listed("by-mpi")[0].engine == "MPI"
+        assert job.end().count("ends after") == 2
+    finally:
+        job.kill()
+
+
+def test_deepspeed(notebook: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        python = python_above("deepspeed")
+    except EnvironmentFailed as why:
+        pytest.skip(str(why))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    deepspeed = [str(python), "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", str(port)]
+    command = [*deepspeed, "--module", "monarch_kernel.join", str(DEEPSPEED), str(tmp_path / "sped.ends")]
+    job = Job("sped", command, tmp_path, 2)
+    try:
+        wait_for_ranks("sped")
+        look_stop_and_leave(notebook, job, DEEPSPEED, "model.backward(loss)")
         assert job.end().count("ends after") == 2
     finally:
         job.kill()

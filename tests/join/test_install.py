@@ -76,6 +76,15 @@ def test_programs_are_ranks_and_their_children_are_none(python: Path, tmp_path: 
     assert run(python, str(tmp_path / "app.pyz")).stdout == "True\n"
 
 
+def test_what_a_launcher_puts_before_the_program_is_the_programs(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
+    for option in ("--local_rank=1", "--local-rank=1"):  # of deepspeed, and of torch.distributed.launch
+        done = run(
+            python, "-m", "monarch_kernel.join", option, "--name", "train", str(tmp_path / "program.py"), "--lr=1"
+        )
+        assert done.stdout == f"['{option}', '--lr=1']\n", done
+
+
 def test_a_program_that_sets_torchruns_variables_itself_has_no_ranks_as_children(python: Path) -> None:
     mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
     # Its child with its own number is a tool, and one with another number is a rank that it has started.
