@@ -101,7 +101,7 @@ def wait_for_ranks(name: str) -> None:
         ranks = [each.identity for job in listed(name) for each in job.ranks]
         return [(each.rank, each.world, each.local_rank) for each in ranks] == [(0, 2, 0), (1, 2, 1)]
 
-    wait_until(there, "both ranks know which they are", 60)
+    wait_until(there, "both ranks know which they are", 90)
     assert len(listed(name)) == 1
 
 

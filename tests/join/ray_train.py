@@ -39,6 +39,7 @@ with tempfile.TemporaryDirectory() as storage:
             "env_vars": {
                 "MONARCH_KERNEL_JOIN": os.environ["MONARCH_KERNEL_JOIN"],
                 "PYTHONPATH": os.environ["PYTHONPATH"],
+                "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",  # of a machine with other load
             },
         },
     )

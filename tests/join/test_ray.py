@@ -26,6 +26,7 @@ def test_actors_of_ray(ray_nodes: Ray, tmp_path: Path) -> None:
         assert sorted(each.pid for each in job.ranks) == pids(tmp_path)
 
 
+@pytest.mark.slow  # Train starts eight processes, most of which import all of it
 @pytest.mark.torch
 def test_workers_of_train(ray_nodes: Ray, notebook: Kernel, tmp_path: Path) -> None:
     for package in ("torch", "pandas", "pyarrow"):
