@@ -160,6 +160,16 @@ def _text(text: str) -> str:
     return text
 
 
+def _meeting_point(text: str) -> str:
+    """The URL of a meeting point, ``tcp://host:port``; without modules for URLs, as ranks read it."""
+    host, colon, port = text.removeprefix("tcp://").rpartition(":")
+    if not text:
+        return ""
+    if not (colon and host.strip("[]") and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(text)
+    return f"tcp://{host}:{port}"
+
+
 def _one_per_core() -> str:
     return str(min(4, len(os.sched_getaffinity(0))))
 
@@ -509,6 +519,15 @@ JOIN_REPORTS = EnvironmentVariable(
     "where that report goes",
     "ranks of jobs that others start",
     shown_default="`NAME-reports` in the working folder",
+)
+JOIN_MEET = EnvironmentVariable(
+    "JOIN_MEET",
+    _meeting_point,
+    "",
+    "`host:port`",
+    "where such processes of several machines, and notebooks, meet (`docs/join.md`)",
+    "ranks of jobs that others start, `%mesh join`, `%mesh jobs`",
+    shown_default="none",
 )
 JOIN_WEBHOOK = EnvironmentVariable(
     "JOIN_WEBHOOK",

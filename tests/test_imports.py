@@ -126,6 +126,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     # Jobs that others have started; what is in a rank before somebody joins imports the private folders alone.
     f"{ENGINES}.join": {PROTOCOL, *FACADES, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
+    # Meeting points have the runtime's authenticated links.
+    **{
+        f"{ENGINES}.join.meeting_{part}": {
+            *(PROTOCOL, ENGINES, f"{ENGINES}.join", "monarch_kernel.private_files"),
+            *(f"{RUNTIME}.node.{module}" for module in ("audit", "link", "poller", "tcp")),
+        }
+        for part in ("caller", "place", "point")
+    },
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.
     "monarch_kernel.cli": {

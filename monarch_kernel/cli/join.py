@@ -17,10 +17,17 @@ def add_join_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "verb",
         nargs="?",
-        choices=("list", "install", "uninstall"),
+        choices=("list", "install", "uninstall", "meet"),
         default="list",
-        help="list the jobs (the default); write a line into this environment, or remove it",
+        help="list the jobs (the default); write a line into this environment, or remove it; be a meeting point",
     )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="with meet: where ranks with this address in MONARCH_KERNEL_JOIN_MEET, and notebooks, come; HOST may be *",
+    )
+    parser.add_argument("--audit", default="", metavar="FILE", help="with meet: append connections and refusals to it")
     parser.add_argument("--user", action="store_true", help="with install and uninstall: for this user, not here only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -30,8 +37,8 @@ def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.engines.join.announcements import JoinError
 
     try:
-        return {"list": _list, "install": _install, "uninstall": _uninstall}[options.verb](options)
-    except (JoinError, OSError) as error:
+        return {"list": _list, "install": _install, "uninstall": _uninstall, "meet": _meet}[options.verb](options)
+    except (JoinError, OSError, ValueError) as error:
         print(f"monarch-kernel join: {error}", file=sys.stderr)
         return 1
 
@@ -61,4 +68,11 @@ def _uninstall(options: argparse.Namespace) -> int:
 
     found = uninstall(options.user)
     print(f"Removed {found}" if found is not None else "Nothing was installed")
+    return 0
+
+
+def _meet(options: argparse.Namespace) -> int:
+    from monarch_kernel.engines.join.meeting_point import serve
+
+    serve(options.address or "", options.audit, lambda url: print(f"Ranks and notebooks meet at {url}", flush=True))
     return 0

@@ -29,6 +29,15 @@ def add_report_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--post", action="store_true", help="also post it to the webhook that MONARCH_KERNEL_JOIN_WEBHOOK names"
     )
+    parser.add_argument("--hosts", default="", metavar="HOST,...", help="also of its ranks on these, by ssh")
+    parser.add_argument("--hostfile", default="", metavar="FILE", help="the same for the hosts in a file")
+    parser.add_argument(
+        "--slurm", default="", metavar="JOBID", help="the same for the nodes of a job of Slurm, by srun"
+    )
+    parser.add_argument("--python", default="", metavar="PATH", help="the interpreter there (the path of this one)")
+    parser.add_argument(
+        "--meet", metavar="HOST:PORT", help="and of those at this meeting point (MONARCH_KERNEL_JOIN_MEET)"
+    )
     add_json(parser)
     # What a rank says that makes no progress, and the descriptor of the lock that it has passed on.
     parser.add_argument("--hang-after", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -40,18 +49,20 @@ def add_report_command(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.lock >= 0:
         signal.alarm(LIMIT)
-    from monarch_kernel.debugger.reports.collect import REQUESTED, collect, hang_reason
+    from monarch_kernel.debugger.reports.collect import REQUESTED, collect, collect_hang, hang_reason
     from monarch_kernel.debugger.reports.files import ReportError, default_folder, save, write
     from monarch_kernel.debugger.reports.webhook import posted
     from monarch_kernel.engines.join.announcements import JoinError
+    from monarch_kernel.errors import LaunchError
 
     try:
-        reason = REQUESTED
         if options.hang_after:
             reason = hang_reason(options.job, options.hang_after, options.waits)
             if not reason:
                 return 0
-        report = collect(options.job, reason)
+            report = collect_hang(options.job, reason)
+        else:
+            report = collect(options.job, REQUESTED, *_machines(options))
         paths = save(report, options.out or default_folder(options.job))
         if options.lock >= 0:
             os.pwrite(options.lock, f"{time.time():<20}".encode(), 0)  # ranks see that there is a report on this hang
@@ -59,9 +70,20 @@ def _run(options: argparse.Namespace) -> int:
         if wrong:
             report.notes = (*report.notes, wrong)
             write(report, paths)
-    except (JoinError, OSError, ReportError) as error:
+    except (JoinError, LaunchError, OSError, ReportError, ValueError) as error:
         print(f"monarch-kernel report: {error}", file=sys.stderr)
         return 1
     print(json.dumps(report.asdict()) if options.json else report.text(colours=sys.stdout.isatty()))
     print(f"written: {', '.join(paths)}", *([wrong] if wrong else ()), sep="\n", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _machines(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:
+    """The commands that reach other machines, and a meeting point."""
+    from monarch_kernel import environment
+    from monarch_kernel.engines.join.remote_machine import RELAY
+    from monarch_kernel.launchers.relay_commands import relay_commands
+
+    meet = environment.JOIN_MEET
+    commands = relay_commands(RELAY, options.hosts, options.hostfile, options.slurm, options.python)
+    return commands, meet.get() if options.meet is None else meet.parse(options.meet)

@@ -16,11 +16,13 @@ class CellPlace:
         frame: in this frame of the stop of its rank, 0 being the innermost; -1: in none.
         step: on the thread of the next optimizer step, right after it; the name of the point on which ranks agree
             (``debugger.rank.common_point``).
+        collective: with that name, right before the next collective instead.
     """
 
     module: str = ""
     frame: int = -1
     step: str = ""
+    collective: bool = False
 
 
 @dataclass(frozen=True, slots=True)

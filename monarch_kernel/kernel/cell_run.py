@@ -27,6 +27,7 @@ from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import CodeLocation, Progress
+from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.remedies import replacing
@@ -110,13 +111,15 @@ class CellRun:
             self._held.release()
             raise
         if self.cell.place is not None and self.cell.place.step:
+            # A rank that began to wait when that point is past would run it at a later one.
+            self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT)
             agree(self._ask, self.cell.place.step)
         if not then_wait:
             self._held.release()
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> dict[int, Any]:
+    def _ask(self, function: Callable[..., Any], *args: Any, timeout: float = AGREE_TIMEOUT) -> dict[int, Any]:
         """Call a function in the ranks of the cell, on threads of their debug agents."""
-        return ask(self.managed.procs, function, *args, ranks=self.ranks, timeout=AGREE_TIMEOUT).values
+        return ask(self.managed.procs, function, *args, ranks=self.ranks, timeout=timeout).values
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, and show progress meanwhile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -24,10 +25,18 @@ if TYPE_CHECKING:
 _told: Subscription | None = None
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Where else to look for joinable jobs; see ``JoinController.add_machines``."""
+
+    commands: Mapping[str, Sequence[str]]
+    meet: str
+
+
 def join(
     session: MeshSession,
     name: str,
-    machines: Mapping[str, Sequence[str]],
+    machines: Machines,
     *,
     drive: bool = False,
     hold: float = 0.0,
@@ -35,7 +44,7 @@ def join(
     """Join a job, and make it the mesh in use.
 
     Args:
-        machines: further ones to look for its ranks on; see ``JoinController.add_machines``.
+        machines: further ones to look for its ranks on.
         drive, hold: see ``JoinController.join``; with ``drive``, a job that is joined already is only taken over.
 
     Returns:
@@ -54,7 +63,7 @@ def join(
             jobs.drive(procs)
             _take_stops(procs)
             return f"job {name}: this notebook has control of it now"
-        jobs.add_machines(machines)
+        jobs.add_machines(machines.commands, machines.meet)
         procs = jobs.join(name, drive=drive, hold=hold)
         other = jobs.driver_of(procs, ask=False)
     except JoinError as error:

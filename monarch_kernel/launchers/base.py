@@ -317,7 +317,8 @@ class LaunchRequest:
         resources: what each must have.
         name: what the engine may call the job.
         names: what the hosts may be called, where the engine has no names of its own for them; one each, or none.
-        meshes: the names of their meshes, one each.
+        meshes: the names of their meshes, one each. A launcher whose options differ by mesh finds here which apply to
+            a host; all other launchers give every host the same.
     """
 
     hosts: int
@@ -501,7 +502,7 @@ class Launcher(ABC):
         gone; then new ones.
 
         Args:
-            request: that of ``submit``, for the command of the workers.
+            request: that of ``submit``, for the command of the workers, with the names and meshes of the further hosts.
 
         Returns:
             The ticket for all hosts, the old numbers included.

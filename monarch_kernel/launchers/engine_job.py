@@ -289,7 +289,7 @@ class EngineJob(Job):
 
     @property
     def resources(self) -> Resources:
-        """What each host must have."""
+        """What each host must have, unless its mesh asks for something else."""
         return self._resources
 
     @property

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -32,9 +31,18 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs, toleration, volume
+from monarch_kernel.launchers.kubernetes_meshes import OF_POD, host_meshes, mesh_pods, mesh_settings, pod_fields
+from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs
 from monarch_kernel.launchers.kubernetes_places import Places
-from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, JOB_LABEL, KEYS, USER_LABEL, PodPattern, SeenPod
+from monarch_kernel.launchers.kubernetes_pods import (
+    HOST_LABEL,
+    JOB_LABEL,
+    KEYS,
+    USER_LABEL,
+    MeshPods,
+    PodPattern,
+    SeenPod,
+)
 from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT, MonarchMesh
 from monarch_kernel.launchers.kubernetes_tunnel import PodForward, PodWay, check_way
 from monarch_kernel.launchers.reaching import reaches
@@ -83,7 +91,8 @@ class KubernetesLauncher(Launcher):
     Args:
         image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this process runs.
         namespace: where; "": that of the context.
-        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod.
+        kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod;
+            "in-cluster": that account. For a configuration in memory, see ``KubeConfig``.
         context: of that file; "": its current one.
         gpu_resource: what the cluster calls the devices that ``Resources.gpus`` counts.
         node_selector: labels that nodes must have.
@@ -98,11 +107,16 @@ class KubernetesLauncher(Launcher):
             container of the worker is "worker".
         attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; or those of each
             mesh, by its name. They are not ended.
-        order_label: the label by which those are numbered; without it, they are in the order of their names.
+        order_label: the label by which those are numbered, or that of each mesh, by its name; without it, they are in
+            the order of their names.
         tunnel: whether this process reaches workers through the API server, as it is outside the network of the Pods;
             None: only where no direct connection succeeds.
         through: what makes the Pods: "pods", this launcher; "monarchmesh", Monarch's operator; "jobset", JobSet, which
             has all of them admitted together; "auto", Monarch's operator where the cluster has it, else this launcher.
+        meshes: by the name of a mesh, what its Pods have instead of what the other arguments say: any of
+            ``image``, ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``,
+            ``service_account``, ``port`` and ``pod``; ``resources``, the fields of ``Resources`` but the walltime; and
+            ``python``, the interpreter in the image.
     """
 
     name = "kubernetes"
@@ -126,9 +140,10 @@ class KubernetesLauncher(Launcher):
         key: str = "environment",
         pod: Mapping[str, Any] | None = None,
         attach_to: str | Mapping[str, str] = "",
-        order_label: str = ORDER,
+        order_label: str | Mapping[str, str] = ORDER,
         tunnel: bool | None = None,
         through: str = DIRECTLY,
+        meshes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         if key not in KEYS:
             raise ValueError(f"there is no way {key!r} for a key to come: choose one of {', '.join(KEYS)}")
@@ -138,25 +153,26 @@ class KubernetesLauncher(Launcher):
         if through in POD_SETS and attach_to:
             raise ValueError(f"Pods with the labels {attach_to} are there already: leave out through={through!r}")
         self._namespace = namespace
-        self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if kubeconfig else ""
+        is_file = kubernetes_api.is_file(kubeconfig)
+        self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if is_file else kubeconfig
+        self._settings = kubernetes_api.kept(kubeconfig)
         self._context = context
         self._attach_to = attach_to if isinstance(attach_to, str) else dict(attach_to)
         self._through = through
-        self._order_label = order_label
-        self._pattern = PodPattern(
-            image=image,
-            gpu_resource=gpu_resource,
-            node_selector=dict(node_selector or {}),
-            tolerations=[toleration(each) for each in tolerations],
-            labels=dict(labels or {}),
-            annotations=dict(annotations or {}),
-            volumes={path: volume(source) for path, source in (volumes or {}).items()},
-            service_account=service_account,
-            port=port,
-            key=key,
-            tunnel=tunnel,
-            pod=dict(pod or {}),
-        )
+        self._order_label = order_label if isinstance(order_label, str) else dict(order_label)
+        self._meshes = mesh_settings(meshes or {})
+        given = {
+            "image": image,
+            "node_selector": node_selector or {},
+            "tolerations": tolerations,
+            "labels": labels or {},
+            "annotations": annotations or {},
+            "volumes": volumes or {},
+            "service_account": service_account,
+            "port": port,
+            "pod": pod or {},
+        }
+        self._pattern = PodPattern(gpu_resource=gpu_resource, key=key, tunnel=tunnel, **pod_fields(given))
         self._tunnels = Tunnels()
         self._apis: dict[str, KubernetesApi] = {}
         self._ended: dict[str, WorkerAnnouncement | None] = {}  # by containers that have ended: read once
@@ -175,25 +191,24 @@ class KubernetesLauncher(Launcher):
         """See ``Launcher``."""
         pattern = self._pattern
         return {
-            "image": pattern.image,
             "namespace": self._namespace,
             "kubeconfig": self._kubeconfig,
             "context": self._context,
             "gpu_resource": pattern.gpu_resource,
-            "node_selector": pattern.node_selector,
-            "tolerations": pattern.tolerations,
-            "labels": pattern.labels,
-            "annotations": pattern.annotations,
-            "volumes": pattern.volumes,
-            "service_account": pattern.service_account,
-            "port": pattern.port,
+            **{name: getattr(pattern, name) for name in OF_POD},
             "key": pattern.key,
-            "pod": pattern.pod,
             "attach_to": self._attach_to,
             "order_label": self._order_label,
             "tunnel": pattern.tunnel,
             "through": self._through,
+            "meshes": self._meshes,
         }
+
+    def changed(self, **options: Any) -> KubernetesLauncher:
+        """A launcher with some other options, for the same API server."""
+        made = KubernetesLauncher(**{**self.options(), **options})
+        made._settings = self._settings
+        return made
 
     # -- asking for hosts -----------------------------------------------------------------------------
 
@@ -205,15 +220,15 @@ class KubernetesLauncher(Launcher):
             labels = self._attach_to
             data.selector = labels if isinstance(labels, str) else "; ".join(labels.values())
             return self._attached(data, request)
-        pattern = self._with_image(api)
+        pods = self._pods_of(api, request)
         try:
             path = f"{_of(data.namespace)}/secrets"
             owner = api.request("POST", path, kubernetes_pods.secret(request.command, this_user()))["metadata"]["uid"]
             if data.through in POD_SETS:
-                request = self._for_image(api, pattern, request)
-                self._places(data, request.command.job).create(pattern, request, 0, request.hosts, owner, this_user())
+                wanted = dict(enumerate(host_meshes(request)))
+                self._places(data, request.command.job).create(pods, wanted, owner, this_user())
                 return self._ticket(request.command.job, data, request.hosts)
-            return self._created(data, request, pattern, owner)
+            return self._created(data, request, pods, owner)
         except BaseException as e:
             with contextlib.suppress(LaunchError, OSError):
                 self._remove_secret(api, data.namespace, request.command.job)
@@ -228,42 +243,44 @@ class KubernetesLauncher(Launcher):
             return self._attached(data, request)
         api = self._api(data.context)
         if data.through in POD_SETS:
-            return self._more_placed(data, ticket, count, request)
+            return self._more_placed(data, ticket, request)
         try:
             path = f"{_of(data.namespace)}/secrets/{kubernetes_pods.secret_name(ticket.job)}"
             owner = api.request("GET", path)["metadata"]["uid"]
-            return self._created(data, request, self._with_image(api), owner)
+            return self._created(data, request, self._pods_of(api, request), owner)
         except ApiRefusedError as e:
             raise self._refused(e, data) from None
 
-    def _more_placed(self, data: _Data, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
-        """Have further hosts in places that are free; and an object of their own for the others."""
+    def _more_placed(self, data: _Data, ticket: Ticket, request: LaunchRequest) -> Ticket:
+        """Have further hosts in places of their meshes that are free; and objects of their own for the others."""
         api, places = self._api(data.context), self._places(data, ticket.job)
         gone = self.poll(ticket).of(HostPhase.GONE)
+        wanted = dict(enumerate(host_meshes(request), ticket.hosts))
+        taken: set[int] = set()
         try:
-            taken = places.take(gone, count)
-            if taken < count:
-                pattern = self._with_image(api)
-                request = self._for_image(api, pattern, request)
-                places.create(pattern, request, ticket.hosts + taken, count - taken, places.owner(), this_user())
-        except ApiRefusedError as e:
-            raise self._refused(e, data) from None
-        return self._ticket(ticket.job, data, ticket.hosts + count)
+            taken = places.take(gone, wanted)
+            if left := {number: mesh for number, mesh in wanted.items() if number not in taken}:
+                places.create(self._pods_of(api, request), left, places.owner(), this_user())
+        except BaseException as e:
+            with contextlib.suppress(LaunchError, OSError):
+                places.untake(taken)
+            if isinstance(e, ApiRefusedError):
+                raise self._refused(e, data) from None
+            raise
+        return self._ticket(ticket.job, data, ticket.hosts + len(wanted))
 
-    def _for_image(self, api: KubernetesApi, pattern: PodPattern, request: LaunchRequest) -> LaunchRequest:
-        if request.command.python or pattern.image == self._own_image(api):
-            return request
-        # The path of this process's interpreter says nothing of another image.
-        return replace(request, command=replace(request.command, python="python3"))
+    def _pods_of(self, api: KubernetesApi, request: LaunchRequest) -> dict[str, MeshPods]:
+        return mesh_pods(self._pattern, self._meshes, request, functools.cache(lambda: self._own_image(api)))
 
-    def _created(self, data: _Data, request: LaunchRequest, pattern: PodPattern, owner: str) -> Ticket:
+    def _created(self, data: _Data, request: LaunchRequest, pods: Mapping[str, MeshPods], owner: str) -> Ticket:
         """Create so many Pods, or none."""
         api = self._api(data.context)
-        request = self._for_image(api, pattern, request)
-        numbers = range(len(data.pods), len(data.pods) + request.hosts)
+        wanted = dict(enumerate(host_meshes(request), len(data.pods)))
+        numbers = list(wanted)
 
         def create(number: int) -> None:
-            made = kubernetes_pods.pod(pattern, request, number, owner, this_user())
+            own = pods[wanted[number]]
+            made = kubernetes_pods.pod(own.pattern, own.request, number, owner, this_user())
             api.request("POST", f"{_of(data.namespace)}/pods", made)
 
         names = [kubernetes_pods.pod_name(request, number) for number in numbers]
@@ -291,15 +308,18 @@ class KubernetesLauncher(Launcher):
     def _attached(self, data: _Data, request: LaunchRequest) -> Ticket:
         """Take Pods of others in which no host of the job lives."""
         api = self._api(data.context)
-        labels = self._attach_to
-        wanted = [labels] * request.hosts if isinstance(labels, str) else [labels[mesh] for mesh in request.meshes]
+        labels, order = self._attach_to, self._order_label
+        meshes = host_meshes(request)
+        wanted = [labels if isinstance(labels, str) else labels[mesh] for mesh in meshes]
+        orders = {each: order if isinstance(order, str) else order[mesh] for each, mesh in zip(wanted, meshes)}
         used = set(zip(data.pods, data.containers))
         names = {name for name, container in used if not container}
         free: dict[str, list[SeenPod]] = {}
         for selector in dict.fromkeys(wanted):
             found = self._pods(api, data.namespace, selector).values()
             own = [pod for pod in found if not pod.leaving and not pod.over and pod.name not in names]
-            own = sorted((pod for pod in own if (pod.name, pod.container_id) not in used), key=self._order)
+            own = [pod for pod in own if (pod.name, pod.container_id) not in used]
+            own = sorted(own, key=lambda pod, label=orders[selector]: _order(pod, label))
             if len(own) < wanted.count(selector):
                 raise InfeasibleError(
                     f"{wanted.count(selector)} hosts were asked for, and {len(own)} Pods in the namespace "
@@ -315,21 +335,9 @@ class KubernetesLauncher(Launcher):
             data.selectors = [*data.selectors, *wanted]
         return self._ticket(request.command.job, data)
 
-    def _order(self, pod: SeenPod) -> tuple[float, str]:
-        number = pod.labels.get(self._order_label, "")
-        return (float(number) if number.isdigit() else float("inf"), pod.name)
-
     def _ticket(self, job: str, data: _Data, hosts: int | None = None) -> Ticket:
         count = len(data.pods) if hosts is None else hosts
         return Ticket(launcher=self.name, job=job, hosts=count, data=msgspec.to_builtins(data))
-
-    def _with_image(self, api: KubernetesApi) -> PodPattern:
-        image = self._pattern.image or self._own_image(api)
-        if not image:
-            raise SubmissionRefusedError(
-                self.name, "a Pod needs an image", "name one that has monarch_kernel, with image="
-            )
-        return replace(self._pattern, image=image)
 
     def _own_image(self, api: KubernetesApi) -> str:
         """The image of the Pod in which this process runs; "" elsewhere."""
@@ -367,7 +375,7 @@ class KubernetesLauncher(Launcher):
     def _api(self, context: str) -> KubernetesApi:
         with self._lock:
             if context not in self._apis:
-                self._apis[context] = KubernetesApi(self._kubeconfig, context, self.PATIENCE)
+                self._apis[context] = KubernetesApi(self._kubeconfig, context, self.PATIENCE, self._settings)
             return self._apis[context]
 
     def _places(self, data: _Data, job: str) -> Places:
@@ -465,10 +473,10 @@ class KubernetesLauncher(Launcher):
             LaunchError: there is no way through the API server either.
         """
         tunnel = self._pattern.tunnel
-        if tunnel is False or (tunnel is None and (kubernetes_api.in_cluster() or reaches(host.url, _DIRECT_TIME))):
-            return host.url
         data = _data(ticket)
         api = self._api(data.context)
+        if tunnel is False or (tunnel is None and (api.is_own or reaches(host.url, _DIRECT_TIME))):
+            return host.url
         port = int(host.url.rpartition(":")[2])
         check_way(api, data.namespace, host.name, port, self.PATIENCE)
 
@@ -560,6 +568,11 @@ def _data(ticket: Ticket) -> _Data:
 
 def _with_pods(data: _Data, pods: list[str]) -> _Data:
     return msgspec.structs.replace(data, pods=pods)
+
+
+def _order(pod: SeenPod, label: str) -> tuple[float, str]:
+    number = pod.labels.get(label, "")
+    return (float(number) if number.isdigit() else float("inf"), pod.name)
 
 
 def _filled(pods: Mapping[int, str]) -> list[str]:

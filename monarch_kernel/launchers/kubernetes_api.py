@@ -21,6 +21,12 @@ from monarch_kernel.launchers.base import LaunchError
 #: Where a Pod finds the namespace of its own account.
 _OWN_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _OWN_HOST = "KUBERNETES_SERVICE_HOST"
+#: Instead of a kubeconfig file: the service account of this Pod.
+IN_CLUSTER = "in-cluster"
+#: Instead of a kubeconfig file: a configuration that this program has made, of the API server that follows.
+_IN_MEMORY = "in-memory:"
+#: Those, by what stands for them. They hold credentials, so they are never written anywhere.
+_kept: dict[str, Any] = {}
 
 
 class ApiRefusedError(LaunchError):
@@ -44,14 +50,17 @@ class KubernetesApi:
 
     Args:
         kubeconfig: a file; "": what ``KUBECONFIG`` names, else ``~/.kube/config``, else the account of this Pod.
+            ``IN_CLUSTER``, and what ``keep`` returns, stand for what is in no file.
         context: of that file; "": its current one.
         patience: how long an answer may take (seconds).
+        settings: a ``kubernetes.client.Configuration`` that was kept, by which to reach it; None: the present one of
+            that name.
 
     Raises:
         LaunchError: the package ``kubernetes`` is missing, or there is no such configuration.
     """
 
-    def __init__(self, kubeconfig: str = "", context: str = "", patience: float = 30.0) -> None:
+    def __init__(self, kubeconfig: str = "", context: str = "", patience: float = 30.0, settings: Any = None) -> None:
         try:
             # By name: type checkers run where it is not installed, too.
             client, config, self._http = map(
@@ -64,8 +73,22 @@ class KubernetesApi:
         self._patience = patience
         self._lock = threading.Lock()
         file = kubeconfig or _kubeconfig()
+        #: Whether it was found by the account of this Pod, so that this process is in the network of the cluster.
+        self.is_own = False
         try:
-            if file:
+            if file and not is_file(file) and context:
+                raise LaunchError(f"context={context!r} names no context: only a kubeconfig file has contexts")
+            if file.startswith(_IN_MEMORY):
+                settings = settings or kept(file)
+                if settings is None:
+                    raise LaunchError(
+                        f"the configuration for {file.removeprefix(_IN_MEMORY)} was in the memory of the program that "
+                        "applied this job: give it again with KubeConfig.from_config(), or end the job with kubectl "
+                        "(docs/kubernetes.md)"
+                    )
+                self.context, self.namespace = "", "default"
+                self._client = client.ApiClient(settings)
+            elif is_file(file):
                 contexts, current = config.list_kube_config_contexts(file)
                 named = {each["name"]: each for each in contexts}
                 if context and context not in named:
@@ -76,9 +99,14 @@ class KubernetesApi:
                 self._client = config.new_client_from_config(file, self.context, persist_config=False)
             elif in_cluster():
                 self.context, self.namespace = "", _own_namespace()
+                self.is_own = True
                 settings = client.Configuration()
                 config.load_incluster_config(client_configuration=settings)
                 self._client = client.ApiClient(settings)
+            elif file:
+                raise LaunchError(
+                    "this program runs in no Pod, so it has no service account: name a file with KubeConfig.from_path()"
+                )
             else:
                 raise LaunchError(
                     "there is no Kubernetes here: no KUBECONFIG, no ~/.kube/config, and this is no Pod; name a file "
@@ -86,6 +114,11 @@ class KubernetesApi:
                 )
         except (config.ConfigException, OSError, KeyError, TypeError) as e:
             raise LaunchError(f"the configuration for Kubernetes ({file or 'of this Pod'}) cannot be used: {e}") from e
+
+    @property
+    def settings(self) -> Any:
+        """Its ``kubernetes.client.Configuration``."""
+        return self._client.configuration
 
     def request(
         self,
@@ -179,6 +212,27 @@ class KubernetesApi:
     def close(self) -> None:
         """Close its connections."""
         self._client.rest_client.pool_manager.clear()
+
+
+def keep(settings: Any) -> str:
+    """Keep a ``kubernetes.client.Configuration`` in this process, in place of the one before for its API server.
+
+    Returns:
+        What stands for it as a ``kubeconfig``, in any process.
+    """
+    name = f"{_IN_MEMORY}{settings.host}"
+    _kept[name] = settings
+    return name
+
+
+def kept(kubeconfig: str) -> Any:
+    """The configuration that this process keeps under a name; None: it keeps none."""
+    return _kept.get(kubeconfig)
+
+
+def is_file(kubeconfig: str) -> bool:
+    """Whether it is a file, and neither the account of this Pod nor a configuration in memory."""
+    return bool(kubeconfig) and kubeconfig != IN_CLUSTER and not kubeconfig.startswith(_IN_MEMORY)
 
 
 def in_cluster() -> bool:

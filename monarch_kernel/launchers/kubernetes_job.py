@@ -13,6 +13,7 @@ from monarch_kernel.launchers.base import LaunchError, Resources
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
 from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes_config import KubeConfig, kubeconfig_text
 from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY
 from monarch_kernel.launchers.kubernetes_sets import MESH_LABEL, ORDER, PORT
 from monarch_kernel.launchers.kubernetes_specs import ImageSpec, given_pods
@@ -23,11 +24,11 @@ class KubernetesJob(EngineJob):
 
     Args:
         meshes: the number of hosts of each mesh, by its name. Without it, ``add_mesh`` says what they are, as with
-            Monarch.
+            Monarch. A string is the namespace, which comes first there.
         image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this program runs.
         namespace: where; "": that of the context.
         timeout: how long ``state`` waits for hosts (seconds).
-        kubeconfig: a file; None: as ``kubectl`` does, else the account of this Pod.
+        kubeconfig: a file, or a ``KubeConfig``; None: as ``kubectl`` does, else the account of this Pod.
         context: of that file; "": its current one.
         gpus: devices of each host.
         gpu_resource: what the cluster calls them.
@@ -37,7 +38,8 @@ class KubernetesJob(EngineJob):
         walltime: after which hosts end (seconds); None: none.
         python: the interpreter in the image; by default ``python3``, in this program's own image the path of this one.
         attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; they are not
-            ended. Needs ``key_file=``, the key of these workers.
+            ended. Needs ``key_file=``, the key of these workers. Monarch's programs name an address of a forwarded port
+            here ("tcp://127.0.0.1:26600"); it is not used, and means ``tunnel=True``.
         through: what makes the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet;
             "auto", Monarch's operator where the cluster has it, else this program. By default that if ``add_mesh``
             says what they are, else "pods".
@@ -51,17 +53,15 @@ class KubernetesJob(EngineJob):
     """
 
     _adds_meshes = True
-    #: What the last mesh that was added asks of its Pods, and what the job itself does.
-    _added: tuple[dict[str, Any], Resources] | None = None
-    _own: tuple[dict[str, Any], Resources]
+    _launcher: KubernetesLauncher
 
     def __init__(
         self,
-        meshes: Mapping[str, int] | None = None,
+        meshes: Mapping[str, int] | str | None = None,
         image: str = "",
         namespace: str = "",
         timeout: float | None = None,
-        kubeconfig: str | os.PathLike[str] | None = None,
+        kubeconfig: str | os.PathLike[str] | KubeConfig | None = None,
         *,
         context: str = "",
         gpus: int = 0,
@@ -85,12 +85,16 @@ class KubernetesJob(EngineJob):
         through: str = "",
         **options: Any,
     ) -> None:
+        if isinstance(meshes, str):
+            meshes, namespace = None, namespace or meshes
+        if "://" in attach_to:  # no label is written so
+            attach_to, tunnel = "", True if tunnel is None else tunnel
         if attach_to and options.get("key_file") is None:
             raise ValueError(_keyless(attach_to))
         launcher = KubernetesLauncher(
             image,
             namespace=namespace,
-            kubeconfig="" if kubeconfig is None else os.fspath(kubeconfig),
+            kubeconfig=kubeconfig_text(kubeconfig),
             context=context,
             gpu_resource=gpu_resource,
             node_selector=node_selector,
@@ -110,7 +114,7 @@ class KubernetesJob(EngineJob):
         needs = Resources(
             gpus=gpus,
             cpus=cpus,
-            memory=memory_size(memory) if isinstance(memory, str) else memory,
+            memory=_bytes(memory),
             walltime=walltime or 0.0,
             options=dict(resources or {}),
         )
@@ -125,16 +129,26 @@ class KubernetesJob(EngineJob):
         label_selector: str | None = None,
         pod_rank_label: str = ORDER,
         image_spec: ImageSpec | str | None = None,
-        port: int = PORT,
-        pod_spec: Any = None,
+        port: int | None = None,
+        pod_template: Any = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
-        pod_template: Any = None,
+        pod_spec: Any = None,
+        *,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        memory: str | int | None = None,
+        resources: Mapping[str, str | int] | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any] | str] | None = None,
+        volumes: Mapping[str, Mapping[str, Any] | str] | None = None,
+        service_account: str | None = None,
+        python: str = "",
     ) -> None:
         """Add a mesh, before the job is applied; as Monarch's method of this name.
 
-        With an image or a spec its Pods are made, and are the same as those of all other meshes of this job. Without,
-        Pods of others are taken by their labels.
+        With an image or a spec its Pods are made; without, Pods of others are taken by their labels. All meshes of a
+        job are made, or all are taken. What a mesh does not say of its Pods is as the job says.
 
         Args:
             name: of the mesh.
@@ -143,12 +157,16 @@ class KubernetesJob(EngineJob):
                 name.
             pod_rank_label: the label by which those are numbered.
             image_spec: the image of the Pods, or an ``ImageSpec``.
-            port: where their workers listen.
-            pod_spec: of the Pods: an object of the API, or a ``V1PodSpec``. The command of its only container, or of
-                the one that is called "worker", becomes that of a worker.
+            port: where the workers of Pods that are made listen; None: as the job says, by default 26600. Workers in
+                Pods of others announce theirs.
+            pod_template: of the Pods: an object of the API, or a ``V1PodTemplateSpec``. The command of its only
+                container, or of the one that is called "worker", becomes that of a worker.
             labels: of what is made.
             annotations: of what is made.
-            pod_template: as ``pod_spec``, with labels and annotations in its metadata.
+            pod_spec: the spec of such a template alone, or a ``V1PodSpec``.
+            gpus, cpus, memory, resources: of each host of this mesh; those of ``image_spec`` come first.
+            node_selector, tolerations, volumes, service_account: of the Pods of this mesh.
+            python: the interpreter in its image.
 
         Raises:
             ValueError: the arguments do not fit each other, or those of a mesh before.
@@ -159,47 +177,80 @@ class KubernetesJob(EngineJob):
         if name in self._requested:
             raise ValueError(f"this job has a mesh {name} already")
         meshes = checked_meshes(type(self).__name__, {**self._requested, name: num_replicas})
-        if self._added is None:
-            self._own = self._launcher.options(), self._resources
-        options, resources = self._own
-        made = image_spec is not None or pod_spec is not None or pod_template is not None
-        others = ", ".join(self._requested)
-        before = self._launcher.options()
-        if others and made == bool(before["attach_to"]):
-            raise ValueError(f"the Pods of {others} and of {name} are not all made, or all attached to")
-        if not made:
-            if labels or annotations:
-                raise ValueError(f"the Pods of {name} are made by others: leave out labels= and annotations=")
-            wanted = label_selector or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
-            if self._key_file is None:
-                raise ValueError(_keyless(wanted))
-            if others and pod_rank_label != before["order_label"]:
-                raise ValueError(f"those of {others} are numbered by {before['order_label']}, so that {name} has to be")
-            known = before["attach_to"] if others else {}
-            changed = {"attach_to": {**known, name: wanted}, "order_label": pod_rank_label}
+        own: dict[str, Any] = {
+            "node_selector": node_selector,
+            "tolerations": tolerations,
+            "volumes": volumes,
+            "service_account": service_account,
+            "python": python or None,
+        }
+        own = {option: value for option, value in own.items() if value is not None}
+        wishes = {"gpus": gpus, "cpus": cpus, "memory": None if memory is None else _bytes(memory)}
+        wishes = {wish: value for wish, value in wishes.items() if value is not None}
+        if image_spec is None and pod_spec is None and pod_template is None:
+            if labels or annotations or own or wishes or resources:
+                given = [*(["labels"] if labels else []), *(["annotations"] if annotations else [])]
+                given += [*own, *wishes, *(["resources"] if resources else [])]
+                raise ValueError(
+                    f"the Pods of {name} are made by others: leave out {', '.join(f'{each}=' for each in given)}, or "
+                    "name an image_spec="
+                )
+            self._attach_mesh(name, label_selector, pod_rank_label)
         else:
             if label_selector is not None or pod_rank_label != ORDER:
                 raise ValueError(f"the Pods of {name} are made: leave out label_selector= and pod_rank_label=")
             found = given_pods(image_spec, pod_spec, pod_template)
-            resources = msgspec.structs.replace(resources, options={**resources.options, **found.resources})
-            changed = {
-                "image": found.image or options["image"],
-                "port": port,
-                "pod": found.spec or options["pod"],
-                "labels": found.labels | dict(labels or {}) or options["labels"],
-                "annotations": found.annotations | dict(annotations or {}) or options["annotations"],
-            }
+            own |= {} if port is None else {"port": port}
+            own |= {"resources": self._needs(wishes, {**(resources or {}), **found.resources})}
+            own |= {"image": found.image} if found.image else {}
+            own |= {"pod": found.spec} if found.spec else {}
+            own |= {"labels": each} if (each := found.labels | dict(labels or {})) else {}
+            own |= {"annotations": each} if (each := found.annotations | dict(annotations or {})) else {}
             if found.shared_memory:
                 size = {"emptyDir": {"medium": "Memory", "sizeLimit": found.shared_memory}}
-                changed["volumes"] = {**options["volumes"], "/dev/shm": size}
-        asked = (changed, resources)
-        if others and made and self._added != asked:
-            raise ValueError(
-                f"the Pods of {name} are not as those of {others}: take a job for each, as all Pods of one are the same"
-            )
-        self._added, self._resources = asked, resources
-        self._launcher = KubernetesLauncher.of(options | changed)
+                own["volumes"] = {**own.get("volumes", self._launcher.options()["volumes"]), "/dev/shm": size}
+            self._make_mesh(name, own)
         self._requested = meshes
+
+    def _attach_mesh(self, name: str, selector: str | None, order_label: str) -> None:
+        """Have Pods of others as a mesh."""
+        options = self._launcher.options()
+        before = options["attach_to"]
+        if self._requested and not before:
+            raise ValueError(self._mixed(name))
+        known, orders = before, options["order_label"]
+        if isinstance(before, str):  # for all meshes so far
+            known, orders = dict.fromkeys(self._requested, before), dict.fromkeys(self._requested, orders)
+            selector = selector or before
+        selector = selector or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
+        if self._key_file is None:
+            raise ValueError(_keyless(selector))
+        self._launcher = self._launcher.changed(
+            attach_to={**known, name: selector}, order_label={**orders, name: order_label}
+        )
+
+    def _make_mesh(self, name: str, settings: dict[str, Any]) -> None:
+        """Have Pods made for a mesh."""
+        options = self._launcher.options()
+        if options["attach_to"]:
+            raise ValueError(self._mixed(name))
+        self._launcher = self._launcher.changed(meshes={**options["meshes"], name: settings})
+
+    def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What each host of a mesh must have, as ``KubernetesLauncher`` takes it; what is named there comes first."""
+        found = msgspec.structs.replace(self._resources, **wishes)
+        known = {self._launcher.options()["gpu_resource"]: "gpus", "cpu": "cpus", "memory": "memory"}
+        stated = {field: 0 for key, field in known.items() if key in named}
+        found = msgspec.structs.replace(found, options={**found.options, **named}, **stated)
+        return {field: value for field, value in msgspec.to_builtins(found).items() if field != "walltime"}
+
+    def _mixed(self, name: str) -> str:
+        others = ", ".join(self._requested) or "this job"
+        return f"the Pods of {others} and of {name} are not all made, or all attached to: take a job for each kind"
+
+
+def _bytes(size: str | int) -> int:
+    return memory_size(size) if isinstance(size, str) else size
 
 
 def _keyless(labels: str) -> str:

@@ -3,24 +3,24 @@
 Their controllers put a new Pod, or a new container, into the place of one that is lost, and for a job that is another
 host: the processes on the old one have gone. So a host is the first container that is seen in its place and is not of
 another host. Which one that was is noted at the Secret of the job, where every program of its user finds it, as
-annotations: ``monarch-kernel/host-NUMBER: OBJECT INDEX CONTAINER STATE``.
+annotations: ``monarch-kernel/host-NUMBER: OBJECT/GROUP INDEX MESH CONTAINER STATE``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from monarch_kernel.launchers.base import HostPhase, HostStatus, LaunchError, LaunchRequest
+from monarch_kernel.launchers.base import HostPhase, HostStatus, LaunchError
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, PodPattern, SeenPod, pod_name, secret_name
-from monarch_kernel.launchers.kubernetes_sets import PodSet, admission
+from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, MeshPods, SeenPod, pod_name, secret_name
+from monarch_kernel.launchers.kubernetes_sets import PodGroup, PodSet, PodSlot, admission
 
 _HOST = "monarch-kernel/host-"
-_UNSEEN, _RETURNED = "-", "returned"
+_NONE, _RETURNED = "-", "returned"
 #: Only what an object is called, and its labels and annotations: the key of a job stays where it is.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _PATCH = "application/merge-patch+json"
@@ -33,51 +33,59 @@ class HostPlace:
     """Where a host is.
 
     Attributes:
-        object: the name of its MonarchMesh or JobSet.
-        index: of its Pod there.
+        slot: of its Pod in a MonarchMesh or JobSet.
+        mesh: of the job; only hosts of it come there.
         container: that it is; "": none has been seen yet.
         returned: whether it was given back.
     """
 
-    object: str
-    index: int
+    slot: PodSlot
+    mesh: str = ""
     container: str = ""
     returned: bool = False
 
+    @property
+    def object(self) -> str:
+        """The name of its MonarchMesh or JobSet."""
+        return self.slot.object
+
     def text(self) -> str:
         """As an annotation."""
-        words = [self.object, str(self.index), self.container or _UNSEEN, *([_RETURNED] if self.returned else [])]
-        return " ".join(words)
+        where = f"{self.slot.object}/{self.slot.group}"
+        words = [where, str(self.slot.index), self.mesh or _NONE, self.container or _NONE]
+        return " ".join([*words, *([_RETURNED] if self.returned else [])])
 
     @classmethod
     def of(cls, text: str) -> HostPlace:
         """From an annotation."""
-        name, index, container, *state = text.split()
-        return cls(name, int(index), "" if container == _UNSEEN else container, _RETURNED in state)
+        where, index, mesh, container, *state = text.split()
+        name, _, group = where.partition("/")
+        mesh, container = ("" if word == _NONE else word for word in (mesh, container))
+        return cls(PodSlot(name, group, int(index)), mesh, container, _RETURNED in state)
 
 
 def held(
-    places: Mapping[int, HostPlace], pods: Sequence[tuple[tuple[str, int], SeenPod]]
+    places: Mapping[int, HostPlace], pods: Sequence[tuple[PodSlot, SeenPod]]
 ) -> tuple[dict[int, SeenPod], dict[int, HostPlace]]:
     """The Pods of hosts, by their numbers, and the places in which a container has been seen for the first time.
 
     Args:
         places: of all hosts.
-        pods: with the object and the index of each; those that are over first, then the older ones.
+        pods: with the slot of each; those that are over first, then the older ones.
     """
-    newest = {(place.object, place.index): number for number, place in sorted(places.items())}
+    newest = {place.slot: number for number, place in sorted(places.items())}
     known = {place.container for place in places.values()}
     found: dict[int, SeenPod] = {}
     seen: dict[int, HostPlace] = {}
     for number, place in places.items():
-        own = [pod for at, pod in pods if at == (place.object, place.index)]
+        own = [pod for at, pod in pods if at == place.slot]
         if place.container:
-            newer = newest[place.object, place.index] != number
+            newer = newest[place.slot] != number
             # Where none starts, several may have come and gone since the last look: how the last one ended says why.
             own = [
                 pod for pod in own if place.container in (pod.container_id, pod.before_id) or (pod.fails and not newer)
             ]
-        elif place.returned or newest[place.object, place.index] != number:
+        elif place.returned or newest[place.slot] != number:
             continue  # no container was ever seen, and none is waited for any more
         else:
             own = [pod for pod in own if not pod.leaving and (not pod.container_id or pod.container_id not in known)]
@@ -109,18 +117,34 @@ class Places:
         self._kind = kind
         self._secret = f"/api/v1/namespaces/{namespace}/secrets/{secret_name(job)}"
 
-    def create(
-        self, pattern: PodPattern, request: LaunchRequest, first: int, count: int, owner: str, user: str
-    ) -> None:
-        """Ask for so many hosts, whose numbers begin with the first, in an object of their own."""
-        name = pod_name(request, first)
-        made = self._kind.made(pattern, request, name, count, owner, user)
-        self._api.request("POST", self._kind.path(self._namespace), made)
+    def create(self, pods: Mapping[str, MeshPods], wanted: Mapping[int, str], owner: str, user: str) -> None:
+        """Ask for further hosts, in objects of their own: all of them, or none.
+
+        Args:
+            pods: what those of each mesh are made of.
+            wanted: the mesh of each host, by its number.
+        """
+        meshes = {mesh: [number for number in wanted if wanted[number] == mesh] for mesh in wanted.values()}
+        several = [meshes] if self._kind.holds_meshes else [{mesh: numbers} for mesh, numbers in meshes.items()]
+        created: list[str] = []
         try:
-            self._note({first + index: HostPlace(name, index) for index in range(count)})
+            places: dict[int, HostPlace] = {}
+            for each in several:
+                first = min(number for numbers in each.values() for number in numbers)
+                name = pod_name(pods[wanted[first]].request, first)
+                groups = dict(zip(each, self._kind.groups(name, list(each))))
+                asked = [PodGroup(groups[mesh], pods[mesh], len(numbers)) for mesh, numbers in each.items()]
+                made = self._kind.made(name, asked, owner, user)
+                self._api.request("POST", self._kind.path(self._namespace), made)
+                created.append(name)
+                for mesh, numbers in each.items():
+                    slots = (PodSlot(name, groups[mesh], index) for index in range(len(numbers)))
+                    places |= {number: HostPlace(slot, mesh) for number, slot in zip(numbers, slots)}
+            self._note(places)
         except BaseException:
-            with contextlib.suppress(LaunchError, OSError):
-                self._delete(name)
+            for name in created:
+                with contextlib.suppress(LaunchError, OSError):
+                    self._delete(name)
             raise
 
     def owner(self) -> str:
@@ -162,7 +186,7 @@ class Places:
     def makers(self, number: int) -> tuple[str, ...]:
         """The names of the objects whose events say why a host has no Pod."""
         place = self._places().get(number)
-        return () if place is None else self._kind.makers(place.object)
+        return () if place is None else self._kind.makers(place.slot)
 
     def _without_pod(
         self, place: HostPlace | None, objects: Mapping[str, Mapping[str, Any]], waits: dict[str, str]
@@ -183,30 +207,40 @@ class Places:
             return HostPhase.GONE, waits[place.object] or "its Pod was deleted, or its container was started anew"
         return HostPhase.QUEUED, waits[place.object] or kind.waits(made)
 
-    def take(self, gone: Sequence[HostStatus], count: int) -> int:
-        """Have up to so many further hosts in places that the job has, and nobody is in any more.
+    def take(self, gone: Sequence[HostStatus], wanted: Mapping[int, str]) -> set[int]:
+        """Have further hosts in slots that the job has for their meshes, and that no host uses any more.
 
         Args:
             gone: hosts that have gone.
+            wanted: the mesh of each further host, by its number.
 
         Returns:
-            How many; their numbers follow those of all hosts.
+            The numbers of those for which there was a slot.
         """
-        places, objects, _ = self._look()
+        places, objects, pods = self._look()
         ended = {host.host: host for host in gone}
-        users: dict[tuple[str, int], int] = {}
-        for number, place in sorted(places.items()):
-            users[place.object, place.index] = number
-        free: list[HostPlace] = []
-        for (name, index), number in users.items():
-            made = objects.get(name)
-            if made is None or index >= self._kind.size(made) or self._kind.finished(made):
+        users = {place.slot: number for number, place in sorted(places.items()) if number not in wanted}
+        free: dict[str, list[PodSlot]] = {}
+        for slot, number in users.items():
+            made = objects.get(slot.object)
+            if made is None or slot.index >= self._kind.size(made, slot.group) or self._kind.finished(made):
+                continue
+            if not self._kind.refills([pod for at, pod in pods if at == slot]):
                 continue
             if places[number].returned or (number in ended and self._kind.replaces(ended[number])):
-                free.append(HostPlace(name, index))
-        first = max(places, default=-1) + 1
-        self._note(dict(enumerate(free[:count], first)))
-        return len(free[:count])
+                free.setdefault(places[number].mesh, []).append(slot)
+        taken: dict[int, HostPlace] = {}
+        for number, mesh in wanted.items():
+            if free.get(mesh):
+                taken[number] = HostPlace(free[mesh].pop(0), mesh)
+        self._note(taken)
+        return set(taken)
+
+    def untake(self, numbers: Set[int]) -> None:
+        """Have no hosts of these numbers after all."""
+        if numbers:
+            noted = {f"{_HOST}{number}": None for number in numbers}
+            self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
     def give_back(self, numbers: Sequence[int], patience: float) -> None:
         """End these hosts. An object without others is deleted; else its last Pods are, where it can do without."""
@@ -217,15 +251,16 @@ class Places:
         places |= ending
         going = {pod.uid: pod for number, pod in found.items() if number in ending}
         for name, made in objects.items():
-            used = {place.index for place in places.values() if place.object == name and not place.returned}
+            used = {place.slot for place in places.values() if place.object == name and not place.returned}
             if not used:
                 self._delete(name)
                 continue
-            smaller = self._kind.sized(max(used) + 1)
-            if smaller is not None and max(used) + 1 < self._kind.size(made):
+            size = max(slot.index for slot in used) + 1
+            smaller = self._kind.sized(size)
+            if smaller is not None and size < self._kind.size(made, ""):
                 self._api.request("PATCH", self._kind.path(self._namespace, name), smaller, kind=_PATCH)
-            for (of, index), pod in pods:
-                if of == name and index not in used and pod.uid in going and not pod.over:
+            for slot, pod in pods:
+                if slot.object == name and slot not in used and pod.uid in going and not pod.over:
                     self._gone(f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}")
         self._wait(patience, objects, lambda left: not any(pod.uid in going and not pod.over for _, pod in left))
 
@@ -257,7 +292,7 @@ class Places:
             noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
-    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[tuple[str, int], SeenPod]]]:
+    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[PodSlot, SeenPod]]]:
         objects = self._objects()
         return self._places(), objects, self._pods(objects)
 
@@ -266,13 +301,13 @@ class Places:
         found = self._api.request("GET", path, labelSelector=f"{JOB_LABEL}={self._job}").get("items") or []
         return {each["metadata"]["name"]: each for each in found}
 
-    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[tuple[str, int], SeenPod]]:
+    def _pods(self, objects: Mapping[str, Any]) -> list[tuple[PodSlot, SeenPod]]:
         if not objects:
             return []
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         found = self._api.request("GET", path, labelSelector=self._kind.selector(self._job, objects)).get("items")
         pods = sorted(map(SeenPod, found or []), key=lambda pod: (not pod.over, pod.created, pod.name))
-        return [(self._kind.place(pod), pod) for pod in pods]
+        return [(self._kind.slot(pod), pod) for pod in pods]
 
     def _admission(self, made: Mapping[str, Any]) -> str:
         """What Kueue says of an object that is suspended."""
@@ -303,7 +338,7 @@ class Places:
         self,
         patience: float,
         objects: Mapping[str, Any],
-        over: Callable[[list[tuple[tuple[str, int], SeenPod]]], bool],
+        over: Callable[[list[tuple[PodSlot, SeenPod]]], bool],
     ) -> None:
         """Wait until the Pods of objects, which may be deleted, are as they should be."""
         limit = time.monotonic() + patience

@@ -52,7 +52,7 @@ _NO_IMAGE = re.compile(
 
 @dataclass(frozen=True)
 class PodPattern:
-    """What all Pods of a launcher have in common; see ``KubernetesLauncher``."""
+    """What all Pods of a mesh have in common; see ``KubernetesLauncher``."""
 
     image: str = ""
     gpu_resource: str = "nvidia.com/gpu"
@@ -75,6 +75,19 @@ class PodPattern:
         if self.tunnel is False or not self.port or self.pod.get("hostNetwork"):
             return address
         return f"{address}@tcp://0.0.0.0:{self.port}"
+
+
+@dataclass(frozen=True)
+class MeshPods:
+    """What the Pods of a mesh are made of.
+
+    Attributes:
+        pattern: what they have in common.
+        request: what each host must have, and the command of its worker.
+    """
+
+    pattern: PodPattern
+    request: LaunchRequest
 
 
 def pod_name(request: LaunchRequest, number: int) -> str:

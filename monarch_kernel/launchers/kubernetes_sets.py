@@ -5,20 +5,54 @@ What they are made of, which Pods are theirs, and what they say of Pods that are
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from monarch_kernel.launchers.base import HostStatus, LaunchRequest
-from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, PodPattern, SeenPod, metadata, pod_template, words
+from monarch_kernel.launchers.base import HostStatus, SubmissionRefusedError
+from monarch_kernel.launchers.kubernetes_pods import (
+    JOB_LABEL,
+    MeshPods,
+    PodPattern,
+    SeenPod,
+    metadata,
+    pod_template,
+    words,
+)
 
 #: Where the workers of Monarch listen, and by which its Pods are numbered.
 PORT, ORDER = 26600, "apps.kubernetes.io/pod-index"
 #: How often the Pods of a JobSet are replaced, all of them together.
 _REPLACED = 1000
-#: The one group of Jobs of a JobSet.
-_GROUP = "w"
 _KUEUE = "kueue.x-k8s.io/"
+#: How long the name of a Pod of a JobSet may be, and how much of it the controllers add behind that of the group.
+_LONGEST_NAME, _ADDED = 63, len("-0-0000-abcde")
+
+
+@dataclass(frozen=True)
+class PodSlot:
+    """Where one Pod of such an object is.
+
+    Attributes:
+        object: its name.
+        group: of the Pods there that are alike; "" where all of the object are.
+        index: of the Pod in that group; -1: it has none.
+    """
+
+    object: str
+    group: str
+    index: int
+
+
+@dataclass(frozen=True)
+class PodGroup:
+    """So many Pods of one mesh in an object, in a group of this name."""
+
+    name: str
+    pods: MeshPods
+    count: int
 
 
 class PodSet(ABC):
@@ -38,35 +72,51 @@ class PodSet(ABC):
         found = f"/apis/{self.group}/{self.version}/namespaces/{namespace}/{self.plural}"
         return f"{found}/{name}" if name else found
 
-    def made(
-        self, pattern: PodPattern, request: LaunchRequest, name: str, count: int, owner: str, user: str
-    ) -> dict[str, Any]:
-        """The object for so many Pods; see ``pod`` of ``kubernetes_pods``."""
+    #: Whether an object can have Pods of several meshes.
+    holds_meshes: ClassVar[bool] = False
+
+    def groups(self, name: str, meshes: Sequence[str]) -> list[str]:
+        """What the groups of these meshes are called in an object of this name."""
+        del name
+        return [""] * len(meshes)
+
+    def made(self, name: str, groups: Sequence[PodGroup], owner: str, user: str) -> dict[str, Any]:
+        """The object for these Pods; see ``pod`` of ``kubernetes_pods``.
+
+        Raises:
+            SubmissionRefusedError: no one object can have all of them.
+        """
+        pattern, job = self._common([group.pods.pattern for group in groups]), groups[0].pods.request.command.job
         return {
             "apiVersion": f"{self.group}/{self.version}",
             "kind": self.kind,
-            "metadata": metadata(pattern, request.command.job, name, owner, user),
-            "spec": self._spec(pattern, request, count),
+            "metadata": metadata(pattern, job, name, owner, user),
+            "spec": self._spec(groups),
         }
 
+    def _common(self, patterns: Sequence[PodPattern]) -> PodPattern:
+        """What the object itself has of the Pods in it."""
+        (pattern,) = patterns
+        return pattern
+
     @abstractmethod
-    def _spec(self, pattern: PodPattern, request: LaunchRequest, count: int) -> dict[str, Any]: ...
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]: ...
 
     @abstractmethod
     def selector(self, job: str, names: Collection[str]) -> str:
         """The labels of the Pods of these objects."""
 
     @abstractmethod
-    def place(self, pod: SeenPod) -> tuple[str, int]:
-        """Of which object a Pod is, and its number there; -1: it has none."""
+    def slot(self, pod: SeenPod) -> PodSlot:
+        """Where a Pod is."""
 
     @abstractmethod
-    def makers(self, name: str) -> tuple[str, ...]:
-        """The names of objects whose events say why an object of this name has no Pods."""
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
+        """The names of objects whose events say why there is no Pod."""
 
     @abstractmethod
-    def size(self, found: Mapping[str, Any]) -> int:
-        """How many Pods an object has, as found."""
+    def size(self, found: Mapping[str, Any], group: str) -> int:
+        """How many Pods a group of an object has, as found."""
 
     @abstractmethod
     def sized(self, count: int) -> dict[str, Any] | None:
@@ -75,6 +125,11 @@ class PodSet(ABC):
     @abstractmethod
     def replaces(self, gone: HostStatus) -> bool:
         """Whether a Pod comes in the place of one that has gone so."""
+
+    def refills(self, pods: Sequence[SeenPod]) -> bool:
+        """Whether a Pod comes, or has come, into a slot in which these are."""
+        del pods
+        return True
 
     def finished(self, found: Mapping[str, Any]) -> str:
         """Why it makes no Pods any more; "": it does."""
@@ -107,23 +162,25 @@ class MonarchMesh(PodSet):
     group, version = "monarch.pytorch.org", "v1alpha1"
     needs = "Monarch's operator (https://github.com/meta-pytorch/monarch-kubernetes)"
 
-    def _spec(self, pattern: PodPattern, request: LaunchRequest, count: int) -> dict[str, Any]:
-        template = pod_template(pattern, request, restart="Always")
-        return {"replicas": count, "port": pattern.port or PORT, "podTemplate": template}
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]:
+        (mesh,) = groups
+        template = pod_template(mesh.pods.pattern, mesh.pods.request, restart="Always")
+        return {"replicas": mesh.count, "port": mesh.pods.pattern.port or PORT, "podTemplate": template}
 
     def selector(self, job: str, names: Collection[str]) -> str:
         """See ``PodSet``."""
         return f"{MESH_LABEL} in ({','.join(sorted(names))})"
 
-    def place(self, pod: SeenPod) -> tuple[str, int]:
+    def slot(self, pod: SeenPod) -> PodSlot:
         """See ``PodSet``. Clusters before 1.28 do not label the Pods of StatefulSets; their names end so."""
-        return pod.labels.get(MESH_LABEL, ""), _number(pod.labels.get(ORDER) or pod.name.rpartition("-")[2])
+        index = _number(pod.labels.get(ORDER) or pod.name.rpartition("-")[2])
+        return PodSlot(pod.labels.get(MESH_LABEL, ""), "", index)
 
-    def makers(self, name: str) -> tuple[str, ...]:
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
         """See ``PodSet``."""
-        return (name,)
+        return (slot.object,)
 
-    def size(self, found: Mapping[str, Any]) -> int:
+    def size(self, found: Mapping[str, Any], group: str) -> int:
         """See ``PodSet``."""
         return int(found["spec"].get("replicas") or 0)
 
@@ -145,7 +202,52 @@ class JobSet(PodSet):
     group, version = "jobset.x-k8s.io", "v1alpha2"
     needs = "JobSet (https://jobset.sigs.k8s.io)"
 
-    def _spec(self, pattern: PodPattern, request: LaunchRequest, count: int) -> dict[str, Any]:
+    holds_meshes = True
+
+    def groups(self, name: str, meshes: Sequence[str]) -> list[str]:
+        """See ``PodSet``. They are called as the meshes are, as far as the names of Pods allow."""
+        room = _LONGEST_NAME - len(name) - 1 - _ADDED
+        found: list[str] = []
+        for at, mesh in enumerate(meshes):
+            plain = re.sub("[^a-z0-9]+", "-", mesh.lower()).strip("-")
+            plain = plain if plain[:1].isalpha() else f"m{plain}"
+            cut = plain[:room].strip("-")
+            while cut in found:
+                cut = f"{plain[: room - len(str(at))]}{at}"
+                at += 1
+            found.append(cut)
+        return found
+
+    def _common(self, patterns: Sequence[PodPattern]) -> PodPattern:
+        """See ``PodSet``. Kueue admits the JobSet as one, so its labels are for all of it."""
+        labels: dict[str, set[str]] = {}
+        annotations: dict[str, set[str]] = {}
+        for pattern in patterns:
+            for known, own in ((labels, pattern.labels), (annotations, pattern.annotations)):
+                for key, value in own.items():
+                    known.setdefault(key, set()).add(value)
+        if several := {key: sorted(each) for key, each in labels.items() if key.startswith(_KUEUE) and len(each) > 1}:
+            raise SubmissionRefusedError(
+                "kubernetes",
+                f"a JobSet is admitted as one, and its meshes have several values of {', '.join(several)}: "
+                f"{', '.join(value for each in several.values() for value in each)}",
+                "give all meshes the same, or take a job for each",
+            )
+        agreed = [{key: each for key, (each, *more) in known.items() if not more} for known in (labels, annotations)]
+        return replace(patterns[0], labels=agreed[0], annotations=agreed[1])
+
+    def _spec(self, groups: Sequence[PodGroup]) -> dict[str, Any]:
+        return {
+            # Workers are reached by their addresses: no Service is needed.
+            "network": {"enableDNSHostnames": False},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [
+                {"name": group.name, "replicas": 1, "template": {"spec": self._job(group)}} for group in groups
+            ],
+        }
+
+    def _job(self, group: PodGroup) -> dict[str, Any]:
+        pattern, request = group.pods.pattern, group.pods.request
         meta = metadata(pattern, request.command.job, "", "", "")
         # Kueue admits the JobSet: that it is to wait for is no matter of its Pods.
         labels = {key: value for key, value in meta["labels"].items() if value and not key.startswith(_KUEUE)}
@@ -153,36 +255,31 @@ class JobSet(PodSet):
             "metadata": {"labels": labels, "annotations": meta["annotations"]},
             "spec": pod_template(pattern, request),
         }
-        job = {
+        return {
             "completionMode": "Indexed",
-            "completions": count,
-            "parallelism": count,
+            "completions": group.count,
+            "parallelism": group.count,
             "backoffLimit": _REPLACED,
             "template": template,
-        }
-        return {
-            # Workers are reached by their addresses: no Service is needed.
-            "network": {"enableDNSHostnames": False},
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [{"name": _GROUP, "replicas": 1, "template": {"spec": job}}],
         }
 
     def selector(self, job: str, names: Collection[str]) -> str:
         """See ``PodSet``."""
         return f"{JOB_LABEL}={job}"
 
-    def place(self, pod: SeenPod) -> tuple[str, int]:
+    def slot(self, pod: SeenPod) -> PodSlot:
         """See ``PodSet``."""
         index = pod.labels.get(_INDEX) or pod.annotations.get(_INDEX, "")
-        return pod.labels.get(_JOBSET_LABEL, ""), _number(index)
+        return PodSlot(pod.labels.get(_JOBSET_LABEL, ""), pod.labels.get(_GROUP_LABEL, ""), _number(index))
 
-    def makers(self, name: str) -> tuple[str, ...]:
-        """See ``PodSet``. The Job of its only group comes after it."""
-        return name, f"{name}-{_GROUP}-0"
+    def makers(self, slot: PodSlot) -> tuple[str, ...]:
+        """See ``PodSet``. The only Job of a group comes after its JobSet."""
+        return slot.object, f"{slot.object}-{slot.group}-0"
 
-    def size(self, found: Mapping[str, Any]) -> int:
+    def size(self, found: Mapping[str, Any], group: str) -> int:
         """See ``PodSet``."""
-        return int(found["spec"]["replicatedJobs"][0]["template"]["spec"].get("completions") or 0)
+        jobs = {each["name"]: each["template"]["spec"] for each in found["spec"]["replicatedJobs"]}
+        return int(jobs[group].get("completions") or 0) if group in jobs else 0
 
     def sized(self, count: int) -> dict[str, Any] | None:
         """See ``PodSet``."""
@@ -192,10 +289,15 @@ class JobSet(PodSet):
         """See ``PodSet``."""
         return gone.exit_code != 0
 
+    def refills(self, pods: Sequence[SeenPod]) -> bool:
+        """See ``PodSet``. With the first Pod that ends in good order, its Job is done with an index."""
+        return not any(pod.phase == "Succeeded" for pod in pods)
+
 
 #: On the Pods of a MonarchMesh: its name.
 MESH_LABEL = "monarch.pytorch.org/mesh-name"
-_JOBSET_LABEL, _INDEX = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"
+_JOBSET_LABEL, _GROUP_LABEL = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/replicatedjob-name"
+_INDEX = "batch.kubernetes.io/job-completion-index"
 #: Kinds by what ``KubernetesLauncher`` calls them.
 POD_SETS: Mapping[str, PodSet] = {each.through: each for each in (MonarchMesh(), JobSet())}
 

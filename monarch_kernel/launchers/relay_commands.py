@@ -9,6 +9,28 @@ import sys
 from collections.abc import Sequence
 
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.ssh import hostfile
+
+
+def relay_commands(
+    module: str, hosts: str, hosts_file: str, slurm: str, python: str = "", ssh: Sequence[str] = ("ssh",)
+) -> dict[str, list[str]]:
+    """The command for each machine that the options of a command line name.
+
+    Args:
+        module: what Python runs there.
+        hosts: separated by commas; reached by ssh.
+        hosts_file: a file with further ones; "": none.
+        slurm: a job on whose nodes it runs, too; "": none.
+        python, ssh: see ``by_ssh``.
+
+    Raises:
+        LaunchError: Slurm knows no such job that runs.
+        ValueError, OSError: the file cannot be read.
+    """
+    named = [each for each in hosts.split(",") if each]
+    commands = by_ssh(module, [*named, *(hostfile(hosts_file) if hosts_file else ())], python, ssh)
+    return {**commands, **(by_srun(module, slurm, python) if slurm else {})}
 
 
 def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[str] = ("ssh",)) -> dict[str, list[str]]:

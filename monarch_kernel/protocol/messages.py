@@ -28,6 +28,7 @@ from monarch_kernel.protocol.kept_mesh import (
     Taken,
     TakeOver,
 )
+from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
@@ -655,6 +656,11 @@ Message = (
     | LookAtKept
     | ReadKeptLogs
     | EndKept
+    | MeetAs
+    | MeetMachines
+    | MeetOpen
+    | MeetFrame
+    | MeetClosed
 )
 
 encode = msgspec.msgpack.Encoder().encode

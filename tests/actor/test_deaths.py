@@ -64,6 +64,8 @@ def test_calls_that_wait_for_a_dead_rank_fail(mortals: Any, death: Death) -> Non
     call = mortals.echo.call("call")
     one = busy.echo.call_one("one")
     stream = mortals.echo.stream("stream")
+    for gpus in (0, 2):  # what they answer later comes later: their answers to the call are here then
+        assert mortals.slice(gpus=gpus).echo.call_one("later").get(PATIENCE) == "later"
     assert not call.done()
     go.send(None)
     assert holding.get(PATIENCE) == "held"

@@ -47,8 +47,8 @@ def test_a_session(shell: Open) -> None:
     terminal.until("40 120")
     terminal.until("ready> ")
 
-    terminal.type("sleep 1000; echo code=$?\n")
-    terminal.until(r"code=\$\?\s")  # the line itself, as it was typed
+    terminal.type("sh -c 'echo ru\"\"ns; exec sleep 1000'; echo code=$?\n")
+    terminal.until(r"runs\s")  # which the line itself, as it was typed, does not have
     terminal.type("\x03")
     terminal.until("ready> ")
     stays = pid_of(terminal, "sleep 1000 & echo pid=$!")

@@ -38,6 +38,29 @@ def test_a_cell_at_a_step_runs_on_the_main_thread_after_the_same_step_of_all_ran
     assert "0.25" in shown(notebook.ok("%%mesh\noptimizer.param_groups[0]['lr']"))
 
 
+def test_a_cell_at_a_collective_runs_on_the_main_thread_before_the_same_one_of_all_ranks(
+    job: Job, notebook: Kernel
+) -> None:
+    for _ in range(3):
+        notebook.ok(
+            "%%mesh --at-collective -o at\nimport threading\ntotal = torch.tensor([float(dist.get_rank())])\n"
+            "issued = dist.group.WORLD._get_sequence_number_for_group()\ndist.all_reduce(total)\n"
+            "threading.current_thread() is threading.main_thread(), issued, len(losses), total.item()"
+        )
+        main, issued, steps, totals = eval(notebook.ok("tuple(zip(*at.values()))").text)
+        assert all(main) and len(set(issued)) == len(set(steps)) == 1 and totals == (1.0, 1.0)
+    out = notebook.run("%%mesh --at-collective\nraise SystemExit('no')")
+    assert out.ename == "MeshCellError" and "SystemExit" in out.evalue
+    assert "not both" in notebook.run("%%mesh --at-collective --at-step\n1").evalue
+    # Breakpoints that are set and cleared meanwhile leave a cell that waits alone, and the other way round.
+    notebook.ok(f"%mesh break {TRAIN}:{LINE}")
+    until(notebook, "%mesh debug list", r"\b0-1\b.*breakpoint")
+    notebook.ok("%%mesh --at-collective --no-wait\nat_last = True")
+    notebook.ok("%mesh clear\n%mesh debug continue")
+    wait_until(lambda: notebook.run("%%mesh\nat_last").status == "ok", "it has run", 30)
+    assert job.process.poll() is None
+
+
 def test_an_error_at_a_step_is_the_cell_s_and_not_the_program_s(job: Job, notebook: Kernel) -> None:
     out = notebook.run("%%mesh --at-step\nraise SystemExit('no')")
     assert out.ename == "MeshCellError" and "SystemExit" in out.evalue
@@ -45,7 +68,7 @@ def test_an_error_at_a_step_is_the_cell_s_and_not_the_program_s(job: Job, notebo
 
 
 def test_an_interrupt_ends_the_cell_and_never_the_program(job: Job, notebook: Kernel) -> None:
-    for place in ("--at-step", ""):
+    for place in ("--at-step", "--at-collective", ""):
         cell = notebook.send(f"%%mesh {place}\nprint('begun', flush=True)\nwhile True: pass")
         cell.until(lambda out: "begun" in shown(out))
         notebook.interrupt()

@@ -17,9 +17,14 @@ import contextlib
 import datetime
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from tests.launchers.crds import install, uninstall
+from tests.launchers.kubernetes import Cluster
 
 PERIOD = 0.1
 PATCH = "application/merge-patch+json"
@@ -241,6 +246,16 @@ class Controllers:
         }
         with contextlib.suppress(ApiRefusedError):
             self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
+
+
+@pytest.fixture(scope="module")
+def controllers(cluster: Cluster) -> Iterator[Controllers]:
+    """The cluster with the operators in it, for the tests of a module; others find it as it was."""
+    install(cluster.api)
+    running = Controllers(cluster.api)
+    yield running
+    running.close()
+    uninstall(cluster.api)
 
 
 def _of(things: list[Thing], owner: Thing) -> list[Thing]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.kubernetes_api import KubernetesApi
+from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
 from monarch_kernel.launchers.kubernetes_sets import POD_SETS
 from tests.conftest import wait_until
 
@@ -74,6 +74,9 @@ KINDS = [
 ]
 
 
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
 def install(api: KubernetesApi) -> None:
     """Install them, and wait until they are served."""
     for group, version, kind, plural in KINDS:
@@ -95,10 +98,25 @@ def install(api: KubernetesApi) -> None:
         if group.endswith(".k8s.io"):
             # The API server asks for a review of such groups, or for a word on why there was none.
             meta["annotations"] = {"api-approved.kubernetes.io": "unapproved, a test"}
-        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        api.request("POST", path, {"metadata": meta, "spec": spec})
+        api.request("POST", DEFINITIONS, {"metadata": meta, "spec": spec})
     for group, version, _, plural in KINDS:
         wait_until(lambda group=group, version=version, plural=plural: _served(api, group, version, plural), plural)
+
+
+def uninstall(api: KubernetesApi) -> None:
+    """Remove them, and wait until they are served no more."""
+    for group, _, _, plural in KINDS:
+        api.request("DELETE", f"{DEFINITIONS}/{plural}.{group}")
+    for group, version, _, _ in KINDS:
+        wait_until(lambda group=group, version=version: _is_unknown(api, group, version), f"{group} has gone")
+
+
+def _is_unknown(api: KubernetesApi, group: str, version: str) -> bool:
+    try:
+        api.request("GET", f"/apis/{group}/{version}")
+    except ApiRefusedError as e:
+        return e.status == 404
+    return False
 
 
 def _served(api: KubernetesApi, group: str, version: str, plural: str) -> bool:

@@ -23,7 +23,8 @@ from monarch_kernel.errors import (
     SubmissionRefusedError,
     SupervisionError,
 )
-from monarch_kernel.job import EngineJob, KubernetesJob
+from monarch_kernel.job import EngineJob
+from monarch_kernel.job.kubernetes import KubeConfig, KubernetesJob
 from monarch_kernel.launchers import kubernetes_api, registry
 from monarch_kernel.launchers.base import HostPhase, Launcher, LaunchRequest, Resources, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
@@ -292,12 +293,11 @@ def test_from_the_command_line(cluster: Cluster) -> None:
     assert run("kill", found).returncode == 0
 
 
-def test_in_a_pod_its_own_account_asks_and_its_image_is_taken(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def account(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a Pod finds of its account is in files of this test; the API server is the real one."""
     account = importlib.import_module("kubernetes.config.incluster_config")
-    settings = cluster.api._client.configuration
+    settings = cluster.api.settings
     certificate = tmp_path / "ca.crt"
     certificate.write_bytes(Path(settings.ssl_ca_cert).read_bytes())
     (tmp_path / "token").write_text(settings.api_key["BearerToken"].removeprefix("Bearer "))
@@ -305,14 +305,21 @@ def test_in_a_pod_its_own_account_asks_and_its_image_is_taken(
     monkeypatch.setattr(account, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(account, "SERVICE_CERT_FILENAME", str(certificate))
     monkeypatch.setattr(kubernetes_api, "_OWN_NAMESPACE", str(tmp_path / "namespace"))
-    monkeypatch.delenv("KUBECONFIG")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(LaunchError, match="there is no Kubernetes here"):
-        KubernetesLauncher()._api("")
     host, _, port = settings.host.removeprefix("https://").partition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     monkeypatch.setattr(socket, "gethostname", lambda: "notebook")
+
+
+def test_in_a_pod_its_own_account_asks_and_its_image_is_taken(
+    cluster: Cluster, account: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delenv("KUBERNETES_SERVICE_HOST")
+        with pytest.raises(LaunchError, match="there is no Kubernetes here"):
+            KubernetesLauncher()._api("")
     own = {"metadata": {"name": "notebook"}, "spec": {"containers": [{"name": "main", "image": "missing/notebook"}]}}
     cluster.api.request("POST", "/api/v1/namespaces/default/pods", own)
     made = job(image="", keep_partial=True)
@@ -322,6 +329,65 @@ def test_in_a_pod_its_own_account_asks_and_its_image_is_taken(
     made.kill()
     cluster.api.request("DELETE", "/api/v1/namespaces/default/pods/notebook", {"gracePeriodSeconds": 0})
     wait_until(lambda: not cluster.pods(), "it has gone")
+
+
+def test_a_program_may_insist_on_the_account_of_its_pod(
+    cluster: Cluster, account: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere/config")
+    made = job(kubeconfig=KubeConfig())
+    assert len(told(made)) == 1
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    with pytest.raises(LaunchError, match="runs in no Pod, so it has no service account: name a file with KubeConfig"):
+        made.find(made.job_id).status()
+    made.kill()
+
+
+def test_a_kubeconfig_file_may_be_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = importlib.import_module("kubernetes.client")
+    monkeypatch.setattr(client.Configuration, "_default", None)
+    monkeypatch.setenv("KUBECONFIG", "nowhere/config")
+    monkeypatch.setenv("HOME", str(cluster.kubeconfig.parent))
+    given = KubeConfig.from_path(f"~/{cluster.kubeconfig.name}")
+    assert given.out_of_cluster and given.local == cluster.kubeconfig
+    made = KubernetesJob("default", kubeconfig=given, idle=60, attach_to="tcp://127.0.0.1:26600")
+    made.add_mesh("hosts", 1, image_spec=IMAGE)
+    assert len(told(made)) == 1
+    # The address is of a forwarded port; each worker has a way of its own instead.
+    assert made._launcher.options()["tunnel"] is True and not made._launcher.options()["attach_to"]
+    made.kill()
+    given.load()
+    assert client.Configuration.get_default_copy().host == cluster.api.settings.host
+    with pytest.raises(LaunchError, match=r"nowhere/config.* cannot be used"):
+        KubeConfig.from_path("nowhere/config").load()
+
+
+def test_a_configuration_of_the_program_stays_in_its_memory(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere/config")
+    monkeypatch.setattr(kubernetes_api, "_kept", {})
+
+    def asked(**options: Any) -> KubernetesJob:
+        return job(kubeconfig=KubeConfig.from_config(cluster.api.settings), **options)
+
+    made = asked(namespace="default")
+    made.state("state.json")
+    token = cluster.api.settings.api_key["BearerToken"].removeprefix("Bearer ")
+    kept = [path for path in Path.cwd().rglob("*") if path.is_file()]
+    assert kept and not any(token.encode() in path.read_bytes() for path in kept)
+    assert made.find(made.job_id).active
+    # As another program, which has no such configuration yet.
+    kubernetes_api._kept.clear()
+    with pytest.raises(LaunchError, match="for https://127.0.0.1:.* was in the memory of the program that applied"):
+        made.find(made.job_id).status()
+    again = asked(namespace="default")
+    again.state("state.json")
+    assert again.job_id == made.job_id
+    with pytest.raises(LaunchError, match="context='other' names no context: only a kubeconfig file has contexts"):
+        asked(context="other").apply()
+    made.kill()
+    for wrong in ({"host": "x"}, KubeConfig.from_config("nowhere/config")):
+        with pytest.raises(ValueError, match="is no configuration: name|is no kubernetes.client.Conf"):
+            job(kubeconfig=wrong)
 
 
 def test_a_configuration_that_cannot_be_used_says_so(cluster: Cluster) -> None:

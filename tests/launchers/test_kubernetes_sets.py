@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,18 @@ from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes_places import HostPlace, held
 from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, SeenPod
-from monarch_kernel.launchers.kubernetes_sets import POD_SETS, admission
+from monarch_kernel.launchers.kubernetes_sets import POD_SETS, PodSlot, admission
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
-from tests.launchers.controllers import Controllers
-from tests.launchers.crds import install
+from tests.launchers.controllers import Controllers, controllers
 from tests.launchers.kubelet import GPU
 from tests.launchers.kubernetes import Cluster, cluster, one_cluster
 from tests.launchers.test_kubernetes import IMAGE, empty, job, told
 
-__all__ = ["clean", "cluster", "empty", "one_cluster"]
+__all__ = ["clean", "cluster", "controllers", "empty", "one_cluster"]
 
 PATCH = "application/merge-patch+json"
 
@@ -68,8 +66,6 @@ def test_pods_are_made_where_the_cluster_has_no_operator(cluster: Cluster) -> No
     made.add_mesh("generators", num_replicas=1, pod_spec=spec, labels={"team": "vision"})
     with pytest.raises(ValueError, match="this job has a mesh trainers already"):
         made.add_mesh("trainers", num_replicas=1, pod_spec=spec)
-    with pytest.raises(ValueError, match="Pods of others are not as those of trainers, generators: take a job for"):
-        made.add_mesh("others", num_replicas=1, image_spec=IMAGE)
     with pytest.raises(ValueError, match="the Pods of trainers, generators and of others are not all made"):
         made.add_mesh("others", num_replicas=1)
     state: Any = made.state(cached_path=None)
@@ -95,11 +91,7 @@ def test_each_mesh_takes_the_pods_of_others_by_labels_of_its_own(cluster: Cluste
         each.wait()
     made = KubernetesJob(namespace="default", key_file=key)
     made.add_mesh("mesh1", num_replicas=1, label_selector="app=one", pod_rank_label=HOST_LABEL)
-    made.add_mesh("mesh2", num_replicas=1, label_selector="app=two", pod_rank_label=HOST_LABEL)
-    with pytest.raises(
-        ValueError, match="those of mesh1, mesh2 are numbered by monarch-kernel/host, so that mesh3 has"
-    ):
-        made.add_mesh("mesh3", num_replicas=1)
+    made.add_mesh("mesh2", num_replicas=1, label_selector="app=two", pod_rank_label="numbered-otherwise")
     with pytest.raises(ValueError, match="the Pods of mesh1, mesh2 and of mesh3 are not all made, or all attached to"):
         made.add_mesh("mesh3", num_replicas=1, image_spec=IMAGE)
     state: Any = made.state(cached_path=None)
@@ -114,15 +106,6 @@ def test_each_mesh_takes_the_pods_of_others_by_labels_of_its_own(cluster: Cluste
         KubernetesJob(namespace="default").add_mesh("mesh1", num_replicas=1)
     with pytest.raises(ValueError, match="has no mesh: add_mesh"):
         KubernetesJob(namespace="default").apply()
-
-
-@pytest.fixture(scope="module")
-def controllers(cluster: Cluster) -> Iterator[Controllers]:
-    """The cluster with the operators in it."""
-    install(cluster.api)
-    running = Controllers(cluster.api)
-    yield running
-    running.close()
 
 
 class SetEngine(Engine):
@@ -296,22 +279,24 @@ def test_pods_of_monarchs_operator_are_attached_to(cluster: Cluster, controllers
     theirs.kill()
 
 
-def seen(container: str, at: int = 0, created: str = "1", **more: Any) -> tuple[tuple[str, int], SeenPod]:
+def seen(container: str, at: int = 0, created: str = "1", **more: Any) -> tuple[PodSlot, SeenPod]:
     """A Pod of an object "m"."""
     status = {"containerStatuses": [{"name": "worker", "containerID": container, "state": {"running": {}}} | more]}
     meta = {"name": f"m-{at}", "uid": container, "creationTimestamp": created}
-    return ("m", at), SeenPod({"metadata": meta, "spec": {"containers": [{"name": "worker"}]}, "status": status})
+    return PodSlot("m", "", at), SeenPod(
+        {"metadata": meta, "spec": {"containers": [{"name": "worker"}]}, "status": status}
+    )
 
 
 def test_which_container_is_which_host() -> None:
-    first, second = HostPlace("m", 0), HostPlace("m", 1, "c2")
+    first, second = HostPlace(PodSlot("m", "", 0)), HostPlace(PodSlot("m", "", 1), container="c2")
     found, new = held({0: first, 1: second}, [seen("c1"), seen("c2", 1)])
     assert {number: pod.container_id for number, pod in found.items()} == {0: "c1", 1: "c2"}
-    assert new == {0: HostPlace("m", 0, "c1")} and HostPlace.of(new[0].text()) == new[0]
+    assert new == {0: HostPlace(PodSlot("m", "", 0), container="c1")} and HostPlace.of(new[0].text()) == new[0]
     # Started anew in its Pod: it is that one no more, and the next host of this place is.
     again = seen("c3", 1, lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled", "containerID": "c2"}})
-    found, new = held({1: second, 2: HostPlace("m", 1)}, [again])
-    assert found.keys() == {1, 2} and new == {2: HostPlace("m", 1, "c3")}
+    found, new = held({1: second, 2: HostPlace(PodSlot("m", "", 1))}, [again])
+    assert found.keys() == {1, 2} and new == {2: HostPlace(PodSlot("m", "", 1), container="c3")}
     gone = found[1].before(1)
     assert (gone.state, gone.reason, gone.exit_code) == (HostPhase.GONE, "OOMKilled (exit 137)", 137)
     # Several have come and gone since, and none has ever announced itself.
@@ -319,10 +304,12 @@ def test_which_container_is_which_host() -> None:
     (again,) = held({1: second}, [seen("c6", 1, lastState=ended)])[0].values()
     assert again.before(1).failed and again.before(1).exit_code == 3
     # One that was never seen waits no longer once another one is asked for in its place.
-    found, new = held({0: first, 1: HostPlace("m", 0)}, [seen("c1")])
+    found, new = held({0: first, 1: HostPlace(PodSlot("m", "", 0))}, [seen("c1")])
     assert found.keys() == {1}
-    assert held({0: HostPlace("m", 0, "", True)}, [seen("c1")]) == ({}, {})
-    assert HostPlace.of(HostPlace("m", 0, "", True).text()) == HostPlace("m", 0, "", True)
+    assert held({0: HostPlace(PodSlot("m", "", 0), returned=True)}, [seen("c1")]) == ({}, {})
+    assert HostPlace.of(HostPlace(PodSlot("m", "", 0), returned=True).text()) == HostPlace(
+        PodSlot("m", "", 0), returned=True
+    )
 
 
 def test_what_objects_say() -> None:

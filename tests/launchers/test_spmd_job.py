@@ -26,6 +26,12 @@ if sys.argv[2:] == ["fails"] and rank == "1":
 """
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is written down in the working folder, as Monarch's are."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_a_program_runs_again_on_the_hosts_of_the_job(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(PROGRAM)
     (out := tmp_path / "out").mkdir()

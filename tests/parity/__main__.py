@@ -1,6 +1,6 @@
 """``python -m tests.parity --peer PYTHON``: compare what is stored in ``expected`` with the real Monarch.
 
-PYTHON is an interpreter that has torchmonarch 0.7.0; ``--write`` stores what it reports.
+PYTHON is an interpreter that has torchmonarch 0.7.0 and the package kubernetes; ``--write`` stores what it reports.
 """
 
 from __future__ import annotations

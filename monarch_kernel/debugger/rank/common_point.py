@@ -34,6 +34,9 @@ class _Point:
     decided: threading.Event = field(default_factory=threading.Event)
 
 
+#: How the names of points begin that are not those of breakpoints.
+OF_CELL = "cell "
+
 _points: dict[str, _Point] = {}
 _lock = threading.Lock()
 
@@ -78,10 +81,11 @@ def agree_now(keys: Iterable[str]) -> None:
 
 
 def forget(keys: set[str]) -> None:
-    """Drop all points but these."""
+    """Drop all points of breakpoints but these."""
     with _lock:
         for key in set(_points) - keys:
-            _points.pop(key).decided.set()
+            if not key.startswith(OF_CELL):
+                _points.pop(key).decided.set()
 
 
 def is_reached(key: str) -> bool:

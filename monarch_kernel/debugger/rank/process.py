@@ -255,6 +255,11 @@ def existing_engine() -> StopEngine | None:
     return _rank.existing_engine
 
 
+def stop_engine() -> StopEngine:
+    """This process's stop engine, which is made if there is none."""
+    return _rank.engine
+
+
 def stop_here(frame: FrameType, text: str = "") -> None:
     """`breakpoint()`: stop the calling thread until a viewer lets it continue; in a program's process, the one that has
     control: without one, it goes on at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from monarch_kernel.debugger.reports.job_report import JobReport
 from monarch_kernel.debugger.reports.plain import JobFacts, RankFacts
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
-from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements, began_at, pid_space
+from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcements, began_at, pid_space
 from monarch_kernel.engines.join.jobs import JoinableJob
 from monarch_kernel.engines.join.places import greet
 
@@ -31,7 +31,9 @@ _VERSIONS = 1.0
 REQUESTED = "a report on request."
 
 
-def collect(name: str, reason: str = REQUESTED) -> JobReport:
+def collect(
+    name: str, reason: str = REQUESTED, machines: Mapping[str, Sequence[str]] | None = None, meet: str = ""
+) -> JobReport:
     """What the ranks of a job do now. Nothing is stopped, no code of the job is called, and no value is read.
 
     Ranks that do not answer are read from outside.
@@ -39,11 +41,13 @@ def collect(name: str, reason: str = REQUESTED) -> JobReport:
     Args:
         name: of the job, which this process has not joined.
         reason: why the report is made, as a sentence.
+        machines, meet: where else its ranks are; see ``JoinController.add_machines``.
 
     Raises:
-        JoinError: there is no such job, or none of its ranks can be reached.
+        JoinError: there is no such job, or none of its ranks can be reached, or a machine cannot.
     """
     jobs = engine().joined_jobs()
+    jobs.add_machines(machines or {}, meet)
     known = [job for job in jobs.joinable() if job.name == name]
     procs = jobs.join(name, looks_on=True)
     try:
@@ -57,6 +61,23 @@ def collect(name: str, reason: str = REQUESTED) -> JobReport:
     finally:
         jobs.leave(procs)
     return JobReport(job, verdict, user, threads, late, [f"Rank {rank} is held after {held[rank]}." for rank in held])
+
+
+def collect_hang(name: str, reason: str) -> JobReport:
+    """The same of a job that makes no progress, for a rank of this machine that has noticed it.
+
+    Where the job's machines meet, the report of the machine with rank 0 has all ranks, and each other that of its own.
+    """
+    meet = next((each.meet for each in announcements() if each.name == name and each.identity.rank == 0), "")
+    if meet:
+        try:
+            return collect(name, reason, meet=meet)
+        except JoinError as error:
+            note = f"Ranks of other machines are missing: {error}."
+            report = collect(name, reason)
+            report.notes = (*report.notes, note)
+            return report
+    return collect(name, reason)
 
 
 def hang_reason(name: str, after: float, waits: bool) -> str:

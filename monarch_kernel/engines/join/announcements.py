@@ -27,6 +27,8 @@ _BEHIND = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: The end of the name of a job's file that reports on its hangs are made under, one at a time; see ``progress_watch``.
 HANG = ".hang"
+#: The same of the file under which one process of a machine calls a meeting point; see ``meeting_call``.
+MEET = ".meet"
 #: Of a command line, as much as this is shown (characters).
 _PROGRAM = 300
 
@@ -51,6 +53,7 @@ class RankAnnouncement:
         python: the version of its Python.
         space: the space of process ids that its own is of: containers may share the folder.
         socket: where it listens; "" in what another machine has told.
+        meet: the meeting point at which viewers of other machines find it; "" if there is none.
     """
 
     name: str
@@ -64,6 +67,7 @@ class RankAnnouncement:
     identity: RankIdentity = field(default_factory=RankIdentity)
     space: int = 0
     socket: str = ""
+    meet: str = ""
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -113,8 +117,11 @@ def _bases() -> list[str]:
     return sorted(found, key=lambda path: path not in ("/tmp", "/var/tmp", "/dev/shm"))
 
 
-def announce(name: str, identity: RankIdentity) -> tuple[RankAnnouncement, socket.socket]:
+def announce(name: str, identity: RankIdentity, meet: str = "") -> tuple[RankAnnouncement, socket.socket]:
     """Listen for viewers, and write down where.
+
+    Args:
+        meet: the meeting point at which they find it, too.
 
     Returns:
         What was written, and the listening socket, which does not block.
@@ -144,6 +151,7 @@ def announce(name: str, identity: RankIdentity) -> tuple[RankAnnouncement, socke
                 identity,
                 space,
                 path,
+                meet,
             )
             folder.replace(f"{stem}.json", json.dumps(asdict(now)).encode())
         except BaseException:
@@ -156,6 +164,11 @@ def withdraw(announced: RankAnnouncement) -> None:
     """Remove what `announce` has written, as the process ends."""
     with suppress(OSError), PrivateFolder.open(os.path.dirname(announced.socket)) as folder:
         _remove(folder, f"{announced.pid}-{announced.space}")
+
+
+def meet_file(url: str) -> str:
+    """The name of the file of a meeting point."""
+    return f"{re.sub('[^A-Za-z0-9.-]', '_', url)[-200:]}{MEET}"
 
 
 def _remove(folder: PrivateFolder, stem: str) -> None:
@@ -205,9 +218,9 @@ def announcements() -> list[RankAnnouncement]:
                         found.append(each)
                     else:
                         _remove(folder, stem)
-            living = {f"{each.name}{HANG}" for each in found}
+            living = {*(f"{each.name}{HANG}" for each in found), *(meet_file(each.meet) for each in found if each.meet)}
             for name in names:
-                if name.endswith(HANG) and name not in living:
+                if name.endswith((HANG, MEET)) and name not in living:
                     folder.discard(name)
     return sorted(found, key=lambda each: (each.since, each.pid))
 

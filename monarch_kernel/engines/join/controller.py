@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -27,9 +28,10 @@ from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
+from monarch_kernel.engines.join.meeting_place import MeetingPlace
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine
-from monarch_kernel.engines.join.remote_machine import RemoteMachine
+from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.subscriptions import Subscribers
 
@@ -100,21 +102,27 @@ class JoinController(ToolController):
 
     # -- jobs ----------------------------------------------------------------------------------------
 
-    def add_machines(self, commands: Mapping[str, Sequence[str]]) -> None:
+    def add_machines(self, commands: Mapping[str, Sequence[str]], meet: str = "") -> None:
         """Also look for ranks on other machines, from now on until the last joined job is left.
 
         Args:
             commands: runs ``python -m monarch_kernel.engines.join.relay`` on each machine, by its name.
+            meet: the URL of a meeting point whose machines are added, and those that come to it later.
 
         Raises:
             JoinError: one cannot be reached; then none is added.
         """
+        for each in self._machines:
+            if each.ended:  # it is reached anew
+                self._let_go_of(each)
         known = {each.name for each in self._machines}
-        begun: list[RemoteMachine] = []
+        begun: list[RemoteMachine | MeetingPlace] = []
         try:
             for name, command in commands.items():
                 if name not in known:
-                    begun.append(RemoteMachine(name, command, self._loop))
+                    begun.append(RemoteMachine(name, partial(RelayCommand, name, command, self._loop)))
+            if meet and meet not in known:
+                begun.append(MeetingPlace(meet, self._loop))
             for each in begun:
                 each.begin()
         except BaseException:
@@ -124,13 +132,18 @@ class JoinController(ToolController):
         self._places.extend(begun)
 
     @property
-    def _machines(self) -> list[RemoteMachine]:
-        return [each for each in self._places if isinstance(each, RemoteMachine)]
+    def _machines(self) -> list[RemoteMachine | MeetingPlace]:
+        return [each for each in self._places if isinstance(each, RemoteMachine | MeetingPlace)]
 
-    def _let_go_of_machines(self) -> None:
-        for each in self._machines:
-            self._places.remove(each)
-            each.close()
+    def _let_go_of(self, machine: RemoteMachine | MeetingPlace) -> None:
+        self._places.remove(machine)
+        machine.close()
+
+    def let_go_of_machines(self) -> None:
+        """Look for ranks on this machine only, if no job is joined."""
+        if not self._jobs and not self._rejoins:
+            for each in self._machines:
+                self._let_go_of(each)
 
     def joinable(self) -> list[JoinableJob]:
         """The jobs of this user that can be joined, on this machine and on those that were added."""
@@ -170,8 +183,7 @@ class JoinController(ToolController):
             return self._join(before.name, ENTER, False, before.hold, looks_on=before.looks_on)
         finally:
             self._rejoins = False
-            if not self._jobs:
-                self._let_go_of_machines()
+            self.let_go_of_machines()
 
     def _join(
         self,
@@ -393,8 +405,7 @@ class JoinController(ToolController):
         if not self._jobs and self._stop_looking is not None:
             self._stop_looking.set()
             self._stop_looking = None
-        if not self._jobs and not self._rejoins:
-            self._let_go_of_machines()
+        self.let_go_of_machines()
 
     def on_refusal(self, joined: JoinedJob, rank: int, why: str) -> None:
         """A rank cannot load the tools."""
@@ -466,7 +477,8 @@ class JoinController(ToolController):
         if self._stop_looking is not None:
             self._stop_looking.set()
         super().close()
-        self._let_go_of_machines()
+        for each in self._machines:
+            self._let_go_of(each)
         self._loop.close()
 
 
@@ -691,7 +703,7 @@ class JoinedJob:
 
 def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnouncement, RankPlace]:
     """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
-    places = [each for each in places if not (isinstance(each, RemoteMachine) and each.ended)]
+    places = [each for each in places if not (isinstance(each, RemoteMachine | MeetingPlace) and each.ended)]
     if len(places) == 1:  # this machine alone, which is looked at often
         return dict.fromkeys(places[0].find(name), places[0])
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "monarch-join-find") as pool:

@@ -42,15 +42,18 @@ class Door:
         told: which rank this is, as its launcher has told it.
         hold: how long a program that fails is held for viewers (seconds).
         plan: what to do when the job makes no progress; None: that is not watched.
+        meet: the URL of the meeting point at which viewers of other machines find this process; "": none.
     """
 
-    def __init__(self, name: str, told: RankIdentity, hold: float = 0.0, plan: HangPlan | None = None) -> None:
+    def __init__(
+        self, name: str, told: RankIdentity, hold: float = 0.0, plan: HangPlan | None = None, meet: str = ""
+    ) -> None:
         self.name = name
         self.faults: list[str] = []
         self.fault_count = 0
         self._told = told
         self._guest: JoinedGuest | None = None
-        self._announced, listener = announce(name, told)
+        self._announced, listener = announce(name, told, meet)
         how = f"%mesh join {name} and %mesh pm in a notebook look at it, and it ends when the notebook leaves"
         self.holding = Holding(hold, how)
         if hold:
@@ -63,6 +66,10 @@ class Door:
 
             self._watch = ProgressWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
             self._loop.call_every(self._watch.period, self._watch.look)
+        if meet:
+            from monarch_kernel.engines.join import meeting_call
+
+            self._loop.call_every(meeting_call.PERIOD, meeting_call.MeetingCall(meet).look)
         self._loop.start()
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -150,6 +157,7 @@ def prepare(
     on_hang: str | None = None,
     hang_after: float | None = None,
     reports: str | None = None,
+    meet: str | None = None,
 ) -> RankAnnouncement | None:
     """Let viewers of the same user join this process, from now on until it ends (docs/join.md).
 
@@ -163,12 +171,14 @@ def prepare(
             watched. By default ``MONARCH_KERNEL_JOIN_ON_HANG``.
         hang_after: how long it makes none until then (seconds); by default ``MONARCH_KERNEL_JOIN_HANG_AFTER``, or 300.
         reports: the folder for reports; by default ``MONARCH_KERNEL_JOIN_REPORTS``, or ``NAME-reports``.
+        meet: the address of a meeting point, ``host:port``, at which viewers of other machines find the ranks of this
+            one; by default ``MONARCH_KERNEL_JOIN_MEET``, or none.
 
     Returns:
         What was announced; None in a child process of a prepared rank, such as a worker of a DataLoader.
 
     Raises:
-        ValueError: ``on_hang`` or ``hang_after`` is not valid.
+        ValueError: ``on_hang``, ``hang_after`` or ``meet`` is not valid.
         JoinError: the name is none, this process is prepared under another name, or there is no place for its socket.
     """
     global _door
@@ -178,6 +188,7 @@ def prepare(
     name = check_name(name or environment.JOIN.get() or _program_name())
     hold = environment.JOIN_HOLD.get() if hold_on_error is None else hold_on_error
     plan = _hang_plan(name, on_hang, hang_after, reports)
+    point = environment.JOIN_MEET.get() if meet is None else environment.JOIN_MEET.parse(meet)
     with _lock:
         if _door is not None and _door.announced.pid == os.getpid():
             if _door.name != name:
@@ -186,7 +197,7 @@ def prepare(
         if _is_child(name, told, given=rank >= 0):
             return None
         try:
-            _door = Door(name, told, hold, plan)
+            _door = Door(name, told, hold, plan, point)
         except OSError as error:
             raise JoinError(f"this process cannot be joined: {error}") from error
         os.environ[environment.JOIN_RANK] = f"{os.getpid()} {_mark(name, told)}"

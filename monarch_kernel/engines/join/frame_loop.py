@@ -175,6 +175,15 @@ class FrameLink:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_to_write else 0)
 
 
+class _Regular:
+    """What is called back regularly."""
+
+    def __init__(self, period: float, work: Callable[[], object]) -> None:
+        self.period = period
+        self.work = work
+        self.due = 0.0
+
+
 class FrameLoop:
     """The thread, and what it listens to.
 
@@ -193,13 +202,12 @@ class FrameLoop:
         self._listeners: list[socket.socket] = []
         self._on_fault = on_fault
         self._closed = False
-        self._regular: Callable[[], object] | None = None
-        self._period = self._due = 0.0
+        self._regular: list[_Regular] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def call_every(self, seconds: float, work: Callable[[], object]) -> None:
         """Also call back that often, on the thread of the loop, from before it starts; otherwise it only sleeps."""
-        self._period, self._regular = seconds, work
+        self._regular.append(_Regular(seconds, work))
 
     def start(self) -> None:
         """Start the thread."""
@@ -226,14 +234,14 @@ class FrameLoop:
                 if sock.fileno() >= 0:
                     self._add(link)
 
-        self._soon(lambda: self._selector.register(listener, selectors.EVENT_READ, accept))
+        self.call_soon(lambda: self._selector.register(listener, selectors.EVENT_READ, accept))
 
     def add(self, sock: socket.socket, on_frame: Callable[[FrameLink, bytes], None]) -> FrameLink:
         """Take over a connected socket. Any thread may call this."""
         sock.setblocking(False)
         link = FrameLink(self, sock)
         link.on_frame = on_frame
-        self._soon(lambda: self._add(link))
+        self.call_soon(lambda: self._add(link))
         return link
 
     def _add(self, link: FrameLink) -> None:
@@ -247,7 +255,7 @@ class FrameLoop:
             if link in self._links:
                 self._selector.modify(link, link.events, link.ready)
 
-        self._soon(apply)
+        self.call_soon(apply)
 
     def drop(self, link: FrameLink) -> None:
         """A link has ended."""
@@ -256,7 +264,8 @@ class FrameLoop:
             self._selector.unregister(link)
             link.end()
 
-    def _soon(self, work: Callable[[], object]) -> None:
+    def call_soon(self, work: Callable[[], object]) -> None:
+        """Call back on the thread of the loop. Any thread may call this."""
         self._todo.append(work)
         with suppress(OSError):  # it is closed, or as much is in the pipe as it takes
             # A program that becomes a daemon closes all descriptors, and this number may be that of its log by now.
@@ -286,14 +295,14 @@ class FrameLoop:
         os.close(self._wake_write)
 
     def _call_regular(self) -> float | None:
-        """Call back if it is time; returns how long the thread may sleep (seconds; None: for ever)."""
-        if self._regular is None:
-            return None
+        """Call back what is due; returns how long the thread may sleep (seconds; None: for ever)."""
         now = time.monotonic()
-        if now >= self._due:
-            self._due = now + self._period
-            self.guarded(self._regular)
-        return max(0.0, self._due - time.monotonic())
+        for each in self._regular:
+            if now >= each.due:
+                each.due = now + each.period
+                self.guarded(each.work)
+        next_due = min((each.due for each in self._regular), default=None)
+        return None if next_due is None else max(0.0, next_due - time.monotonic())
 
     def _abandon(self, error: BaseException) -> None:
         """End without closing anything: the numbers of our descriptors may be those of the program's files by now."""
@@ -320,7 +329,7 @@ class FrameLoop:
     def close(self, timeout: float = 2.0) -> None:
         """End the thread, and close what it listens to."""
         self._closed = True
-        self._soon(lambda: None)
+        self.call_soon(lambda: None)
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(timeout)
 

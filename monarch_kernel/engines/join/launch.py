@@ -16,7 +16,7 @@ from monarch_kernel.engines.join.holding import USUAL
 
 HOLD = "--hold-on-error"
 _LOCAL_RANK = ("--local_rank=", "--local-rank=")
-_WITH_VALUE = ("--name", "--on-hang", "--hang-after", "--reports")
+_WITH_VALUE = ("--name", "--on-hang", "--hang-after", "--reports", "--meet")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m monarch_kernel.join",
         usage="%(prog)s [--name NAME] [--hold-on-error[=SECONDS]] "
-        "[--on-hang {dump,hold} [--hang-after SECONDS] [--reports FOLDER]] (SCRIPT | -m MODULE) [ARGS ...]",
+        "[--on-hang {dump,hold} [--hang-after SECONDS] [--reports FOLDER]] [--meet HOST:PORT] "
+        "(SCRIPT | -m MODULE) [ARGS ...]",
         description="Let notebooks join this process while it runs a script.",
     )
     parser.add_argument("--name", default="", help="of the job; by default MONARCH_KERNEL_JOIN, or the script's")
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--hang-after", type=float, metavar="SECONDS", help="how long it makes none until then (300)")
     parser.add_argument("--reports", metavar="FOLDER", help="for these reports (NAME-reports)")
+    parser.add_argument("--meet", metavar="HOST:PORT", help="where notebooks of other machines find it (docs/join.md)")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -65,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             on_hang=found.on_hang,
             hang_after=found.hang_after,
             reports=found.reports,
+            meet=found.meet,
         )
     except (JoinError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

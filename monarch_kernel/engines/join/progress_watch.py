@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from monarch_kernel import environment
 from monarch_kernel.engines.join.announcements import HANG, join_folder
 from monarch_kernel.engines.join.collectives import issued_by_all
+from monarch_kernel.engines.join.helper_process import say, start_helper
 from monarch_kernel.thread_frames import current_frames
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: How often it is looked, at most and at least (seconds), and how often within the time after which a job hangs.
 _SHORTEST, _LONGEST, _LOOKS = 0.2, 5.0, 15
@@ -31,8 +33,6 @@ _STAGGER, _LATEST = 0.5, 10.0
 #: Processor time in a second below which a program without process groups does nothing.
 _BUSY = 0.05
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
-#: What would make the process that makes the report look like a rank.
-_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
 
 @dataclass(frozen=True)
@@ -137,26 +137,9 @@ class ProgressWatch:
     def _start(self, lock: int) -> None:
         """Start the process that makes the report, and holds the lock as long as it lives."""
         folder = self.plan.folder
-        command = [sys.executable, "-P", "-m", "monarch_kernel", "report", self.name, "--out", folder]
-        command += ["--hang-after", str(self.plan.after), "--lock", str(lock)]
+        words = ["-m", "monarch_kernel", "report", self.name, "--out", folder]
+        words += ["--hang-after", str(self.plan.after), "--lock", str(lock)]
         if self._waits:
-            command.append("--waits")
-        ours = (environment.JOIN.name, environment.JOIN_ON_HANG.name, environment.JOIN_RANK)
-        environ = {name: value for name, value in os.environ.items() if name not in (*ours, *_OF_RANKS)}
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
-        # In a session of its own: what ends the job, or interrupts it, lets the report be finished.
-        self._maker = subprocess.Popen(
-            command,
-            cwd="/",
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(lock,),
-            start_new_session=True,
-        )
-        # Not to `sys.stderr`, which a program may have replaced.
-        if sys.__stderr__ is not None:
-            said = f"no progress for {self.plan.after:g} s: a report on job {self.name} is written to {folder}"
-            print(said, file=sys.__stderr__, flush=True)
+            words.append("--waits")
+        self._maker = start_helper(words, lock)
+        say(f"no progress for {self.plan.after:g} s: a report on job {self.name} is written to {folder}")

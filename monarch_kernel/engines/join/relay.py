@@ -1,7 +1,8 @@
 """Brings the ranks of one machine to a viewer on another, over the standard input and output of a remote command.
 
 The viewer starts ``python -m monarch_kernel.engines.join.relay`` there by ssh, srun or the like, which know the user
-and protect the connection; nothing listens on the network. It ends with the connection. Frames are as in
+and protect the connection; nothing listens on the network. It ends with the connection. (At a meeting point,
+``meeting_caller`` has a relay for each viewer.) Frames are as in
 ``frame_loop``, and begin with the number of the rank that they are from or for; 0 is the relay itself, in JSON.
 
 This module imports the standard library and the small modules of this package only, so that it starts fast.
@@ -15,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -33,24 +35,29 @@ class JoinRelay:
     """The ranks of this machine, for one viewer.
 
     Args:
-        viewer: the connection to it.
-        loop: carries messages of both sides.
+        send: sends a frame, which consists of these parts, to the viewer.
+        loop: carries messages of the ranks; ``on_frame`` and ``close`` are called on its thread.
+        meet: only ranks that were prepared with this meeting point; "": all of this user.
     """
 
-    def __init__(self, viewer: socket.socket, loop: FrameLoop) -> None:
-        self.ended = threading.Event()
+    def __init__(self, send: Callable[..., None], loop: FrameLoop, meet: str = "") -> None:
+        self._send = send
         self._loop = loop
+        self._meet = meet
         self._asked: Asked = {}
         self._links: dict[int, FrameLink] = {}
         self._last = 0
-        self._viewer = loop.add(viewer, self._on_frame)
-        self._viewer.on_closed = lambda _link: self.ended.set()
+        self._closed = False
         self._tell({"version": __version__, "host": socket.gethostname()})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self._viewer.send(CHANNEL.pack(0), json.dumps(message).encode())
+        self._send(CHANNEL.pack(0), json.dumps(message).encode())
 
-    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
+    def _is_open_to(self, each: RankAnnouncement) -> bool:
+        return self._meet in ("", each.meet)
+
+    def on_frame(self, frame: bytes) -> None:
+        """Handle a frame of the viewer."""
         (channel,) = CHANNEL.unpack_from(frame)
         body = frame[CHANNEL.size :]
         if channel:
@@ -61,7 +68,8 @@ class JoinRelay:
         asked = json.loads(body)
         match asked["do"]:
             case "find":
-                self._tell({"call": asked["call"], "found": [asdict(each) for each in refreshed(self._asked)]})
+                found = [asdict(each) for each in refreshed(self._asked) if self._is_open_to(each)]
+                self._tell({"call": asked["call"], "found": found})
             case "connect":
                 threading.Thread(target=self._connect, args=(asked,), name="monarch-join-greet", daemon=True).start()
             case "stacks":
@@ -77,12 +85,13 @@ class JoinRelay:
         """Connect to ranks, on a thread of its own, as some may not answer for seconds."""
         wanted = {(each["pid"], each["space"]) for each in asked["ranks"]}
         answers: list[dict[str, Any]] = []
-        for found, sock in greet(each for each in announcements() if (each.pid, each.space) in wanted):
+        chosen = [each for each in announcements() if (each.pid, each.space) in wanted and self._is_open_to(each)]
+        for found, sock in greet(chosen):
             self._last += 1
             channel = self._last
             answers.append({"channel": channel, "rank": found.plain()})
             self._links[channel] = self._loop.add(
-                sock, lambda _link, frame, at=channel: self._viewer.send(CHANNEL.pack(at), frame)
+                sock, lambda _link, frame, at=channel: self._send(CHANNEL.pack(at), frame)
             )
         self._tell({"call": asked["call"], "connected": answers})
         for each in answers:  # only now: the viewer must know a rank before it is told that it has gone
@@ -91,14 +100,23 @@ class JoinRelay:
             link.on_closed = lambda _link, at=channel: self._on_closed(at)
             if link.closed:
                 self._on_closed(channel)
+        if self._closed:  # the viewer went meanwhile
+            self.close()
 
     def _read(self, asked: dict[str, Any]) -> None:
-        found = read_stacks(asked["pids"], asked["native"], asked["timeout"])
+        open_to_it = {each.pid for each in announcements() if self._is_open_to(each)}
+        found = read_stacks(open_to_it.intersection(asked["pids"]), asked["native"], asked["timeout"])
         self._tell({"call": asked["call"], "stacks": {str(pid): list(read) for pid, read in found.items()}})
 
     def _on_closed(self, channel: int) -> None:
         self._links.pop(channel, None)
         self._tell({"closed": channel})
+
+    def close(self) -> None:
+        """The viewer has gone: let go of all ranks."""
+        self._closed = True
+        for link in list(self._links.values()):
+            link.close()
 
 
 def announcement_key(announced: RankAnnouncement) -> dict[str, int]:
@@ -113,10 +131,13 @@ def main() -> None:
     os.dup2(2, 1)  # what else writes there must not get between the frames
     loop = FrameLoop("monarch-join-relay", lambda error: print(f"{type(error).__name__}: {error}", file=sys.stderr))
     loop.start()
-    relay = JoinRelay(viewer, loop)
+    ended = threading.Event()
+    link = loop.add(viewer, lambda _link, frame: relay.on_frame(frame))  # none comes before the relay has said hello
+    link.on_closed = lambda _link: ended.set()
+    relay = JoinRelay(link.send, loop)
     threading.Thread(target=_copy, args=(0, own.fileno(), own), daemon=True).start()
     threading.Thread(target=_copy, args=(own.fileno(), output, own), daemon=True).start()
-    relay.ended.wait()
+    ended.wait()
     loop.close()
 
 

@@ -1,4 +1,4 @@
-"""A machine whose ranks are reached through a relay that a remote command runs there."""
+"""A machine whose ranks are reached through a relay there: a remote command runs it, or it is at a meeting point."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcement_of
-from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
+from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import HELLO, FoundRank, found_rank
 from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
@@ -29,26 +28,47 @@ START, ANSWER = 30.0, 10.0
 _TAIL = 2000
 
 
-class RemoteMachine:
-    """The ranks of this user on another machine (``places.RankPlace``).
+class RelayLink(Protocol):
+    """The connection to a relay."""
+
+    def send(self, *parts: bytes) -> None:
+        """Send a frame that consists of these parts, without waiting."""
+        ...
+
+    def why(self) -> str:
+        """Why it has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+#: Makes such a connection, given what is called with each frame, and at the end; all on the thread of the loop.
+Connect = Callable[[Callable[[bytes], None], Callable[[], None]], RelayLink]
+
+
+class RelayCommand:
+    """A relay that a command runs on another machine.
 
     Args:
         name: of the machine, for people.
         command: runs the relay there: ``ssh HOST python -m monarch_kernel.engines.join.relay``.
         loop: carries messages to and from it.
+        on_frame, on_end: see ``Connect``.
 
     Raises:
         JoinError: the command cannot be run.
     """
 
-    def __init__(self, name: str, command: Sequence[str], loop: FrameLoop) -> None:
-        self.name = name
-        self._calls = itertools.count(1)
-        self._answers: dict[int, Any] = {}
-        self._changed = threading.Condition()
-        self._ranks: dict[int, tuple[Callable[[bytes], None], Callable[[], None]]] = {}
-        self._began: dict[str, Any] | None = None
-        self._ended = False
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        loop: FrameLoop,
+        on_frame: Callable[[bytes], None],
+        on_end: Callable[[], None],
+    ) -> None:
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the command runs
         try:
@@ -62,8 +82,54 @@ class RemoteMachine:
             raise JoinError(f"{name}: {command[0]} cannot be run: {error.strerror}") from None
         finally:
             theirs.close()
-        self._link = loop.add(ours, self._on_frame)
-        self._link.on_closed = self._on_end
+        self._link = loop.add(ours, lambda _link, frame: on_frame(frame))
+        self._link.on_closed = lambda _link: on_end()
+
+    def send(self, *parts: bytes) -> None:
+        """See ``RelayLink``."""
+        self._link.send(*parts)
+
+    def why(self) -> str:
+        """See ``RelayLink``: the last that the command wrote."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - _TAIL))
+        said = self._errors.read().decode(errors="replace").strip()
+        return f"{said or 'no message'} (exit status {self._process.poll()})"
+
+    def close(self) -> None:
+        """See ``RelayLink``; the command ends, too."""
+        self._link.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if not self._errors.closed:
+            self._errors.close()
+
+
+class RemoteMachine:
+    """The ranks of this user on another machine (``places.RankPlace``).
+
+    Args:
+        name: of the machine, for people.
+        connect: makes the connection to its relay.
+
+    Raises:
+        JoinError: from ``connect``.
+    """
+
+    def __init__(self, name: str, connect: Connect) -> None:
+        self.name = name
+        self._calls = itertools.count(1)
+        self._answers: dict[int, Any] = {}
+        self._changed = threading.Condition()
+        self._ranks: dict[int, tuple[Callable[[bytes], None], Callable[[], None]]] = {}
+        self._began: dict[str, Any] | None = None
+        self._ended = False
+        self._relay = connect(self._on_frame, self._on_end)
 
     def begin(self, timeout: float = START) -> None:
         """Wait until the relay has begun.
@@ -74,21 +140,13 @@ class RemoteMachine:
         with self._changed:
             begun = self._changed.wait_for(lambda: self._began is not None or self._ended, timeout)
         if self._began is None:
-            why = f"nothing came for {timeout:g} s" if not begun else self._why()
+            why = f"nothing came for {timeout:g} s" if not begun else self._relay.why()
             self.close()
             raise JoinError(f"{self.name} cannot be reached: {why}")
         if self._began.get("version") != __version__:
             version = self._began.get("version")
             self.close()
             raise JoinError(f"{self.name} has monarch_kernel {version}, and this process {__version__}: install one")
-
-    def _why(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, self._errors.tell() - _TAIL))
-        said = self._errors.read().decode(errors="replace").strip()
-        return f"{said or 'no message'} (exit status {self._process.poll()})"
 
     # -- ``places.RankPlace`` --------------------------------------------------------------------------
 
@@ -147,7 +205,7 @@ class RemoteMachine:
 
     def send(self, channel: int, *parts: bytes) -> None:
         """Send a frame to a rank, or to the relay."""
-        self._link.send(CHANNEL.pack(channel), *parts)
+        self._relay.send(CHANNEL.pack(channel), *parts)
 
     def close_rank(self, channel: int) -> None:
         """Let go of a rank."""
@@ -155,7 +213,7 @@ class RemoteMachine:
 
     # -- on the thread of the loop ---------------------------------------------------------------------
 
-    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
+    def _on_frame(self, frame: bytes) -> None:
         (channel,) = CHANNEL.unpack_from(frame)
         if channel:
             known = self._ranks.get(channel)
@@ -179,7 +237,7 @@ class RemoteMachine:
                 self._answers[number] = message
             self._changed.notify_all()
 
-    def _on_end(self, _link: FrameLink) -> None:
+    def _on_end(self) -> None:
         ranks, self._ranks = self._ranks, {}
         with self._changed:
             self._ended = True
@@ -193,16 +251,8 @@ class RemoteMachine:
         return self._ended
 
     def close(self) -> None:
-        """End the connection, and the command."""
-        self._link.close()
-        deadline = time.monotonic() + 2.0
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if not self._errors.closed:
-            self._errors.close()
+        """End the connection."""
+        self._relay.close()
 
 
 class _RelayedLink:

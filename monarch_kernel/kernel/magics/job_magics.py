@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.engines import engine
+from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.listing import JoinableList
 from monarch_kernel.errors import LaunchError, NotOffered
 from monarch_kernel.kernel.job_table import AllJobs
+from monarch_kernel.kernel.joined_meshes import Machines
 from monarch_kernel.kernel.magics.arguments import Arguments
+from monarch_kernel.kernel.magics.other_machines import machines_of, other_machines
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.listing import JobList, ListedJob, job_named, list_jobs
@@ -23,6 +27,7 @@ class JobMagics(Subcommands):
     @argument("words", nargs="*", metavar="logs JOB | kill JOB ...", help="what to do; by default, all are listed")
     @argument("--orphans", action="store_true", help="with kill: all whose program has ended")
     @argument("--host", type=int, metavar="N", help="with logs: of this host only")
+    @other_machines
     @argument("-n", "--lines", type=int, metavar="N", default=_LINES, help=f"with logs: the last N lines ({_LINES})")
     def jobs(self, found: Arguments) -> JobList | AllJobs | None:
         """List the jobs of yours on all engines, print what their workers have written, or end them."""
@@ -46,7 +51,7 @@ class JobMagics(Subcommands):
                 return None
         except (LaunchError, OSError) as error:
             raise usage_error(found.magic, str(error)) from None
-        joinable = self._joinable()
+        joinable = self._joinable(machines_of(found))
         if joinable is not None and joinable.jobs:
             return AllJobs(listed, joinable)
         if not listed.jobs:
@@ -54,13 +59,19 @@ class JobMagics(Subcommands):
             return None
         return listed
 
-    def _joinable(self) -> JoinableList | None:
+    def _joinable(self, machines: Machines) -> JoinableList | None:
         """The jobs that others have started, and that can be joined; None on an engine that joins none."""
         try:
             joined = engine().joined_jobs()
         except NotOffered:
             return None
-        return JoinableList(joined.joinable(), [mesh.name for mesh in joined.list_proc_meshes()])
+        try:
+            joined.add_machines(machines.commands, machines.meet)
+            return JoinableList(joined.joinable(), [mesh.name for mesh in joined.list_proc_meshes()])
+        except JoinError as error:
+            raise UsageError(f"%mesh jobs: {error}") from None
+        finally:
+            joined.let_go_of_machines()
 
     def _end(self, jobs: list[ListedJob]) -> None:
         if not jobs:

@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.debugger.rank.common_point import OF_CELL
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell import Cell, CellPlace
 from monarch_kernel.kernel.cell_run import CellRun
@@ -77,6 +78,7 @@ class MeshMagics(Magics):
     @argument("--in", dest="module", default="", metavar="MODULE", help="run in the namespace of this module")
     @argument("--frame", type=int, metavar="N", help="in a joined job: in this frame of a stop, 0 being the innermost")
     @argument("--at-step", action="store_true", help="in a joined job: after the same optimizer step on all ranks")
+    @argument("--at-collective", action="store_true", help="in a joined job: before the same collective on all ranks")
     @argument("--raw", action="store_true", help="print each line as it arrives, with its rank, without folding")
     def mesh_cell(self, line: str, cell: str) -> None:
         """Run the cell on the ranks of a mesh.
@@ -105,22 +107,29 @@ class MeshMagics(Magics):
 
     def _place(self, managed: ManagedMesh, found: Arguments) -> CellPlace | None:
         """Where the cell runs in a rank; None: as cells do."""
-        if found.frame is None and not found.at_step:
+        together = found.at_step or found.at_collective
+        if found.frame is None and not together:
             return CellPlace(found.module) if found.module else None
-        option = "--at-step" if found.at_step else "--frame"
+        options = {
+            "--at-step": found.at_step,
+            "--at-collective": found.at_collective,
+            "--frame": found.frame is not None,
+        }
+        given = [option for option, is_given in options.items() if is_given]
         if not engine().is_joined(managed.procs):
             raise usage_error(
                 found.magic,
-                f"{option} is for joined jobs; cells of mesh {managed.name} have the main thread of its ranks "
+                f"{given[0]} is for joined jobs; cells of mesh {managed.name} have the main thread of its ranks "
                 "(%mesh debug looks into stops)",
             )
-        if found.at_step and found.frame is not None:
-            raise usage_error(found.magic, "give --at-step or --frame, not both")
+        if len(given) > 1:
+            raise usage_error(found.magic, f"give {' or '.join(given)}, not both")
         if found.frame is not None and found.frame < 0:
             raise usage_error(
                 found.magic, f"frames are counted from 0, the innermost one, so there is no {found.frame}"
             )
-        return CellPlace(found.module, -1 if found.frame is None else found.frame, uuid4().hex if found.at_step else "")
+        point = f"{OF_CELL}{uuid4().hex}" if together else ""
+        return CellPlace(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
         """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.

@@ -1,15 +1,18 @@
-"""Cells that run elsewhere in a program than on their own thread: in a stopped frame, or between two training steps."""
+"""Cells that run elsewhere than on their own thread: in a stopped frame, after a step, or before a collective."""
 
 from __future__ import annotations
 
 import contextvars
 import sys
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from types import CodeType
 from typing import Any, TypeVar
 
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.debugger.rank.process import existing_engine
+from monarch_kernel.debugger.rank.process import existing_engine, stop_engine
 from monarch_kernel.debugger.rank.stopping.expressions import names_of
 from monarch_kernel.engines.interface import ActorHere
 from monarch_kernel.kernel.cell import CellPlace
@@ -19,6 +22,8 @@ Names = dict[str, Any]
 
 #: How often a cell that waits for a step looks whether it was interrupted (seconds).
 LOOK = 0.1
+#: How long a cell may take to begin to wait (seconds), and of how many points it is kept that it does.
+BEGIN, _MOST_TOLD = 8.0, 64
 #: A cell in a stopped frame may take as long as it likes (seconds).
 _ENDLESS = 1e6
 
@@ -35,7 +40,7 @@ def run_at(place: CellPlace, me: ActorHere, work: Callable[[Names | None], T]) -
         KeyboardInterrupt: the cell was interrupted while it waited for its place.
     """
     if place.step:
-        return _at_step(place.step, me, lambda: work(_names_of(place)))
+        return _at_point(place, me, lambda: work(_names_of(place)))
     if place.frame >= 0:
         return _in_frame(place.frame, me, work)
     return work(_names_of(place))
@@ -92,31 +97,16 @@ class _Waiting:
             self.done.set()
 
 
-class StepGate:
-    """Runs cells right after an optimizer step of the program.
-
-    Its hook stays once a cell has needed it: removing one while a step calls hooks would fail that step.
-    """
+class _Gate:
+    """Cells that wait until the program comes to a place."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
-        self._hooked = False
         self._lock = threading.Lock()
 
-    def add(self, key: str, waiting: _Waiting) -> None:
-        """Let a cell wait for the point ``key``.
-
-        Raises:
-            PlaceError: the program has no optimizers yet.
-        """
-        optimizers: Any = sys.modules.get("torch.optim.optimizer")
-        if optimizers is None:
-            raise PlaceError("the program has not imported torch.optim, so there is no step to wait for")
+    def _add(self, key: str, waiting: _Waiting) -> None:
         with self._lock:
             self._waiting[key] = waiting
-            if not self._hooked:
-                self._hooked = True
-                optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def drop(self, key: str) -> bool:
         """Let a cell wait no longer; returns whether it has not begun."""
@@ -124,29 +114,128 @@ class StepGate:
             waiting = self._waiting.pop(key, None)
         return waiting is not None and not waiting.begun
 
+    def _run(self, key: str) -> None:
+        """Run a cell on the calling thread, which is the program's."""
+        waiting = self._waiting.get(key)
+        if waiting is not None and self.drop(key):
+            waiting.run()
+
+
+class StepGate(_Gate):
+    """Runs cells right after an optimizer step of the program.
+
+    Its hook stays once a cell has needed it: removing one while a step calls hooks would fail that step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooked = False
+
+    @contextmanager
+    def open(self, key: str, waiting: _Waiting) -> Generator[None]:
+        """Let a cell wait for the point ``key``.
+
+        Raises:
+            PlaceError: the program has no optimizers yet.
+        """
+        optimizers: Any = sys.modules.get("torch.optim.optimizer")
+        if optimizers is None:
+            raise PlaceError(
+                "the program has not imported torch.optim, so there is no step to wait for; --at-collective waits for "
+                "a collective"
+            )
+        self._add(key, waiting)
+        with self._lock:
+            if not self._hooked:
+                self._hooked = True
+                optimizers.register_optimizer_step_post_hook(self._after_step)
+        yield
+
     def _after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         try:
             for key, waiting in list(self._waiting.items()):
-                if not waiting.begun and common_point.is_reached(key) and self.drop(key):
-                    waiting.run()
+                if not waiting.begun and common_point.is_reached(key):
+                    self._run(key)
         except BaseException:  # nothing of a tool gets into the program
             pass
 
 
-_gate = StepGate()
+class CollectiveGate(_Gate):
+    """Runs cells right before a collective that the program calls, where a breakpoint would stop it.
+
+    So it works without an optimizer, and also in the middle of a step. Collectives that C++ issues (DDP's, those of
+    compiled code) are not seen, but counted: the cell then runs at the next one of Python.
+    """
+
+    @contextmanager
+    def open(self, key: str, waiting: _Waiting) -> Generator[None]:
+        """Let a cell wait for the point ``key``.
+
+        Raises:
+            PlaceError: the program has no process group, or this PyTorch has no such place.
+        """
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_initialized():
+            raise PlaceError("the program has no process group (yet), so there is no collective to wait for")
+        code = _code_of_collectives()
+        self._add(key, waiting)
+        engine = stop_engine()
+        engine.call_at(key, code, lambda: self._run(key))
+        try:
+            yield
+        finally:
+            engine.drop_call(key)
 
 
-def _at_step(key: str, me: ActorHere, work: Callable[[], T]) -> T:
-    waiting = _Waiting(me, work)
-    _gate.add(key, waiting)
-    try:
-        while not waiting.done.wait(LOOK):
-            if me.stopping and _gate.drop(key):
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if _gate.drop(key):
-            raise
-        waiting.done.wait()  # it has begun: its own interrupt ends it
+def _code_of_collectives() -> CodeType:
+    """The function that PyTorch has around each of its collectives."""
+    logger: Any = sys.modules.get("torch.distributed.c10d_logger")
+    around = getattr(logger, "_exception_logger", None)
+    if around is not None:
+        for each in around.__code__.co_consts:
+            if isinstance(each, CodeType):
+                return each
+    raise PlaceError("this version of PyTorch has no function around its collectives; --at-step waits for a step")
+
+
+_steps, _collectives = StepGate(), CollectiveGate()
+#: By point, set when its cell waits there, or never will; the latest ones.
+_told: OrderedDict[str, threading.Event] = OrderedDict()
+_told_lock = threading.Lock()
+
+
+def _told_of(point: str) -> threading.Event:
+    with _told_lock:
+        told = _told.setdefault(point, threading.Event())
+        while len(_told) > _MOST_TOLD:
+            _told.popitem(last=False)
+        return told
+
+
+def waits(point: str) -> bool:
+    """Wait until the cell of this point waits there, before ranks agree when that is; returns whether it has come."""
+    return _told_of(point).wait(BEGIN)
+
+
+def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
+    key, waiting = place.step, _Waiting(me, work)
+    gate = _collectives if place.collective else _steps
+    told = _told_of(key)
+    with ExitStack() as open_gate:
+        try:
+            open_gate.enter_context(gate.open(key, waiting))
+        finally:
+            told.set()
+        try:
+            while not waiting.done.wait(LOOK):
+                if me.stopping and gate.drop(key):
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if gate.drop(key):
+                raise
+            waiting.done.wait()  # it has begun: its own interrupt ends it
+        finally:
+            common_point.decide(key, False)
     if waiting.error is not None:
         raise waiting.error
     return waiting.result

@@ -31,6 +31,7 @@ class ArmedBreakpoint:
     """A breakpoint, and its state in this process."""
 
     spec: Breakpoint
+    call: Callable[[], None] | None = None  # in place of a stop
     hits: int = 0
     lines: set[int] = field(default_factory=set[int])  # where it is bound
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -51,6 +52,7 @@ class ArmedBreakpoints:
         breakpoints: what is armed.
         previous: what was armed before.
         client_path: translates loaded files that were synced.
+        calls: further ones, each with what is called on the thread that reaches it, in place of a stop.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class ArmedBreakpoints:
         breakpoints: Iterable[Breakpoint],
         previous: ArmedBreakpoints | None = None,
         client_path: ClientPath = not_synced,
+        calls: Iterable[tuple[Breakpoint, Callable[[], None]]] = (),
     ) -> None:
         kept = {armed.spec: armed.hits for armed in previous.armed} if previous is not None else {}
-        self.armed = [ArmedBreakpoint(spec, kept.get(spec, 0)) for spec in breakpoints]
+        self.armed = [ArmedBreakpoint(spec, hits=kept.get(spec, 0)) for spec in breakpoints]
+        self.calls = [ArmedBreakpoint(spec, call) for spec, call in calls]
         self._errors = [armed for armed in self.armed if armed.spec.error]
         self._by_file: dict[str, list[ArmedBreakpoint]] = {}
-        for armed in self.armed:
+        for armed in (*self.armed, *self.calls):
             if not armed.spec.error and kind_of(armed.spec.file) != RUNTIME:
                 self._by_file.setdefault(armed.spec.file, []).append(armed)
         self._files = Files(self._by_file, client_path)
@@ -140,6 +144,9 @@ def _is_called(name: str, error: BaseException) -> bool:
 def _judge(armed: ArmedBreakpoint, frame: FrameType, ask: Ask) -> Decision | None:
     spec = armed.spec
     if spec.together and not common_point.is_reached(spec.together):
+        return None
+    if armed.call is not None:
+        armed.call()
         return None
     if spec.condition:
         try:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from monarch_kernel.debugger.model.stops import (
@@ -31,7 +31,7 @@ from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBr
 from monarch_kernel.debugger.rank.stopping.event_source import EventSource
 from monarch_kernel.debugger.rank.stopping.expressions import run, summary
 from monarch_kernel.debugger.rank.stopping.files import ClientPath, not_synced
-from monarch_kernel.debugger.rank.stopping.lines import running_frames
+from monarch_kernel.debugger.rank.stopping.lines import own_lines, running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
@@ -85,6 +85,7 @@ class StopEngine:
         self._ids = itertools.count(1)
         self._busy: set[int] = set()  # threads that are inside the debugger
         self._book = ArmedBreakpoints(())
+        self._calls: dict[str, tuple[Breakpoint, Callable[[], None]]] = {}
         self._plans: dict[int, StepPlan] = {}
         self._pausing: set[int] = set()
         self._parked: dict[int, Parked] = {}
@@ -116,11 +117,33 @@ class StopEngine:
             RuntimeError: no id of `sys.monitoring` is free.
         """
         with self._lock:
-            self._closed = False
-            book = ArmedBreakpoints(breakpoints, self._book, self._client_path)
-            self._source.arm(book)
-            self._book = book
-        return book.bounds(self._source.note)
+            return self._arm(breakpoints).bounds(self._source.note)
+
+    def _arm(self, breakpoints: Iterable[Breakpoint]) -> ArmedBreakpoints:
+        self._closed = False
+        book = ArmedBreakpoints(breakpoints, self._book, self._client_path, self._calls.values())
+        self._source.arm(book)
+        self._book = book
+        return book
+
+    def call_at(self, point: str, code: CodeType, call: Callable[[], None]) -> None:
+        """Call back on threads that come to the first line of a function, from a point on which ranks agree.
+
+        It stays until `drop_call`, whatever breakpoints are armed; `call` must not raise.
+
+        Args:
+            point: see `common_point`; also names the call.
+        """
+        place = Breakpoint(0, code.co_filename, own_lines(code)[0], together=point)
+        with self._lock:
+            self._calls[point] = place, call
+            self._arm([armed.spec for armed in self._book.armed])
+
+    def drop_call(self, point: str) -> None:
+        """Call back there no more."""
+        with self._lock:
+            if self._calls.pop(point, None) is not None and not self._closed:
+                self._arm([armed.spec for armed in self._book.armed])
 
     def pause(self, thread: int | None = None) -> None:
         """Stop a thread at its next line of user code.
@@ -218,6 +241,7 @@ class StopEngine:
         with self._lock:
             self._closed = True
             self._book = ArmedBreakpoints(())
+            self._calls.clear()
             self._plans.clear()
             self._pausing.clear()
             self.alert = False

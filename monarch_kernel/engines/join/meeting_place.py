@@ -1,0 +1,222 @@
+"""The machines at a meeting point, as a viewer sees them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from monarch_kernel._version import __version__
+from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
+from monarch_kernel.engines.join.frame_loop import FrameLoop
+from monarch_kernel.engines.join.outside_stacks import OutsideRead
+from monarch_kernel.engines.join.places import FoundRank
+from monarch_kernel.engines.join.remote_machine import RelayLink, RemoteMachine
+from monarch_kernel.protocol.keys import KeyFileError, load_keys
+from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
+from monarch_kernel.protocol.messages import Message, encode
+from monarch_kernel.protocol.serialize import Body
+from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.poller import Poller
+from monarch_kernel.runtime.node.tcp import dial
+
+log = logging.getLogger(__name__)
+
+#: How long it may take to reach a meeting point (seconds).
+REACH = 15.0
+#: How many machines are asked at once.
+_AT_ONCE = 64
+
+
+class MeetingPlace:
+    """All machines at a meeting point (``places.RankPlace``). Those that come later are found by later calls.
+
+    Args:
+        url: of the meeting point, ``tcp://host:port``.
+        loop: calls back with what comes from ranks.
+
+    Raises:
+        JoinError: this process has no key.
+    """
+
+    def __init__(self, url: str, loop: FrameLoop) -> None:
+        self.name = url
+        self._loop = loop
+        self._changed = threading.Condition()
+        self._hosts: dict[int, str] | None = None  # by machine, as the meeting point has told
+        self._machines: dict[int, RemoteMachine | None] = {}  # those known; None: of no use
+        self._at: dict[RankAnnouncement, RemoteMachine] = {}
+        self._streams: dict[int, _MeetingStream] = {}
+        self._numbers = itertools.count(1)
+        self._opening = threading.Lock()
+        try:
+            keys = load_keys()
+        except KeyFileError as error:
+            raise JoinError(f"the meeting point {url} needs a key: {error}") from None
+        self._poller = Poller()
+        self._link = dial(self._poller, url, keys, self._on_message, self._on_close, REACH)
+        self._link.send(encode(MeetAs(__version__, True, socket.gethostname())))
+
+    def begin(self) -> None:
+        """Wait until it has told which machines are there.
+
+        Raises:
+            JoinError: it cannot be reached, or refuses.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._hosts is not None or self._link.closed, REACH + 1)
+        if self._hosts is None:
+            why = self._link.ended
+            self.close()
+            raise JoinError(f"the meeting point {self.name} cannot be reached: {why}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection to the meeting point is over."""
+        return self._link.closed
+
+    def close(self) -> None:
+        """End the connection."""
+        self._link.close()
+        self._poller.close()
+
+    # -- ``places.RankPlace`` ------------------------------------------------------------------------
+
+    def find(self, name: str = "") -> list[RankAnnouncement]:
+        """See ``places.RankPlace``."""
+        machines = self._opened()
+        with ThreadPoolExecutor(min(max(len(machines), 1), _AT_ONCE), "monarch-join-meet") as pool:
+            found = list(zip(machines, pool.map(lambda machine: machine.find(name), machines), strict=True))
+        self._at.update({each: machine for machine, ranks in found for each in ranks})
+        return [each for _, ranks in found for each in ranks]
+
+    def connect(
+        self,
+        wanted: Iterable[RankAnnouncement],
+        on_frame: Callable[[RankAnnouncement, bytes], None],
+        on_closed: Callable[[RankAnnouncement], None],
+    ) -> list[FoundRank]:
+        """See ``places.RankPlace``."""
+        apart = self._by_machine(wanted)
+        with ThreadPoolExecutor(min(max(len(apart), 1), _AT_ONCE), "monarch-join-meet") as pool:
+            found = pool.map(lambda each: each[0].connect(each[1], on_frame, on_closed), apart)
+            return [rank for ranks in found for rank in ranks]
+
+    def read_stacks(
+        self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
+    ) -> dict[RankAnnouncement, OutsideRead]:
+        """See ``places.RankPlace``."""
+        apart = self._by_machine(ranks)
+        with ThreadPoolExecutor(min(max(len(apart), 1), _AT_ONCE), "monarch-join-meet") as pool:
+            found = pool.map(lambda each: each[0].read_stacks(each[1], native, timeout), apart)
+            return {rank: read for reads in found for rank, read in reads.items()}
+
+    def _by_machine(self, ranks: Iterable[RankAnnouncement]) -> list[tuple[RemoteMachine, list[RankAnnouncement]]]:
+        apart: dict[RemoteMachine, list[RankAnnouncement]] = {}
+        at = {each.process: machine for each, machine in self._at.items()}
+        for each in ranks:  # a rank that is asked again may have told more of itself meanwhile
+            machine = at.get(each.process)
+            if machine is not None:
+                apart.setdefault(machine, []).append(each)
+        return list(apart.items())
+
+    def _opened(self) -> list[RemoteMachine]:
+        """The machines that are there; a conversation begins with each that is new."""
+        with self._opening:
+            hosts = dict(self._hosts or {})
+            for number, machine in list(self._machines.items()):
+                if number not in hosts or (machine is not None and machine.ended):
+                    del self._machines[number]
+            new = {
+                number: RemoteMachine(
+                    f"{host} at {self.name}", lambda *back, number=number: _MeetingStream(self, number, *back)
+                )
+                for number, host in hosts.items()
+                if number not in self._machines
+            }
+            for number, machine in new.items():
+                try:
+                    machine.begin()
+                    self._machines[number] = machine
+                except JoinError as error:
+                    log.warning("its ranks are not found: %s", error)
+                    self._machines[number] = None
+            known = [machine for machine in self._machines.values() if machine is not None and not machine.ended]
+            self._at = {each: machine for each, machine in self._at.items() if machine in known}
+            return known
+
+    # -- conversations -------------------------------------------------------------------------------
+
+    def begin_stream(self, stream: _MeetingStream, machine: int) -> int:
+        """Begin a conversation with a machine; returns its number."""
+        number = next(self._numbers)
+        self._streams[number] = stream
+        self._link.send(encode(MeetOpen(number, machine)))
+        return number
+
+    def send(self, stream: int, *parts: bytes) -> None:
+        """Send a frame."""
+        self._link.send(encode(MeetFrame(stream)), b"".join(parts))
+
+    def end_stream(self, stream: int) -> None:
+        """End a conversation."""
+        if self._streams.pop(stream, None) is not None:
+            self._link.send(encode(MeetClosed(stream)))
+
+    def why(self) -> str:
+        """Why a conversation has ended."""
+        return self._link.ended or "it has left the meeting point"
+
+    # -- on the polling thread -------------------------------------------------------------------------
+
+    def _on_message(self, _link: Link, message: Message, body: Body) -> None:
+        match message:
+            case MeetMachines(hosts=hosts):
+                with self._changed:
+                    self._hosts = hosts
+                    self._changed.notify_all()
+            case MeetFrame(stream=number):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    frame = bytes(body)
+                    self._loop.call_soon(lambda: stream.on_frame(frame))
+            case MeetClosed(stream=number):
+                stream = self._streams.pop(number, None)
+                if stream is not None:
+                    self._loop.call_soon(stream.on_end)
+            case _:
+                raise ValueError(f"a {type(message).__name__} is not for a viewer at a meeting point")
+
+    def _on_close(self, _link: Link) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            self._loop.call_soon(stream.on_end)
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _MeetingStream(RelayLink):
+    """A conversation with the relay of a machine."""
+
+    def __init__(
+        self, place: MeetingPlace, machine: int, on_frame: Callable[[bytes], None], on_end: Callable[[], None]
+    ) -> None:
+        self.on_frame = on_frame
+        self.on_end = on_end
+        self._place = place
+        self._number = place.begin_stream(self, machine)
+
+    def send(self, *parts: bytes) -> None:
+        """See ``RelayLink``."""
+        self._place.send(self._number, *parts)
+
+    def why(self) -> str:
+        """See ``RelayLink``."""
+        return self._place.why()
+
+    def close(self) -> None:
+        """See ``RelayLink``."""
+        self._place.end_stream(self._number)

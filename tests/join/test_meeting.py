@@ -1,0 +1,183 @@
+"""Ranks of two machines that no notebook can reach, and a notebook on a third: they meet by the team's key.
+
+Machines are namespaces, each with its own network, processes and folder of joinable ranks. torchrun has started a job
+on two of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.engines.join.announcements import join_folder
+from monarch_kernel.protocol.keys import make_key_file
+from tests.conftest import wait_until
+from tests.join.conftest import ROOT, TRAIN
+from tests.network.conftest import network
+from tests.network.hosts import Host, Network, Process
+
+pytestmark = [pytest.mark.torch, pytest.mark.network]
+
+LINE = TRAIN.read_text().split("\n").index("    optimizer.zero_grad()") + 1
+PORT = 26700
+VIEWER = Path(__file__).parent / "meeting_viewer.py"
+#: To start, to join and to step (seconds).
+LONG = 60.0
+
+
+class Viewer:
+    """A terminal with the magics on a machine: each line that it is told is run, and what it shows comes back."""
+
+    def __init__(self, host: Host, key_file: Path) -> None:
+        self._process = host.start([sys.executable, str(VIEWER)], environment(key_file), stderr=None)
+
+    def run(self, line: str) -> str:
+        """Run a line; what it shows, or the error that it raises."""
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        shown: list[str] = []
+        while (said := self._process.stdout.readline()) not in ("--- done\n", ""):
+            shown.append(said)
+        return "".join(shown)
+
+    def until(self, line: str, *words: str) -> str:
+        """Run a line until it shows these words; what it shows then."""
+        shown = ""
+
+        def has_come() -> bool:
+            nonlocal shown
+            shown = self.run(line)
+            return all(word in shown for word in words)
+
+        try:
+            wait_until(has_come, f"{line} shows {words}", LONG)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last it showed:\n{shown}") from None
+        return shown
+
+    def end(self) -> None:
+        """Let it end as a terminal does whose input ends."""
+        self._process.stdin.close()
+        self._process.wait(LONG)
+
+
+def environment(key_file: Path) -> dict[str, str]:
+    return {"MONARCH_KERNEL_KEY_FILE": str(key_file), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Network]:
+    """Three machines with folders of joinable ranks of their own."""
+    with join_folder() as folder, network("office", "host0", "host1") as made:
+        for host in made.hosts:
+            host.run("mount", "-t", "tmpfs", "-o", "mode=0700", "tmpfs", folder.path)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The team's key."""
+    path = tmp_path_factory.mktemp("keys") / "team"
+    make_key_file(path, "team")
+    return path
+
+
+@pytest.fixture
+def viewer(machines: Network, key_file: Path) -> Iterator[Viewer]:
+    """A viewer on a machine without ranks. In the end nothing is left on any machine."""
+    viewer = Viewer(machines["office"], key_file)
+    yield viewer
+    viewer.end()
+    for host in machines.hosts:
+        wait_until(lambda host=host: not host.pids(), f"nothing is left on {host.name}", LONG)
+
+
+class Job:
+    """A job of torchrun with a rank on each of two machines."""
+
+    def __init__(self, machines: Network, name: str, folder: Path, key_file: Path, meet: str) -> None:
+        self.gate = folder / f"{name}.ends"
+        self.logs: list[Path] = []
+        self.processes: list[Process] = []
+        variables = {**environment(key_file), "MONARCH_KERNEL_JOIN": name, "MONARCH_KERNEL_JOIN_MEET": meet}
+        for number in range(2):
+            host = machines[f"host{number}"]
+            self.logs.append(folder / f"{name}{number}.log")
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
+            command += ["--nproc-per-node=1", f"--master-addr={machines['host0'].address}", "--master-port=29511"]
+            command += ["-m", "monarch_kernel.join", str(TRAIN), str(self.gate)]
+            with self.logs[-1].open("wb") as log:
+                self.processes.append(
+                    host.start(command, {**variables, "GLOO_SOCKET_IFNAME": "eth0"}, stdout=log, stderr=log)
+                )
+
+    def end(self) -> None:
+        """Let it come to its end, which must be a good one."""
+        self.gate.touch()
+        assert [each.wait(LONG) for each in self.processes] == [0, 0], [each.read_text() for each in self.logs]
+
+
+def callers(host: Host) -> set[int]:
+    """The processes of a machine that call a meeting point."""
+    found: set[int] = set()
+    for pid in host.pids():
+        with suppress(OSError):
+            if b"meeting_caller" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+def test_a_job_of_two_machines_is_joined_where_they_meet(
+    machines: Network, key_file: Path, viewer: Viewer, tmp_path: Path
+) -> None:
+    meet = f"{machines['host0'].address}:{PORT}"  # which is one of the job's own: nothing else has to be started
+    job = Job(machines, "met", tmp_path, key_file, meet)
+    assert "there is no job 'met'" in viewer.run("%mesh join met")  # on this machine
+    viewer.until(f"%mesh jobs --meet {meet}", "ranks=2", "host0, host1")
+    assert "2 ranks" in viewer.until(f"%mesh join met --meet {meet}", "joined in")
+    viewer.until("%mesh stacks", "[0-1] the program", "train.py")
+    viewer.run(f"%mesh break {TRAIN}:{LINE}")
+    viewer.until("%mesh debug list", "0-1", "breakpoint")
+    assert f"train.py:{LINE + 1}" in viewer.run("%mesh debug next")
+
+    # The process on a machine that calls the meeting point dies: a rank starts another, which the viewer finds.
+    (before,) = callers(machines["host1"])
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: callers(machines["host1"]) - {before}, "there is another", LONG)
+    viewer.until("%mesh stacks", "2 ranks", "train.py")
+    viewer.run("%mesh clear")
+    viewer.run("%mesh debug continue")
+    assert "left, and it goes on" in viewer.run("%mesh leave")
+    report = [sys.executable, "-m", "monarch_kernel", "report", "met", "--meet", meet, "--json", "--out", str(tmp_path)]
+    found = json.loads(machines["office"].run(*report, env=environment(key_file)))
+    assert [(each["rank"], each["host"]) for each in found["job"]["ranks"]] == [(0, "host0"), (1, "host1")]
+    job.end()
+
+
+def test_who_has_another_key_is_refused_and_told_why(
+    machines: Network, key_file: Path, viewer: Viewer, tmp_path: Path
+) -> None:
+    make_key_file(other := tmp_path / "other", "other")
+    meet = f"{machines['host1'].address}:{PORT + 1}"
+    point = machines["host1"].start(
+        [sys.executable, "-m", "monarch_kernel", "join", "meet", meet], environment(other), stderr=None
+    )
+    try:
+        assert f"Ranks and notebooks meet at tcp://{meet}" in point.stdout.readline()
+        refused = viewer.run(f"%mesh jobs --meet {meet}")
+        assert f"the meeting point tcp://{meet} cannot be reached" in refused and "not one that" in refused
+        job = Job(machines, "refused", tmp_path, key_file, meet)
+        wait_until(
+            lambda: f"the meeting point tcp://{meet} is not reached: refused" in job.logs[0].read_text(), "", LONG
+        )
+        job.end()  # it does not mind
+    finally:
+        point.signal(signal.SIGTERM)
+        assert point.wait(LONG) == 0
