@@ -7,7 +7,7 @@ SHELL := /bin/bash
 # The first Python of the supported range that really runs here.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
-EXTRAS ?= torch,demo,test,dev
+EXTRAS ?= torch,demo,frameworks,test,dev
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "torch,demo,test,dev,titan"
+EXTRAS = "torch,demo,frameworks,test,dev,titan"
 BUILD = ["hatchling", "editables"]
 # Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for; what later versions need a newer
 # Python than the one of Debian 12 (3.11.2) for.

@@ -1,7 +1,8 @@
-"""Jobs that torchrun starts, and a notebook that joins them."""
+"""Jobs that torchrun and other launchers start, and a notebook that joins them."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.engines.join.announcements import announcements
+from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
+from monarch_kernel.engines.join.places import refreshed
 from tests.conftest import wait_until
 from tests.kernel import harness
 from tests.kernel.conftest import (  # fixtures
@@ -78,6 +81,28 @@ class Job:
             self.process.wait()
         assert code == 0, self.log
         return self.log
+
+
+def needs(package: str) -> None:
+    """Skip the test where this package is missing; importing it here would take seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: monarch_kernel[frameworks]")
+
+
+def listed(name: str) -> list[JoinableJob]:
+    """The joinable jobs of this name: one, if all of its ranks are taken for the same job's."""
+    return [job for job in jobs_of(refreshed()) if job.name == name]
+
+
+def wait_for_ranks(name: str) -> None:
+    """Wait until a job with two ranks on this machine is listed, and they know their numbers."""
+
+    def there() -> bool:
+        ranks = [each.identity for job in listed(name) for each in job.ranks]
+        return [(each.rank, each.world, each.local_rank) for each in ranks] == [(0, 2, 0), (1, 2, 1)]
+
+    wait_until(there, "both ranks know which they are", 90)
+    assert len(listed(name)) == 1
 
 
 @pytest.fixture

@@ -31,6 +31,15 @@ if __name__ == "__main__":
 """
 
 
+SETS = f"""
+import os, subprocess, sys
+os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="here", MASTER_PORT="1")
+subprocess.run([sys.executable, "-c", {THREADS!r}])
+os.environ.update(RANK="0")
+subprocess.run([sys.executable, "-c", {THREADS!r}])
+"""
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment into which the line is written; with the packages of this one."""
@@ -65,6 +74,21 @@ def test_programs_are_ranks_and_their_children_are_none(python: Path, tmp_path: 
     assert run(python, "-m", "package", PYTHONPATH=f"{tmp_path}:{ROOT}").stdout == "True\n"
     zipapp.create_archive(package, tmp_path / "app.pyz")
     assert run(python, str(tmp_path / "app.pyz")).stdout == "True\n"
+
+
+def test_what_a_launcher_puts_before_the_program_is_the_programs(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
+    for option in ("--local_rank=1", "--local-rank=1"):  # of deepspeed, and of torch.distributed.launch
+        done = run(
+            python, "-m", "monarch_kernel.join", option, "--name", "train", str(tmp_path / "program.py"), "--lr=1"
+        )
+        assert done.stdout == f"['{option}', '--lr=1']\n", done
+
+
+def test_a_program_that_sets_torchruns_variables_itself_has_no_ranks_as_children(python: Path) -> None:
+    mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "7"}
+    # Its child with its own number is a tool, and one with another number is a rank that it has started.
+    assert run(python, "-c", SETS, **mpirun).stdout == "False\nTrue\n"
 
 
 def test_a_program_goes_on_where_it_cannot_be_joined(python: Path) -> None:

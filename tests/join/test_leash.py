@@ -176,7 +176,7 @@ def test_a_rank_that_cannot_load_the_tools_says_so(
     (tmp_path / "broken.py").write_text("import sys\nsys.modules['msgspec'] = None\n" + TURN.read_text())
     process = start_job("broken", ranks=0, script=tmp_path / "broken.py")
     viewer = viewers()
-    viewer.join("broken")
-    wait_until(lambda: "lets nobody in" in viewer.ask("told") or None, "it says that it lets nobody in", 20)
-    assert "msgspec" in (said := viewer.ask("told")) and "monarch_kernel" in said
+    # It refuses, which the viewer does not take for silence: it is told at once, and not after its patience.
+    assert "! JoinError job 'broken': no rank has let the tools in: rank 0: it lets nobody" in viewer.join("broken")
+    assert "lets nobody in" in (said := viewer.ask("told")) and "msgspec" in said and "monarch_kernel" in said
     assert process.process.poll() is None

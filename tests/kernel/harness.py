@@ -127,6 +127,12 @@ class Cell:
             self.outcome.ename, self.outcome.evalue = content["ename"], content["evalue"]
         return self.outcome
 
+    def ok(self) -> Outcome:
+        """Read output until the cell has ended, which must succeed."""
+        out = self.wait()
+        assert out.status == "ok", f"{out.ename}: {out.evalue}\n{out.traceback}\n{out.stderr}"
+        return out
+
 
 class Kernel:
     """A running kernel and a client of it."""
@@ -150,9 +156,7 @@ class Kernel:
 
     def ok(self, code: str) -> Outcome:
         """Run a cell that must succeed."""
-        out = self.run(code)
-        assert out.status == "ok", f"{out.ename}: {out.evalue}\n{out.traceback}\n{out.stderr}"
-        return out
+        return self.send(code).ok()
 
     def interrupt(self) -> None:
         """What the stop button does."""

@@ -313,3 +313,17 @@ def test_gathered_futures(poller: Poller) -> None:
     with pytest.raises(ValueError, match="one"):
         broken.get()
     assert gathered(poller, []).get() == []
+
+
+def test_an_answer_that_comes_while_a_wait_gives_up_is_kept_apart_from_its_timeout(poller: Poller) -> None:
+    class Late(Future[str]):
+        """Its answer comes between the end of the wait and the exception of that."""
+
+        def _waiting(self) -> str:
+            self._resolve("late")
+            return ""
+
+    future = Late(poller, "late")
+    with pytest.raises(TimeoutError):
+        future.exception(0)
+    assert future.exception() is None and future.get() == "late"

@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from monarch_kernel.actor import this_host
-from monarch_kernel.rdma import RDMAAction, RDMABuffer, RDMAError
+from monarch_kernel.rdma import RDMAAction, RDMABuffer, RDMAError, configure
+from tests.conftest import leak_check
 from tests.transfer.actors import AsyncPeer, Peer
 from tests.transfer.arrays import SHAPES, contents
-from tests.transfer.conftest import Owner
+from tests.transfer.conftest import FAR_BACKENDS, LOCAL_BACKENDS, Owner, force, make_owner
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The tests come backend by backend, so that all of one backend have the same owner."""
+    if "owner" in metafunc.fixturenames:
+        backends = FAR_BACKENDS if "far" in metafunc.fixturenames else LOCAL_BACKENDS
+        metafunc.parametrize("owner", backends, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_leaks() -> Iterator[None]:
+    """All tests together leave nothing behind; they share a runtime."""
+    with leak_check("module"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def owner(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[Owner]:
+    """An owner that this process reaches through each backend."""
+    made = make_owner(request.param, force)
+    yield made
+    if made.procs is not None:
+        made.procs.stop().get()
+    configure(backend="auto", tcp="encrypted")
+
+
+@pytest.fixture
+def far(owner: Owner) -> Owner:
+    """The same, but always another process."""
+    return owner
 
 
 def pattern(size: int) -> bytes:

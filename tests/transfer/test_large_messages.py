@@ -169,6 +169,7 @@ def test_a_result_of_a_rank_that_ends_at_once(team: Team) -> None:
     stopped.get(60)
 
 
+@pytest.mark.usefixtures("faults")
 def test_a_sender_that_dies_takes_its_message_along(team: Team) -> None:
     stores = spawn(team.attach())
     one, other = stores.slice(hosts=0), stores.slice(hosts=1)

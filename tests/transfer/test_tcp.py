@@ -38,6 +38,8 @@ from tests.transfer.actors import KeeperActor
 from tests.transfer.backends import tcp as here
 from tests.transfer.test_failures import changed
 
+# What connections there are is looked at: those of other tests would be among them.
+pytestmark = pytest.mark.own_runtime
 HOWS = ("tcp", "tcp in the clear")
 
 

@@ -262,7 +262,15 @@ class ToolController(ToolProcess):
         mesh.procs._cached = None
         if message.host == HOST:
             self._watch(mesh, message.rank, message.pid)
-        if all(ref.id in self.node.pids for ref in refs):
+        self._check_entered(mesh)
+
+    def enters_never(self, mesh: HostedMesh, rank: int) -> None:
+        """Handle that a rank has refused the tools, or has ended before it let them in: `enter` awaits it no longer."""
+        self.node.pids.setdefault(f"{mesh.procs._uid}.{rank}", 0)
+        self._check_entered(mesh)
+
+    def _check_entered(self, mesh: HostedMesh) -> None:
+        if all(ref.id in self.node.pids for ref in mesh.procs._procs):
             mesh.entered.set()
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:

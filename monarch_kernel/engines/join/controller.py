@@ -240,6 +240,10 @@ class JoinController(ToolController):
             if isinstance(error, TimeoutError):
                 raise JoinError(str(error)) from None
             raise
+        if not any(self.node.pids[ref.id] for ref in procs._procs):
+            why = "; ".join(f"rank {rank}: {cause}" for rank, cause in sorted(procs.dead().items()))
+            self.leave(procs)
+            raise JoinError(f"job {joined.name!r}: no rank has let the tools in: {why}")
         assert joined.first is not None
         joined.first = msgspec.structs.replace(joined.first, drive=False)  # for ranks that come later
         self._settle(joined)
@@ -409,16 +413,20 @@ class JoinController(ToolController):
 
     def on_refusal(self, joined: JoinedJob, rank: int, why: str) -> None:
         """A rank cannot load the tools."""
-        if joined.uid in self._meshes:
+        mesh = self._meshes.get(joined.uid)
+        if mesh is not None:
             self.on_death(f"{joined.uid}.{rank}", f"it lets nobody in: {why}")
             self.notices.notify(joined.name, f"rank {rank} lets nobody in: {why}")
+            self.enters_never(mesh, rank)
 
     # -- ranks that come and go ------------------------------------------------------------------------
 
     def on_closed(self, joined: JoinedJob, rank: int) -> None:
         """A connection to a rank has ended."""
-        if joined.uid in self._meshes:
+        mesh = self._meshes.get(joined.uid)
+        if mesh is not None:
             self.on_death(f"{joined.uid}.{rank}", "its process has ended, or has closed the connection")
+            self.enters_never(mesh, rank)
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
         """The end of the connection tells the end of the process, on all machines."""

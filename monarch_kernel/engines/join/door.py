@@ -217,7 +217,7 @@ def _hang_plan(name: str, on_hang: str | None, after: float | None, folder: str 
 
 
 def _mark(name: str, told: RankIdentity) -> str:
-    return f"{name}/{told.launch}/{told.rank}/{told.restarts}"
+    return f"{name}/{told.launch}/{told.restarts}/{told.rank}/{told.world}"
 
 
 def _is_child(name: str, told: RankIdentity, given: bool) -> bool:
@@ -236,6 +236,9 @@ def _is_child(name: str, told: RankIdentity, given: bool) -> bool:
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None and not given:
         return True  # whose parent may have been told more since it began
+    same = mark.split("/")[-2:] == [str(told.rank), str(told.world)]
+    if same and told.rank >= 0 and pid == str(os.getppid()) and not given:
+        return True  # whose parent has set torchrun's variables itself, as Accelerate does under mpirun
     return mark == _mark(name, RankIdentity()) and told.rank == 0 and "RANK" not in os.environ  # of Lightning's rank 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +104,7 @@ def present_identity(told: RankIdentity) -> RankIdentity:
         later = identity()
         found = later if later.known else found
     try:
-        found = _of_ray(found)
+        found = _of_ray(told, found)
     except Exception:  # it is being connected, or ended
         pass
     distributed: Any = sys.modules.get("torch.distributed")
@@ -119,22 +118,33 @@ def present_identity(told: RankIdentity) -> RankIdentity:
     return found
 
 
-def _of_ray(found: RankIdentity) -> RankIdentity:
-    """What Ray tells of its worker; only what has been imported is asked."""
+def _of_ray(told: RankIdentity, found: RankIdentity) -> RankIdentity:
+    """What Ray tells of its worker.
+
+    Only what has been imported is asked, and nothing that would import more: an import on this thread can break one
+    that the program is in.
+    """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return found
-    context: Any = ray.get_runtime_context()
+    context: Any = ray.runtime_context.get_runtime_context()
     if context.get_actor_id() is None:  # the program that drives the job, or a worker between tasks
         return found
-    launch = found.launch or f"Ray job {context.get_job_id()}"
-    train: Any = sys.modules.get("ray.train")
-    if train is not None and found.rank < 0:
-        with suppress(Exception):  # it is no worker of Train
-            worker: Any = train.get_context()
-            rank, world, local = worker.get_world_rank(), worker.get_world_size(), worker.get_local_rank()
-            return RankIdentity(int(rank), int(world), int(local), launch, found.restarts)
-    return replace(found, launch=launch)
+    # Train sets variables for torch in its workers alone, and their job is also that of its other actors.
+    found = replace(found, launch=told.launch or f"Ray job {context.get_job_id()}")
+    worker = _worker_of_train() if told.rank < 0 else None
+    return found if worker is None else replace(worker, launch=found.launch, restarts=found.restarts)
+
+
+def _worker_of_train() -> RankIdentity | None:
+    """The rank in Ray Train; None in other actors. Train's own functions import modules, so this looks beside them."""
+    context: Any = getattr(sys.modules.get("ray.train.v2._internal.execution.context"), "_train_context", None)
+    if context is not None:
+        return RankIdentity(context.get_world_rank(), context.get_world_size(), context.get_local_rank())
+    session: Any = getattr(sys.modules.get("ray.train._internal.session"), "_session", None)  # of its first version
+    if session is not None:
+        return RankIdentity(session.world_rank, session.world_size, session.local_rank)
+    return None
 
 
 def present_dimensions(now: RankIdentity) -> dict[str, int]:

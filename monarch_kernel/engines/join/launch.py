@@ -15,6 +15,7 @@ from monarch_kernel.engines.join.door import prepare
 from monarch_kernel.engines.join.holding import USUAL
 
 HOLD = "--hold-on-error"
+_LOCAL_RANK = ("--local_rank=", "--local-rank=")
 _WITH_VALUE = ("--name", "--on-hang", "--hang-after", "--reports", "--meet")
 
 
@@ -50,13 +51,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("program", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     words = list(sys.argv[1:] if argv is None else argv)
+    # deepspeed and torch.distributed.launch put this before the arguments, and so before the program, whose it is.
+    told = [words.pop(0)] if words and words[0].startswith(_LOCAL_RANK) else []
     at = 0
     while at < len(words) and words[at].startswith("-"):
         # Without a value it takes none: what follows is another option, or the program.
         words[at] = f"{HOLD}={USUAL}" if words[at] == HOLD else words[at]
         at += 2 if words[at] in _WITH_VALUE else 1
     found = parser.parse_args(words)
-    sys.argv = [found.program, *found.args]
+    sys.argv = [found.program, *told, *found.args]
     try:
         prepare(
             found.name,

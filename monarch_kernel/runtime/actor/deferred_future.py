@@ -60,19 +60,18 @@ class _Deferred(Future[Any]):
             body, self._body = self._body, None
         return body
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Wait for the result; the first call runs the body. See ``Future.get``."""
+    def _wait(self, timeout: float | None) -> None:
+        """The first wait runs the body."""
         __tracebackhide__ = True
         body = self._claim()
-        if body is not None:
-            if _loop_runs_here():
-                helper = threading.Thread(target=self._drive, args=(body, timeout), name=f"monarch-{self.what}")
-                helper.start()
-                helper.join()
-            else:
-                self._drive(body, timeout)
-            return self._result()
-        return super().get(timeout)
+        if body is None:
+            super()._wait(timeout)
+        elif _loop_runs_here():
+            helper = threading.Thread(target=self._drive, args=(body, timeout), name=f"monarch-{self.what}")
+            helper.start()
+            helper.join()
+        else:
+            self._drive(body, timeout)
 
     def _drive(self, body: Coroutine[Any, Any, Any], timeout: float | None) -> None:
         import asyncio

@@ -82,11 +82,15 @@ class Future(Generic[R]):
             TimeoutError: there is no result yet; ``get`` can be called again later.
         """
         __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not these frames
+        self._wait(timeout)
+        return self._result()
+
+    def _wait(self, timeout: float | None) -> None:
+        __tracebackhide__ = True
         if not self._done and not self._poller.wait(self, timeout):
             raise TimeoutError(
                 f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
             )
-        return self._result()
 
     def _waiting(self) -> str:
         return ""
@@ -97,15 +101,10 @@ class Future(Generic[R]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait like ``get``, and return the exception that ``get`` would raise, or None."""
+        self._wait(timeout)  # apart from the result: it may arrive while this raises, and would not be told from it
         try:
-            self.get(timeout)
-        except TimeoutError as e:
-            if not self._done:
-                raise
-            return e
+            self._result()
         except BaseException as e:
-            if not self._done:
-                raise
             return e
         return None
 

@@ -125,7 +125,7 @@ def test_a_breakpoint_in_a_cell_stops_every_rank_one_is_shown_and_the_others_fol
             lab.ask("mesh/focus", rank=left[0])
     lab.ask("continue", threadId=1)  # what JupyterLab 4.6 says; all go on
     assert len(set(seen)) == RANKS
-    assert cell.wait().status == "ok"
+    cell.ok()
     assert lab.ask("debugInfo")["stoppedThreads"] == []
 
 
@@ -151,7 +151,7 @@ def test_ranks_are_switched_stepped_and_changed(lab: FrontEnd) -> None:
     reply = lab.kernel.debug("evaluate", {"expression": "%mesh focus 7"})
     assert "rank 7 is not stopped" in reply["message"]
     lab.ask("mesh/resume", how="continue")
-    assert cell.wait().status == "ok"
+    cell.ok()
     assert lab.kernel.ok("list(_.values())").text == "[10, 20, 500]"
 
 
@@ -209,7 +209,7 @@ def test_pause_stops_the_ranks_that_a_cell_waits_for(lab: FrontEnd) -> None:
         frame = lab.top(lab.ask("debugInfo")["stoppedThreads"][0])
         lab.ask("evaluate", expression="go = False", frameId=frame["id"])
     lab.ask("mesh/resume")
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_code_of_an_ordinary_cell_stops_on_the_ranks_that_run_it(lab: FrontEnd) -> None:
@@ -230,7 +230,7 @@ models.forward.call(21).get()"""
     assert (lab.top(thread)["name"].partition("] ")[2], lab.top(thread)["line"]) == ("Model.forward", 8)
     everybody_stops(lab)
     lab.ask("mesh/resume")
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_condition_stops_one_rank(code: FrontEnd) -> None:
@@ -242,7 +242,7 @@ def test_a_condition_stops_one_rank(code: FrontEnd) -> None:
     assert "rank 0 (gpus=0)" in names.values()
     assert any(number < BASE for number in names)  # the kernel's
     code.ask("continue", threadId=thread)
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_vs_code_sees_every_stop_as_a_thread(code: FrontEnd) -> None:
@@ -257,7 +257,7 @@ def test_vs_code_sees_every_stop_as_a_thread(code: FrontEnd) -> None:
     assert sorted(again) == sorted(threads)
     for thread in threads:
         code.ask("continue", threadId=thread)
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_failure_stops_where_it_was_raised(lab: FrontEnd) -> None:
@@ -283,14 +283,14 @@ def test_turning_the_debugger_off_lets_the_cell_end_and_on_again_works(kernel: K
     stopped(cell, 1)
     everybody_stops(lab)
     assert kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})["success"]
-    assert cell.wait().status == "ok"
+    cell.ok()
     assert kernel.ok(WORK).status == "ok"  # nothing is armed any more
     lab = FrontEnd(kernel)
     lab.break_at(WORK, 4)
     cell = kernel.send(WORK)
     assert lab.top(stopped(cell, 1)[0])["line"] == 4
     kernel.debug("disconnect", {"restart": False, "terminateDebuggee": False})
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_page_that_was_reloaded_finds_its_stop(lab: FrontEnd) -> None:
@@ -302,7 +302,7 @@ def test_a_page_that_was_reloaded_finds_its_stop(lab: FrontEnd) -> None:
     assert [[each["line"] for each in of["breakpoints"]] for of in info["breakpoints"]] == [[4]]
     everybody_stops(lab)
     lab.ask("mesh/resume")
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_mesh_that_comes_later_joins(start_kernel: Callable[..., Kernel]) -> None:
@@ -316,7 +316,7 @@ def test_a_mesh_that_comes_later_joins(start_kernel: Callable[..., Kernel]) -> N
     assert lab.top(thread)["line"] == 4
     everybody_stops(lab, 2)
     lab.ask("mesh/resume")
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_frozen_rank_does_not_block_the_others_and_a_dead_one_is_dropped(start_kernel: Callable[..., Kernel]) -> None:
@@ -372,7 +372,7 @@ def test_sources_and_rich_values_of_ranks_are_shown(lab: FrontEnd) -> None:
     lab.ask("copyToGlobals", srcVariableName="x", dstVariableName="kept", srcFrameId=frame["id"])
     everybody_stops(lab)
     lab.ask("mesh/resume")
-    assert cell.wait().status == "ok"
+    cell.ok()
     lab.kernel.ok("%%mesh\nglobals().get('kept')")
     rank = int(frame["name"].removeprefix("[rank ").partition("]")[0])
     assert lab.kernel.ok(f"list(_.values())[{rank}]").text == str(rank + 1)
@@ -384,7 +384,7 @@ def test_a_breakpoint_call_stops_without_any_breakpoint_set(lab: FrontEnd) -> No
     thread = stopped(cell, 1)[0]
     assert lab.top(thread)["line"] in (3, 4)
     lab.ask("continue", threadId=thread)
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_the_focus_is_a_magic_too(lab: FrontEnd) -> None:
@@ -430,7 +430,7 @@ def test_breakpoints_are_there_again_after_off_and_on(lab: FrontEnd) -> None:
     assert again.top(stopped(cell, 1)[0])["line"] == 4
     everybody_stops(again)
     again.ask("continue", threadId=1)
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_a_step_out_of_the_users_code_ends_quietly(lab: FrontEnd) -> None:
@@ -458,7 +458,7 @@ def test_lines_are_right_below_blank_lines(lab: FrontEnd) -> None:
     frame = lab.top(stopped(cell, 1)[0])
     assert (frame["line"], lab.locals(frame["id"])["x"]) == (5, "1")
     lab.ask("continue", threadId=1)
-    assert cell.wait().status == "ok"
+    cell.ok()
 
 
 def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel, bell: Bell) -> None:
@@ -491,7 +491,7 @@ def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel, bell: Bell) -> N
     assert "ipykernel_" in frame["source"]["path"]
     ide.ask("evaluate", expression="left = 1", frameId=frame["id"], context="repl")
     ide.close()  # lost, not ended: the rank goes on
-    assert cell.wait().status == "ok"
+    cell.ok()
     assert "rank 1 of mesh m: debugpy has ended" in kernel.ok("%mesh debugpy --stop").stdout
     assert kernel.run("%mesh debugpy").ename == "UsageError"
     hook = "%%mesh -r 0,1 -o hooks\nimport sys\nsys.breakpointhook.__module__"

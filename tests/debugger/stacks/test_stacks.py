@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from monarch_kernel.actor import ProcMesh
@@ -227,7 +228,8 @@ def test_native_frames_of_a_stopped_rank_are_left_out(team: Team) -> None:
     team.at(team.trainers.step.call(2), 4)
     os.kill(team.pids[0], signal.SIGSTOP)
     try:
-        reads = stacks_from_outside(team.mesh, [0, 1], native=True)
+        wait_until(lambda: psutil.Process(team.pids[0]).status() == psutil.STATUS_STOPPED, "it is stopped")
+        reads = stacks_from_outside(team.mesh, [0, 1], native=True, timeout=20)
     finally:
         os.kill(team.pids[0], signal.SIGCONT)
     assert "SIGSTOP" in reads[0].why and "Trainer.reduce" in reads[0].dump and "libc" not in reads[0].dump

@@ -72,9 +72,11 @@ def test_the_late_rank_and_its_line_are_named(ran: Any, tmp_path: Path) -> None:
 TRACED = """
 import time
 from torch.profiler import ProfilerActivity, profile
+store = dist.distributed_c10d._get_default_store()
 with profile(activities=[ProfilerActivity.CPU]) as profiled:
-    for _ in range(6):
-        if rank == 1: time.sleep(0.05)
+    for step in range(6):
+        if rank == 0: store.set(f"first {{step}}", "there")  # one profiler may have begun long after the other
+        if rank == 1: store.wait([f"first {{step}}"]); time.sleep(0.05)
         dist.all_reduce(torch.ones(4))
 profiled.export_chrome_trace(os.path.join({folder!r}, f"{{rank}}.json.gz"))
 """

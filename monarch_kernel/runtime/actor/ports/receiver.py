@@ -222,11 +222,10 @@ class _Received(Future[Any]):
         """Whether ``get`` would return (or raise) at once; claims nothing."""
         return self._done or (not self._claims and bool(self._receiver._values))
 
-    def get(self, timeout: float | None = None) -> Any:
-        """Wait for the value."""
+    def _wait(self, timeout: float | None) -> None:
         __tracebackhide__ = True
         self._claim()
-        return super().get(timeout)
+        super()._wait(timeout)
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
         """Call ``callback(self)`` once the value has arrived."""
