@@ -352,6 +352,8 @@ class JoinController(ToolController):
         with joined.changed:
             first = time.monotonic() - joined.released > NEWS
             joined.released = time.monotonic()
+        # It is heard again, and may have control. (It may have read first that nobody has, and so send no heartbeats.)
+        joined.carrier.send([message.rank], wire.encode(wire.DriveRank(self.node.id, False)))
         if first:
             self.notices.notify(
                 joined.name,
