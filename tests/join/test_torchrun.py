@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
+
+import pytest
 
 from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
@@ -67,3 +70,19 @@ def test_a_rank_that_cannot_answer_is_joined_and_read_from_outside(
 def test_an_unknown_job_is_said_with_those_that_are_there(notebook: Kernel) -> None:
     out = notebook.run("%mesh join nothing")
     assert out.ename == "UsageError" and "'nothing'" in out.evalue and "monarch_kernel.join" in out.evalue
+
+
+def test_ranks_that_are_not_there_keep_nobody_from_the_others(
+    start_job: Callable[..., Job], notebook: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    start_job("half", ranks=0, script=TRAIN.with_name("waiting.py"))
+    assert "not there: 1" in shown(notebook.ok("%mesh join half"))
+    assert re.search(r"0 .*waiting\.py.*\n.*1 .*dead", shown(notebook.ok("%mesh status")))
+    notebook.ok("%%mesh -r 0 -o here\nlen(sys.argv)")
+    assert "[2]" in shown(notebook.ok("list(here.values())"))
+    out = notebook.run("%%mesh\nlen(sys.argv)")
+    assert "Failed on rank 1" in out.evalue and "not found when the job was joined" in out.evalue
+    assert "heal" not in out.traceback
+    notebook.ok("%mesh leave")

@@ -16,7 +16,7 @@ from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.message_node import MessageNode, MessageSystem, message_system
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.output import calling_origin
-from monarch_kernel.protocol.messages import DEAD, ProcStatus
+from monarch_kernel.protocol.messages import DEAD, OK, ProcStatus
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, explain, loads
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
@@ -178,7 +178,10 @@ class HostedProcMesh(ProcMesh):
         raise NotOffered(f"mesh {self.name} {self._tools.MESHES.format(self._tools.engine_name)} {what}")
 
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
-        """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes."""
+        """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes.
+
+        Procs that are dead already keep nobody from the others: calls of their actors fail, as of procs that die later.
+        """
         system = cast("MessageSystem", self._system)
         if self._stopped:
             raise RuntimeError(f"proc mesh {self.name} was stopped: spawn on a new one")
@@ -198,8 +201,8 @@ class HostedProcMesh(ProcMesh):
         living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
         system.send(living, wire.SpawnActor(system.node.id, self._uid, actor, name, call._number, body))
         for rank, ref in enumerate(target.procs):
-            if ref.id in system.node.deaths:
-                call.on_gone(rank, system.node.deaths[ref.id])
+            if ref not in living:
+                call.on_reply(rank, OK, dumps_flat(None), ())
         mesh._ready = call.then(lambda _values: None)
         return mesh
 
