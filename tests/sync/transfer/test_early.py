@@ -119,22 +119,32 @@ def test_ctrl_c_leaves_nothing(store_hosts: Hosts, large: Path) -> None:
 
 
 _CLIENT = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 from monarch_kernel.actor import attach_to_workers
 from workspace_sync import Workspace, sync
+from workspace_sync.scanning import hashing
 
-def show(progress):
-    if progress.phase == "send" and progress.done > 0.5 * progress.total:
+key_file, tree, stores, urls = sys.argv[1], sys.argv[2], sys.argv[3:5], sys.argv[5:]
+really_read = hashing.read_fully
+
+def read(fd, into, at):
+    if os.readlink(f"/proc/self/fd/{fd}").endswith("/f55.bin"):
+        while any(len(list(Path(store).glob("w/*/slots/tree-1/*.bin"))) < 30 for store in stores):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
+    return really_read(fd, into, at)
 
-hosts = attach_to_workers(workers=sys.argv[3:], key_file=sys.argv[1])
-sync(hosts, Workspace(dirs={sys.argv[2]: ""}), progress=show)
+hashing.read_fully = read
+sync(attach_to_workers(workers=urls, key_file=key_file), Workspace(dirs={tree: ""}))
 """
 
 
 def test_what_a_killed_client_has_sent_is_used_again(store_hosts: Hosts, large: Path) -> None:
+    """It dies while it scans, when each host has more than half of the files."""
     made = store_hosts(2)
-    command = [sys.executable, "-c", _CLIENT, str(made.team.key_file), str(large), *made.team.urls]
+    arguments = [str(made.team.key_file), str(large), *map(str, made.stores), *made.team.urls]
+    command = [sys.executable, "-c", _CLIENT, *arguments]
     ended = subprocess.run(command, timeout=60, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     assert made.trees() == [None, None]
