@@ -42,7 +42,7 @@ mesh = host.hosts.spawn_procs(per_host={"gpus": 2}, name="t")
 counters = mesh.spawn("counters", Counter, 10)
 counters.add.call().get()
 """
-KILL = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
+KILL = "\nsys.stdout.flush()\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
 def script(code: str, status: int = 0, env: dict[str, str] | None = None) -> str:
