@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,10 +251,21 @@ class Lab:
     # -- its debugger --------------------------------------------------------------------------------
 
     def debug(self, on: bool = True) -> None:
-        """Press the bug button, which turns the debugger on or off."""
-        self.page.locator("jp-button.jp-DebuggerBugButton[aria-disabled=false]").first.click()
+        """Press the bug button, which turns the debugger on or off, and wait until it is.
+
+        While JupyterLab restores or stops a session it ignores the button, and shows a notebook as debugged, or not,
+        too early. So the kernel is asked, and the button pressed again, as a person would.
+        """
+        for _ in range(6):
+            self.page.locator("jp-button.jp-DebuggerBugButton[aria-disabled=false]").first.click()
+            with suppress(AssertionError):
+                wait_until(lambda: self.ask_debugger("mesh/state")["success"] == on, "it is", 5)
+                break
+        else:
+            raise AssertionError(f"the debugger is not {'on' if on else 'off'}")
         panel = self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]")
         panel.wait_for(state="attached" if on else "detached")
+        self.ask_debugger("threads")  # which is answered when all that was asked before is done
 
     def break_at(self, at: int, line: int) -> None:
         """Click into the gutter of a cell, at a line counted from 1."""
