@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -30,15 +29,13 @@ from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
 from monarch_kernel.engines.join.meeting_place import MeetingPlace
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine
+from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine, at_once
 from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: How many machines are asked at once.
-_AT_ONCE = 32
 #: How often a viewer looks for ranks that its jobs have started again (seconds).
 LOOK = 0.5
 #: How long ranks may take to tell who has control (seconds): the first viewer's load the tools before.
@@ -713,12 +710,9 @@ class JoinedJob:
 
 def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnouncement, RankPlace]:
     """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
-    places = [each for each in places if not (isinstance(each, RemoteMachine | MeetingPlace) and each.ended)]
-    if len(places) == 1:  # this machine alone, which is looked at often
-        return dict.fromkeys(places[0].find(name), places[0])
-    with ThreadPoolExecutor(min(len(places), _AT_ONCE), "monarch-join-find") as pool:
-        found = pool.map(lambda place: place.find(name), places)
-        return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
+    places = [each for each in places if not each.ended]
+    found = at_once(lambda place: place.find(name), places)
+    return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
 
 
 def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:

@@ -7,13 +7,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.places import FoundRank
+from monarch_kernel.engines.join.places import FoundRank, at_once
 from monarch_kernel.engines.join.remote_machine import RelayLink, RemoteMachine
 from monarch_kernel.protocol.keys import KeyFileError, load_keys
 from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
@@ -27,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: How long it may take to reach a meeting point (seconds).
 REACH = 15.0
-#: How many machines are asked at once.
-_AT_ONCE = 64
 
 
 class MeetingPlace:
@@ -88,8 +85,7 @@ class MeetingPlace:
     def find(self, name: str = "") -> list[RankAnnouncement]:
         """See ``places.RankPlace``."""
         machines = self._opened()
-        with ThreadPoolExecutor(min(max(len(machines), 1), _AT_ONCE), "monarch-join-meet") as pool:
-            found = list(zip(machines, pool.map(lambda machine: machine.find(name), machines), strict=True))
+        found = list(zip(machines, at_once(lambda machine: machine.find(name), machines), strict=True))
         self._at.update({each: machine for machine, ranks in found for each in ranks})
         return [each for _, ranks in found for each in ranks]
 
@@ -101,18 +97,16 @@ class MeetingPlace:
     ) -> list[FoundRank]:
         """See ``places.RankPlace``."""
         apart = self._by_machine(wanted)
-        with ThreadPoolExecutor(min(max(len(apart), 1), _AT_ONCE), "monarch-join-meet") as pool:
-            found = pool.map(lambda each: each[0].connect(each[1], on_frame, on_closed), apart)
-            return [rank for ranks in found for rank in ranks]
+        found = at_once(lambda each: each[0].connect(each[1], on_frame, on_closed), apart)
+        return [rank for ranks in found for rank in ranks]
 
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
         """See ``places.RankPlace``."""
         apart = self._by_machine(ranks)
-        with ThreadPoolExecutor(min(max(len(apart), 1), _AT_ONCE), "monarch-join-meet") as pool:
-            found = pool.map(lambda each: each[0].read_stacks(each[1], native, timeout), apart)
-            return {rank: read for reads in found for rank, read in reads.items()}
+        found = at_once(lambda each: each[0].read_stacks(each[1], native, timeout), apart)
+        return {rank: read for reads in found for rank, read in reads.items()}
 
     def _by_machine(self, ranks: Iterable[RankAnnouncement]) -> list[tuple[RemoteMachine, list[RankAnnouncement]]]:
         apart: dict[RemoteMachine, list[RankAnnouncement]] = {}

@@ -8,9 +8,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcement_of, announcements, pid_space
 from monarch_kernel.engines.join.frame_loop import FrameLoop
@@ -18,6 +19,11 @@ from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.engines.join.outside_stacks import OutsideRead, read_stacks
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: How many machines are asked at once.
+_AT_ONCE = 32
 #: How long ranks may take to say who they are (seconds).
 HELLO = 2.0
 #: The same for those that are only listed, and how often they are asked (seconds).
@@ -86,7 +92,12 @@ class FoundRank:
 
 
 class RankPlace(Protocol):
-    """A machine on which ranks can be found."""
+    """A machine on which ranks can be found, or several."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection to it is over."""
+        ...
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
         """The ranks of jobs of this name, or of all."""
@@ -124,6 +135,11 @@ class ThisMachine:
         self._loop = loop
         self._asked: Asked = {}
 
+    @property
+    def ended(self) -> bool:
+        """See ``RankPlace``: it is here."""
+        return False
+
     def find(self, name: str = "") -> list[RankAnnouncement]:
         """See ``RankPlace``."""
         return [each for each in refreshed(self._asked) if name in ("", each.name)]
@@ -152,6 +168,14 @@ class ThisMachine:
         here = pid_space()
         by_pid = {each.pid: each for each in ranks if each.space == here}
         return {by_pid[pid]: read for pid, read in read_stacks(by_pid, native, timeout).items()}
+
+
+def at_once(work: Callable[[T], R], places: Sequence[T]) -> list[R]:
+    """Do this with each of these, all at once, as each answers when it can; the results, in their order."""
+    if len(places) < 2:  # this machine alone is looked at often
+        return [work(each) for each in places]
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE), "monarch-join-find") as pool:
+        return list(pool.map(work, places))
 
 
 def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
