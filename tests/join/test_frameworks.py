@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,18 +45,25 @@ def look_stop_and_leave(notebook: Kernel, job: Job, program: Path, line: str) ->
     assert "goes on" in shown(notebook.ok("%mesh leave"))
 
 
+@contextmanager
+def running(name: str, command: list[str], folder: Path) -> Generator[Job]:
+    """A job of two ranks, which must come to a good end."""
+    job = Job(name, command, folder, 2)
+    try:
+        wait_for_ranks(name)
+        yield job
+        assert job.end().count("ends after") == 2
+    finally:
+        job.kill()
+
+
 def test_accelerate_launch(notebook: Kernel, tmp_path: Path) -> None:
     needs("accelerate")
     # Its launcher for GPUs; the program asks for the CPU itself.
     accelerate = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--num_processes", "2"]
     command = [*accelerate, "--main_process_port", "0", "-m", "monarch_kernel.join", str(ACCELERATE)]
-    job = Job("accelerated", [*command, str(tmp_path / "accelerated.ends")], tmp_path, 2)
-    try:
-        wait_for_ranks("accelerated")
+    with running("accelerated", [*command, str(tmp_path / "accelerated.ends")], tmp_path) as job:
         look_stop_and_leave(notebook, job, ACCELERATE, "optimizer.zero_grad()")
-        assert job.end().count("ends after") == 2
-    finally:
-        job.kill()
 
 
 def test_accelerate_launch_by_mpirun_on_cpus(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +75,8 @@ def test_accelerate_launch_by_mpirun_on_cpus(python: Path, tmp_path: Path, monke
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     accelerate = [str(python), "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     command = [*accelerate, "--mpirun_hostfile", str(tmp_path / "hosts"), str(ACCELERATE)]
-    job = Job("by-mpi", [*command, str(tmp_path / "by-mpi.ends")], tmp_path, 2)
-    try:
-        wait_for_ranks("by-mpi")
+    with running("by-mpi", [*command, str(tmp_path / "by-mpi.ends")], tmp_path):
         assert listed("by-mpi")[0].engine == "MPI"
-        assert job.end().count("ends after") == 2
-    finally:
-        job.kill()
 
 
 def test_deepspeed(notebook: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,22 +90,12 @@ def test_deepspeed(notebook: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyP
         port = free.getsockname()[1]
     deepspeed = [str(python), "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", str(port)]
     command = [*deepspeed, "--module", "monarch_kernel.join", str(DEEPSPEED), str(tmp_path / "sped.ends")]
-    job = Job("sped", command, tmp_path, 2)
-    try:
-        wait_for_ranks("sped")
+    with running("sped", command, tmp_path) as job:
         look_stop_and_leave(notebook, job, DEEPSPEED, "model.backward(loss)")
-        assert job.end().count("ends after") == 2
-    finally:
-        job.kill()
 
 
 def test_lightning_starts_rank_1_from_rank_0(python: Path, notebook: Kernel, tmp_path: Path) -> None:
     needs("pytorch_lightning")
     command = [str(python), str(LIGHTNING), str(tmp_path / "lightning.ends")]
-    job = Job("lightning", command, tmp_path, 2)
-    try:
-        wait_for_ranks("lightning")
+    with running("lightning", command, tmp_path) as job:
         look_stop_and_leave(notebook, job, LIGHTNING, "return loss")
-        assert job.end().count("ends after") == 2
-    finally:
-        job.kill()
