@@ -557,6 +557,10 @@ class Launcher(ABC):
         """
         return cls.of(values)
 
+    def others(self) -> str:
+        """What says which workers of others it takes, and does not start its own; these have a key already."""
+        return ""
+
     def usual_hosts(self) -> int:
         """How many hosts are asked for where a user does not say."""
         return 1

@@ -106,6 +106,8 @@ class EngineJob(Job):
         warn_before: float = WARN_BEFORE,
         renew: bool = False,
     ) -> None:
+        if key_file is None and (others := launcher.others()):
+            raise ValueError(keyless(others))
         super().__init__()
         self._launcher = launcher
         self._requested = checked_meshes(type(self).__name__, meshes) if meshes or not self._adds_meshes else {}
@@ -571,6 +573,11 @@ class EngineJob(Job):
 
     def _job_key(self) -> str | None:
         return registry.key_path(self._id) if self._launcher.needs_key else None
+
+
+def keyless(others: str) -> str:
+    """What to say where the key of workers of others is not named."""
+    return f"the workers of {others} have a key already: name its file with key_file=, as only who has it can use them"
 
 
 class _RequestFields(msgspec.Struct):

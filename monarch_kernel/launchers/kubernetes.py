@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes_attached import AttachedLabels, TakenPod
 from monarch_kernel.launchers.kubernetes_meshes import OF_POD, host_meshes, mesh_pods, mesh_settings, pod_fields
 from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs
 from monarch_kernel.launchers.kubernetes_places import Places
@@ -68,21 +69,22 @@ class _Data(msgspec.Struct):
     Attributes:
         namespace: of the Pods.
         context: of the kubeconfig.
-        pods: their names, by the number of the host.
-        selector: labels of Pods of others; "": they are ours.
-        containers: of Pods of others, the containers that were found there; "": it did not run yet.
-        selectors: of Pods of others whose meshes have labels of their own, these, by the number of the host.
-        through: what has made the Pods: "pods", this launcher itself; or a key of ``POD_SETS``. What their objects and
-            Pods are called is noted in the cluster then, as new ones come.
+        pods: the names of those that this launcher itself has made, by the number of the host; "": it is in another.
+        taken: hosts in Pods of others.
+        through: what has made all other Pods: "pods", this launcher itself; or a key of ``POD_SETS``. What their
+            objects and Pods are called is noted in the cluster then, as new ones come.
     """
 
     namespace: str
     context: str
     pods: list[str]
-    selector: str = ""
-    containers: list[str] = []
-    selectors: list[str] = []
+    taken: list[TakenPod] = []
     through: str = DIRECTLY
+
+    def made(self) -> list[int]:
+        """The numbers of hosts in Pods that were made for the job."""
+        taken = {each.host for each in self.taken}
+        return [number for number in range(len(self.pods)) if number not in taken]
 
 
 class KubernetesLauncher(Launcher):
@@ -106,7 +108,7 @@ class KubernetesLauncher(Launcher):
         pod: further fields of the spec of the Pods. Lists of named objects, such as containers, are merged by name; the
             container of the worker is "worker".
         attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; or those of each
-            mesh, by its name. They are not ended.
+            mesh that has such Pods, by its name. They are not ended.
         order_label: the label by which those are numbered, or that of each mesh, by its name; without it, they are in
             the order of their names.
         tunnel: whether this process reaches workers through the API server, as it is outside the network of the Pods;
@@ -150,16 +152,15 @@ class KubernetesLauncher(Launcher):
         if through not in (DIRECTLY, *POD_SETS, AUTO):
             known = ", ".join((DIRECTLY, *POD_SETS, AUTO))
             raise ValueError(f"nothing makes Pods through {through!r}: choose one of {known}")
-        if through in POD_SETS and attach_to:
+        if through in POD_SETS and attach_to and isinstance(attach_to, str):
             raise ValueError(f"Pods with the labels {attach_to} are there already: leave out through={through!r}")
         self._namespace = namespace
         is_file = kubernetes_api.is_file(kubeconfig)
         self._kubeconfig = os.path.abspath(os.path.expanduser(kubeconfig)) if is_file else kubeconfig
         self._settings = kubernetes_api.kept(kubeconfig)
         self._context = context
-        self._attach_to = attach_to if isinstance(attach_to, str) else dict(attach_to)
+        self._attached = AttachedLabels(attach_to, order_label)
         self._through = through
-        self._order_label = order_label if isinstance(order_label, str) else dict(order_label)
         self._meshes = mesh_settings(meshes or {})
         given = {
             "image": image,
@@ -197,8 +198,8 @@ class KubernetesLauncher(Launcher):
             "gpu_resource": pattern.gpu_resource,
             **{name: getattr(pattern, name) for name in OF_POD},
             "key": pattern.key,
-            "attach_to": self._attach_to,
-            "order_label": self._order_label,
+            "attach_to": self._attached.attach_to,
+            "order_label": self._attached.order_label,
             "tunnel": pattern.tunnel,
             "through": self._through,
             "meshes": self._meshes,
@@ -210,25 +211,30 @@ class KubernetesLauncher(Launcher):
         made._settings = self._settings
         return made
 
+    def others(self) -> str:
+        """See ``Launcher``."""
+        return self._attached.words()
+
     # -- asking for hosts -----------------------------------------------------------------------------
 
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
         api = self._api(self._context)
-        data = _Data(self._namespace or api.namespace, api.context, [], through=self._maker(api))
-        if self._attach_to:
-            labels = self._attach_to
-            data.selector = labels if isinstance(labels, str) else "; ".join(labels.values())
-            return self._attached(data, request)
-        pods = self._pods_of(api, request)
+        wanted = dict(enumerate(host_meshes(request)))
+        data = _Data(self._namespace or api.namespace, api.context, [])
+        data = self._taken(data, request.command.job, wanted)
+        made = self._to_make(wanted)
+        if not made:
+            return self._ticket(request.command.job, data)
+        data.through = self._maker(api)
+        pods = self._pods_of(api, request, made)
         try:
             path = f"{_of(data.namespace)}/secrets"
             owner = api.request("POST", path, kubernetes_pods.secret(request.command, this_user()))["metadata"]["uid"]
             if data.through in POD_SETS:
-                wanted = dict(enumerate(host_meshes(request)))
-                self._places(data, request.command.job).create(pods, wanted, owner, this_user())
-                return self._ticket(request.command.job, data, request.hosts)
-            return self._created(data, request, pods, owner)
+                self._places(data, request.command.job).create(pods, made, owner, this_user())
+                return self._ticket(request.command.job, data)
+            return self._created(data, request, pods, made, owner)
         except BaseException as e:
             with contextlib.suppress(LaunchError, OSError):
                 self._remove_secret(api, data.namespace, request.command.job)
@@ -239,65 +245,88 @@ class KubernetesLauncher(Launcher):
     def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
         """See ``Launcher``. Kubernetes itself gives new Pods the places of those that are gone."""
         data = _data(ticket)
-        if data.selector:
-            return self._attached(data, request)
         api = self._api(data.context)
+        wanted = dict(enumerate(host_meshes(request), ticket.hosts))
+        data = self._taken(data, ticket.job, wanted)
+        made = self._to_make(wanted)
+        if not made:
+            return self._ticket(ticket.job, data)
         if data.through in POD_SETS:
-            return self._more_placed(data, ticket, request)
+            return self._more_placed(data, ticket, request, made)
         try:
             path = f"{_of(data.namespace)}/secrets/{kubernetes_pods.secret_name(ticket.job)}"
             owner = api.request("GET", path)["metadata"]["uid"]
-            return self._created(data, request, self._pods_of(api, request), owner)
+            return self._created(data, request, self._pods_of(api, request, made), made, owner)
         except ApiRefusedError as e:
             raise self._refused(e, data) from None
 
-    def _more_placed(self, data: _Data, ticket: Ticket, request: LaunchRequest) -> Ticket:
+    def _more_placed(self, data: _Data, ticket: Ticket, request: LaunchRequest, made: Mapping[int, str]) -> Ticket:
         """Have further hosts in places of their meshes that are free; and objects of their own for the others."""
         api, places = self._api(data.context), self._places(data, ticket.job)
         gone = self.poll(ticket).of(HostPhase.GONE)
-        wanted = dict(enumerate(host_meshes(request), ticket.hosts))
         taken: set[int] = set()
         try:
-            taken = places.take(gone, wanted)
-            if left := {number: mesh for number, mesh in wanted.items() if number not in taken}:
-                places.create(self._pods_of(api, request), left, places.owner(), this_user())
+            taken = places.take(gone, made)
+            if left := {number: mesh for number, mesh in made.items() if number not in taken}:
+                places.create(self._pods_of(api, request, left), left, places.owner(), this_user())
         except BaseException as e:
             with contextlib.suppress(LaunchError, OSError):
                 places.untake(taken)
             if isinstance(e, ApiRefusedError):
                 raise self._refused(e, data) from None
             raise
-        return self._ticket(ticket.job, data, ticket.hosts + len(wanted))
+        return self._ticket(ticket.job, data)
 
-    def _pods_of(self, api: KubernetesApi, request: LaunchRequest) -> dict[str, MeshPods]:
-        return mesh_pods(self._pattern, self._meshes, request, functools.cache(lambda: self._own_image(api)))
+    def _to_make(self, wanted: Mapping[int, str]) -> dict[int, str]:
+        """Those of further hosts whose Pods are not of others."""
+        return {number: mesh for number, mesh in wanted.items() if not self._attached.selector(mesh)}
 
-    def _created(self, data: _Data, request: LaunchRequest, pods: Mapping[str, MeshPods], owner: str) -> Ticket:
+    def _taken(self, data: _Data, job: str, wanted: Mapping[int, str]) -> _Data:
+        """Have places for further hosts, and those whose Pods are of others in these."""
+        attached = {number: mesh for number, mesh in wanted.items() if self._attached.selector(mesh)}
+        pods, taken = [*data.pods, *("" for _ in wanted)], data.taken
+        if attached:
+            api = self._api(data.context)
+            selectors = {self._attached.selector(mesh) for mesh in attached.values()}
+            found = {each: self._pods(api, data.namespace, each).values() for each in selectors}
+            own = {name for name in data.pods if name}
+            if data.through in POD_SETS:
+                own |= self._places(data, job).pods()
+            taken = [*taken, *self._attached.choose(attached, found, taken, own, data.namespace)]
+        return msgspec.structs.replace(data, pods=pods, taken=taken)
+
+    def _pods_of(self, api: KubernetesApi, request: LaunchRequest, made: Mapping[int, str]) -> dict[str, MeshPods]:
+        own_image = functools.cache(lambda: self._own_image(api))
+        return mesh_pods(self._pattern, self._meshes, request, set(made.values()), own_image)
+
+    def _created(
+        self, data: _Data, request: LaunchRequest, pods: Mapping[str, MeshPods], made: Mapping[int, str], owner: str
+    ) -> Ticket:
         """Create so many Pods, or none."""
         api = self._api(data.context)
-        wanted = dict(enumerate(host_meshes(request), len(data.pods)))
-        numbers = list(wanted)
+        names = {number: kubernetes_pods.pod_name(request, number) for number in made}
 
         def create(number: int) -> None:
-            own = pods[wanted[number]]
-            made = kubernetes_pods.pod(own.pattern, own.request, number, owner, this_user())
-            api.request("POST", f"{_of(data.namespace)}/pods", made)
+            own = pods[made[number]]
+            api.request(
+                "POST",
+                f"{_of(data.namespace)}/pods",
+                kubernetes_pods.pod(own.pattern, own.request, number, owner, this_user()),
+            )
 
-        names = [kubernetes_pods.pod_name(request, number) for number in numbers]
         try:
-            each_at_once(_PARALLEL, create, numbers, self.name)
+            each_at_once(_PARALLEL, create, list(made), self.name)
         except BaseException:
             with contextlib.suppress(LaunchError, OSError):
-                self._delete(api, data.namespace, names)
+                self._delete(api, data.namespace, names.values())
             raise
-        return self._ticket(request.command.job, _with_pods(data, [*data.pods, *names]))
+        data.pods = [names.get(number, name) for number, name in enumerate(data.pods)]
+        return self._ticket(request.command.job, data)
 
     def _maker(self, api: KubernetesApi) -> str:
         """What makes the Pods of a new job."""
         if self._through != AUTO:
             return self._through
-        if self._attach_to:
-            return DIRECTLY
         kind = POD_SETS[MonarchMesh.through]
         try:
             api.request("GET", f"/apis/{kind.group}/{kind.version}")
@@ -305,39 +334,8 @@ class KubernetesLauncher(Launcher):
             return DIRECTLY
         return kind.through
 
-    def _attached(self, data: _Data, request: LaunchRequest) -> Ticket:
-        """Take Pods of others in which no host of the job lives."""
-        api = self._api(data.context)
-        labels, order = self._attach_to, self._order_label
-        meshes = host_meshes(request)
-        wanted = [labels if isinstance(labels, str) else labels[mesh] for mesh in meshes]
-        orders = {each: order if isinstance(order, str) else order[mesh] for each, mesh in zip(wanted, meshes)}
-        used = set(zip(data.pods, data.containers))
-        names = {name for name, container in used if not container}
-        free: dict[str, list[SeenPod]] = {}
-        for selector in dict.fromkeys(wanted):
-            found = self._pods(api, data.namespace, selector).values()
-            own = [pod for pod in found if not pod.leaving and not pod.over and pod.name not in names]
-            own = [pod for pod in own if (pod.name, pod.container_id) not in used]
-            own = sorted(own, key=lambda pod, label=orders[selector]: _order(pod, label))
-            if len(own) < wanted.count(selector):
-                raise InfeasibleError(
-                    f"{wanted.count(selector)} hosts were asked for, and {len(own)} Pods in the namespace "
-                    f"{data.namespace} have the labels {selector} and are free: ask for fewer, or have more Pods "
-                    "started"
-                )
-            free[selector] = own
-        chosen = [free[selector].pop(0) for selector in wanted]
-        data = _with_pods(data, [*data.pods, *(pod.name for pod in chosen)])
-        # The container after one that has ended is the one that comes.
-        data.containers = [*data.containers, *("" if pod.ended else pod.container_id for pod in chosen)]
-        if not isinstance(labels, str):
-            data.selectors = [*data.selectors, *wanted]
-        return self._ticket(request.command.job, data)
-
-    def _ticket(self, job: str, data: _Data, hosts: int | None = None) -> Ticket:
-        count = len(data.pods) if hosts is None else hosts
-        return Ticket(launcher=self.name, job=job, hosts=count, data=msgspec.to_builtins(data))
+    def _ticket(self, job: str, data: _Data) -> Ticket:
+        return Ticket(launcher=self.name, job=job, hosts=len(data.pods), data=msgspec.to_builtins(data))
 
     def _own_image(self, api: KubernetesApi) -> str:
         """The image of the Pod in which this process runs; "" elsewhere."""
@@ -389,29 +387,37 @@ class KubernetesLauncher(Launcher):
         """See ``Launcher``. One request for all Pods, and two more for each worker that has come up since."""
         data = _data(ticket)
         api = self._api(data.context)
+        made = data.made()
+        taken = {each.host: each for each in data.taken}
+        selectors = {each.selector for each in data.taken}
+        placed: dict[int, HostStatus] = {}
         if data.through in POD_SETS:
 
             def seen(number: int, pod: SeenPod) -> HostStatus:
                 return pod.status(number, self._announced(api, data.namespace, pod))
 
-            return JobStatus(tuple(self._places(data, ticket.job).statuses(ticket.hosts, seen)))
+            placed = {host.host: host for host in self._places(data, ticket.job).statuses(made, seen)}
+        elif made:
+            selectors.add(f"{JOB_LABEL}={ticket.job}")
         pods: dict[str, SeenPod] = {}
-        for selector in set(data.selectors) or {data.selector or f"{JOB_LABEL}={ticket.job}"}:
+        for selector in selectors:
             pods |= self._pods(api, data.namespace, selector)
 
         def host(number: int) -> HostStatus:
-            return self._host(api, data, number, pods.get(data.pods[number]))
+            own = taken.get(number)
+            name = own.pod if own is not None else data.pods[number]
+            pod = pods.get(name)
+            if pod is None:
+                why = "its Pod was deleted" if name else "its Pod was deleted, or others made it"
+                return HostStatus(host=number, state=HostPhase.GONE, name=name, reason=why)
+            if own is not None and own.container not in ("", pod.container_id):
+                why = "its container was started anew"
+                return HostStatus(host=number, state=HostPhase.GONE, name=name, reason=why)
+            return pod.status(number, self._announced(api, data.namespace, pod))
 
-        found = each_at_once(_PARALLEL, host, range(ticket.hosts), self.name)
-        return JobStatus(tuple(found))
-
-    def _host(self, api: KubernetesApi, data: _Data, number: int, pod: SeenPod | None) -> HostStatus:
-        if pod is None:
-            return HostStatus(host=number, state=HostPhase.GONE, name=data.pods[number], reason="its Pod was deleted")
-        if data.selector and data.containers[number] not in ("", pod.container_id):
-            why = "its container was started anew"
-            return HostStatus(host=number, state=HostPhase.GONE, name=pod.name, reason=why)
-        return pod.status(number, self._announced(api, data.namespace, pod))
+        others = [number for number in range(ticket.hosts) if number not in placed]
+        placed |= zip(others, each_at_once(_PARALLEL, host, others, self.name))
+        return JobStatus(tuple(placed[number] for number in range(ticket.hosts)))
 
     def _announced(self, api: KubernetesApi, namespace: str, pod: SeenPod) -> WorkerAnnouncement | None:
         said = pod.announced()
@@ -439,7 +445,8 @@ class KubernetesLauncher(Launcher):
         api = self._api(data.context)
         name, options = f"host {host}", dict[str, str | int](tailLines=lines)
         try:
-            if data.through in POD_SETS:
+            taken = next((each.pod for each in data.taken if each.host == host), "")
+            if data.through in POD_SETS and not taken:
                 places = self._places(data, ticket.job)
                 pod, is_before = places.pod(host)
                 if pod is None:
@@ -447,7 +454,7 @@ class KubernetesLauncher(Launcher):
                     return self._events(api, data.namespace, about, lines)
                 options |= {"previous": "true"} if is_before else {}
             else:
-                pod = SeenPod(api.request("GET", f"{_of(data.namespace)}/pods/{data.pods[host]}"))
+                pod = SeenPod(api.request("GET", f"{_of(data.namespace)}/pods/{taken or data.pods[host]}"))
             name = pod.name
             if pod.has_log:
                 text = api.text(f"{_of(data.namespace)}/pods/{name}/log", container=pod.container, **options)
@@ -488,28 +495,29 @@ class KubernetesLauncher(Launcher):
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
         """See ``Launcher``. Pods of others stay."""
         data = _data(ticket)
-        if data.selector:
+        made = [number for number in data.made() if hosts is None or number in hosts]
+        if not made:
             return
         api = self._api(data.context)
         if data.through in POD_SETS:
             places = self._places(data, ticket.job)
-            if hosts is not None:
-                places.give_back(hosts, self.PATIENCE)
-            else:
+            if hosts is None:
                 places.end(self.PATIENCE)
-                self._remove_secret(api, data.namespace, ticket.job)
-            return
-        names = data.pods if hosts is None else [data.pods[number] for number in hosts]
-        self._delete(api, data.namespace, names)
-        limit = time.monotonic() + self.PATIENCE
-        while time.monotonic() < limit:
-            if not self._pods(api, data.namespace, f"{JOB_LABEL}={ticket.job}").keys() & set(names):
-                break
-            time.sleep(_PAUSE)
+            else:
+                places.give_back(made, self.PATIENCE)
+        else:
+            names = {data.pods[number] for number in made}
+            limit = time.monotonic() + self.PATIENCE
+            # Only what has the label of the job was made for it.
+            left = self._pods(api, data.namespace, f"{JOB_LABEL}={ticket.job}").keys() & names
+            self._delete(api, data.namespace, left)
+            while left and time.monotonic() < limit:
+                time.sleep(_PAUSE)
+                left = self._pods(api, data.namespace, f"{JOB_LABEL}={ticket.job}").keys() & names
         if hosts is None:
             self._remove_secret(api, data.namespace, ticket.job)
 
-    def _delete(self, api: KubernetesApi, namespace: str, names: Sequence[str]) -> None:
+    def _delete(self, api: KubernetesApi, namespace: str, names: Collection[str]) -> None:
         def delete(name: str) -> None:
             try:
                 api.request("DELETE", f"{_of(namespace)}/pods/{name}")
@@ -517,7 +525,7 @@ class KubernetesLauncher(Launcher):
                 if e.status not in (_GONE, _CONFLICT):
                     raise
 
-        each_at_once(_PARALLEL, delete, [name for name in names if name], self.name)
+        each_at_once(_PARALLEL, delete, list(names), self.name)
 
     def _remove_secret(self, api: KubernetesApi, namespace: str, job: str) -> None:
         try:
@@ -558,21 +566,13 @@ class KubernetesLauncher(Launcher):
                 continue
             for job in dict.fromkeys(each["metadata"]["labels"][JOB_LABEL] for each in items):
                 data = _Data(api.namespace, api.context, [], through=kind.through)
-                tickets.append(launcher._ticket(job, data, launcher._places(data, job).hosts()))
+                data.pods = [""] * launcher._places(data, job).hosts()
+                tickets.append(launcher._ticket(job, data))
         return [(launcher, ticket) for ticket in tickets]
 
 
 def _data(ticket: Ticket) -> _Data:
     return msgspec.convert(ticket.data, _Data)
-
-
-def _with_pods(data: _Data, pods: list[str]) -> _Data:
-    return msgspec.structs.replace(data, pods=pods)
-
-
-def _order(pod: SeenPod, label: str) -> tuple[float, str]:
-    number = pod.labels.get(label, "")
-    return (float(number) if number.isdigit() else float("inf"), pod.name)
 
 
 def _filled(pods: Mapping[int, str]) -> list[str]:

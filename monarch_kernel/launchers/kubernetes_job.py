@@ -10,7 +10,7 @@ import msgspec
 
 from monarch_kernel.launchers.asking import memory_size
 from monarch_kernel.launchers.base import LaunchError, Resources
-from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
+from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob, keyless
 from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes_config import KubeConfig, kubeconfig_text
@@ -37,9 +37,10 @@ class KubernetesJob(EngineJob):
         resources: further resources of each host, such as ``{"rdma/hca": 1}``.
         walltime: after which hosts end (seconds); None: none.
         python: the interpreter in the image; by default ``python3``, in this program's own image the path of this one.
-        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer"; they are not
-            ended. Needs ``key_file=``, the key of these workers. Monarch's programs name an address of a forwarded port
-            here ("tcp://127.0.0.1:26600"); it is not used, and means ``tunnel=True``.
+        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer", for all meshes of
+            which ``add_mesh`` says nothing else. These Pods are not ended. Needs ``key_file=``, the key of these
+            workers. Monarch's programs name an address of a forwarded port here ("tcp://127.0.0.1:26600"); it is not
+            used, and means ``tunnel=True``.
         through: what makes the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet;
             "auto", Monarch's operator where the cluster has it, else this program. By default that if ``add_mesh``
             says what they are, else "pods".
@@ -54,6 +55,8 @@ class KubernetesJob(EngineJob):
 
     _adds_meshes = True
     _launcher: KubernetesLauncher
+    #: Labels of Pods of others, for meshes that have none of their own.
+    _attach_to = ""
 
     def __init__(
         self,
@@ -89,8 +92,7 @@ class KubernetesJob(EngineJob):
             meshes, namespace = None, namespace or meshes
         if "://" in attach_to:  # no label is written so
             attach_to, tunnel = "", True if tunnel is None else tunnel
-        if attach_to and options.get("key_file") is None:
-            raise ValueError(_keyless(attach_to))
+        self._attach_to = attach_to
         launcher = KubernetesLauncher(
             image,
             namespace=namespace,
@@ -147,14 +149,14 @@ class KubernetesJob(EngineJob):
     ) -> None:
         """Add a mesh, before the job is applied; as Monarch's method of this name.
 
-        With an image or a spec its Pods are made; without, Pods of others are taken by their labels. All meshes of a
-        job are made, or all are taken. What a mesh does not say of its Pods is as the job says.
+        With an image or a spec its Pods are made; without, Pods of others are taken by their labels. What a mesh does
+        not say of its Pods is as the job says.
 
         Args:
             name: of the mesh.
             num_replicas: its hosts.
-            label_selector: the labels of Pods of others; None: those of Monarch's operator, for a MonarchMesh of this
-                name.
+            label_selector: the labels of Pods of others; None: those of ``attach_to=``, else those of Monarch's
+                operator, for a MonarchMesh of this name.
             pod_rank_label: the label by which those are numbered.
             image_spec: the image of the Pods, or an ``ImageSpec``.
             port: where the workers of Pods that are made listen; None: as the job says, by default 26600. Workers in
@@ -214,27 +216,29 @@ class KubernetesJob(EngineJob):
 
     def _attach_mesh(self, name: str, selector: str | None, order_label: str) -> None:
         """Have Pods of others as a mesh."""
-        options = self._launcher.options()
-        before = options["attach_to"]
-        if self._requested and not before:
-            raise ValueError(self._mixed(name))
-        known, orders = before, options["order_label"]
-        if isinstance(before, str):  # for all meshes so far
-            known, orders = dict.fromkeys(self._requested, before), dict.fromkeys(self._requested, orders)
-            selector = selector or before
-        selector = selector or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
+        selector = selector or self._attach_to or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
         if self._key_file is None:
-            raise ValueError(_keyless(selector))
+            raise ValueError(keyless(f"Pods with the labels {selector}"))
+        attached, orders = self._labels()
         self._launcher = self._launcher.changed(
-            attach_to={**known, name: selector}, order_label={**orders, name: order_label}
+            attach_to={**attached, name: selector}, order_label={**orders, name: order_label}
         )
 
     def _make_mesh(self, name: str, settings: dict[str, Any]) -> None:
         """Have Pods made for a mesh."""
+        attached, orders = self._labels()
+        meshes = {**self._launcher.options()["meshes"], name: settings}
+        self._launcher = self._launcher.changed(attach_to=attached, order_label=orders, meshes=meshes)
+
+    def _labels(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The labels of Pods of others, and those by which they are numbered, of each mesh so far that has such."""
         options = self._launcher.options()
-        if options["attach_to"]:
-            raise ValueError(self._mixed(name))
-        self._launcher = self._launcher.changed(meshes={**options["meshes"], name: settings})
+        attached, orders = options["attach_to"], options["order_label"]
+        if isinstance(attached, str):  # for all meshes so far
+            attached = dict.fromkeys(self._requested, attached) if attached else {}
+        if isinstance(orders, str):
+            orders = dict.fromkeys(attached, orders)
+        return attached, orders
 
     def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
         """What each host of a mesh must have, as ``KubernetesLauncher`` takes it; what is named there comes first."""
@@ -244,17 +248,6 @@ class KubernetesJob(EngineJob):
         found = msgspec.structs.replace(found, options={**found.options, **named}, **stated)
         return {field: value for field, value in msgspec.to_builtins(found).items() if field != "walltime"}
 
-    def _mixed(self, name: str) -> str:
-        others = ", ".join(self._requested) or "this job"
-        return f"the Pods of {others} and of {name} are not all made, or all attached to: take a job for each kind"
-
 
 def _bytes(size: str | int) -> int:
     return memory_size(size) if isinstance(size, str) else size
-
-
-def _keyless(labels: str) -> str:
-    return (
-        f"the Pods with the labels {labels} have a key already: name its file with key_file=, as only who has it can "
-        "use their workers"
-    )

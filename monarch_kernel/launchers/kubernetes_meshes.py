@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,21 +59,23 @@ def mesh_pods(
     pattern: PodPattern,
     meshes: Mapping[str, Mapping[str, Any]],
     request: LaunchRequest,
+    made: Iterable[str],
     own_image: Callable[[], str],
 ) -> dict[str, MeshPods]:
-    """What the Pods of each mesh of a request are made of.
+    """What the Pods of meshes of a request are made of.
 
     Args:
         pattern: of the job.
         meshes: the settings of each mesh that has any.
         request: for hosts of one or more meshes.
+        made: those of them whose Pods are made.
         own_image: the image of the Pod in which this process runs; "" elsewhere.
 
     Raises:
         SubmissionRefusedError: a mesh has no image.
     """
     found: dict[str, MeshPods] = {}
-    for mesh in dict.fromkeys(host_meshes(request)):
+    for mesh in made:
         settings = meshes.get(mesh, {})
         own = replace(pattern, **{name: settings[name] for name in OF_POD if name in settings})
         own = replace(own, image=own.image or own_image())

@@ -155,11 +155,11 @@ class Places:
         """How many hosts have been asked for so far."""
         return max(self._places(), default=-1) + 1
 
-    def statuses(self, count: int, status: Callable[[int, SeenPod], HostStatus]) -> list[HostStatus]:
-        """Where each of the hosts is.
+    def statuses(self, numbers: Sequence[int], status: Callable[[int, SeenPod], HostStatus]) -> list[HostStatus]:
+        """Where each of these hosts is.
 
         Args:
-            count: how many there are.
+            numbers: theirs.
             status: of one that has a Pod.
         """
         places, objects, pods = self._look()
@@ -167,7 +167,7 @@ class Places:
         self._note(seen)
         waits: dict[str, str] = {}
         hosts: list[HostStatus] = []
-        for number in range(count):
+        for number in numbers:
             place = places.get(number)
             if (pod := found.get(number)) is not None:
                 hosts.append(pod.before(number) if _is_before(place, pod) else status(number, pod))
@@ -176,6 +176,10 @@ class Places:
             name = "" if place is None else place.object
             hosts.append(HostStatus(host=number, state=state, name=name, reason=reason))
         return hosts
+
+    def pods(self) -> set[str]:
+        """The names of all Pods in its objects."""
+        return {pod.name for _, pod in self._pods(self._objects())}
 
     def pod(self, number: int) -> tuple[SeenPod | None, bool]:
         """The Pod of a host; and whether the host is the container before the present one."""
@@ -193,7 +197,7 @@ class Places:
     ) -> tuple[HostPhase, str]:
         kind = self._kind
         if place is None:
-            return HostPhase.GONE, "the Secret of its job was deleted, or changed"
+            return HostPhase.GONE, "the Secret of its job was deleted or changed, or others made its Pod"
         if place.returned:
             return HostPhase.GONE, "it was given back"
         made = objects.get(place.object)

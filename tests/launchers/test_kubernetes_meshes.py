@@ -1,28 +1,33 @@
-"""Meshes of one job whose Pods differ: made by the launcher, by MonarchMeshes and by JobSets."""
+"""Meshes of one job whose Pods differ: made by the launcher, by MonarchMeshes, by JobSets, and by others."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_kernel.errors import SubmissionRefusedError, SupervisionError
+from monarch_kernel.errors import InfeasibleError, SubmissionRefusedError, SupervisionError
 from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes_places import HostPlace
-from monarch_kernel.launchers.kubernetes_pods import MeshPods, PodPattern, SeenPod
-from monarch_kernel.launchers.kubernetes_sets import POD_SETS, PodGroup, PodSlot
+from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
+from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PodGroup, PodSlot
 from monarch_kernel.launchers.listing import list_jobs
+from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook
 from tests.conftest import wait_until
-from tests.launchers.conformance import Prober, clean, processes_of
+from tests.launchers.conformance import Prober, clean, processes_of, script
 from tests.launchers.controllers import Controllers, controllers
 from tests.launchers.kubelet import GPU, NODE
 from tests.launchers.kubernetes import Cluster, cluster, one_cluster
-from tests.launchers.test_kubernetes import IMAGE, empty
+from tests.launchers.test_kubernetes import IMAGE, empty, job
 from tests.launchers.test_kubernetes_sets import lose, objects
 
 __all__ = ["clean", "cluster", "controllers", "empty", "one_cluster"]
@@ -189,6 +194,161 @@ def test_a_mesh_of_the_job_itself_and_one_that_differs(cluster: Cluster, control
     assert other.find_or_apply("state.json")
     other.kill()
     made.kill()
+
+
+@pytest.fixture
+def theirs(cluster: Cluster, tmp_path: Path) -> Iterator[KubernetesJob]:
+    """Two Pods of others, and their key."""
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text(new_key_text("others"))
+    made = job(2, labels={"app": "serve"}, key_file=key)
+    made.apply()
+    made.wait()
+    yield made
+    made.kill()
+
+
+def partly_attached(theirs: KubernetesJob, through: str, **of_trainers: Any) -> KubernetesJob:
+    """A trainer whose Pod is made, and a generator in a Pod of others."""
+    made = KubernetesJob(namespace="default", idle=60, through=through, key_file=theirs._key_file)
+    made.add_mesh("generators", 1, label_selector="app=serve", pod_rank_label=HOST_LABEL)
+    made.add_mesh("trainers", 1, image_spec=IMAGE, **of_trainers)
+    return made
+
+
+@through_all
+def test_one_mesh_is_made_and_another_attached_to(
+    cluster: Cluster, controllers: Controllers, theirs: KubernetesJob, through: str
+) -> None:
+    others = [host.name for host in theirs.status().hosts]
+    made = partly_attached(theirs, through)
+    state: Any = made.state("state.json")
+    names = [host.name for host in made.status().hosts]
+    assert names[0] == others[0] and names[1] not in others
+    assert all("listens at tcp://127.0.1." in made.log(host, 10) for host in range(2))
+    probers = {
+        mesh: hosts.spawn_procs(per_host={"gpus": 1}).spawn("probers", Prober)
+        for mesh, hosts in (("trainers", state.trainers), ("generators", state.generators))
+    }
+    told = {mesh: prober.told.call_one().get()[0] for mesh, prober in probers.items()}
+    assert told["trainers"] in processes_of(made.job_id) and told["generators"] in processes_of(theirs.job_id)
+    assert len(made.resize(2, "trainers")) == 2
+    with pytest.raises(InfeasibleError, match="2 hosts were asked for, and 1 Pods .* have the labels app=serve"):
+        made.resize(3, "generators")
+    assert len(made.resize(2, "generators")) == 2
+    assert [host.name for host in made.status().hosts if host.name in others] == others
+    assert len(made.resize(1, "trainers")) == 1
+    # A Pod of others that is given back stays.
+    assert len(made.resize(1, "generators")) == 1
+    assert {mesh: prober.told.call_one().get()[0] for mesh, prober in probers.items()} == told
+    (known,) = (each for each in list_jobs().jobs if each.job == made.job_id)
+    assert known.plain()["meshes"] == {"generators": 1, "trainers": 1}
+    made.kill()
+    assert not processes_of(made.job_id) and len(cluster.secrets()) == 1
+    left = {each["metadata"]["name"] for each in cluster.pods() if not each["metadata"].get("deletionTimestamp")}
+    assert left == set(others)
+
+
+@through_all
+def test_a_lost_host_of_a_job_that_is_partly_attached(
+    cluster: Cluster, controllers: Controllers, theirs: KubernetesJob, through: str
+) -> None:
+    others = [host.name for host in theirs.status().hosts]
+    made = partly_attached(theirs, through)
+    state: Any = made.state(cached_path=None)
+    meshes = {
+        mesh: hosts.spawn_procs(per_host={"gpus": 1})
+        for mesh, hosts in (("trainers", state.trainers), ("generators", state.generators))
+    }
+    probers: dict[str, Any] = {mesh: procs.spawn("probers", Prober) for mesh, procs in meshes.items()}
+    before = {mesh: prober.told.call_one().get()[0] for mesh, prober in probers.items()}
+    names = {"generators": others[0], "trainers": made.status().hosts[1].name}
+    with hook(lambda _failure: None):
+        for mesh, name in names.items():
+            cluster.kubelet.evict("default", name, "The node was low on resource: memory.")
+            lose(theirs, "0")
+            lose(made, name if through != "pods" else "1")
+            with pytest.raises(SupervisionError):
+                while True:
+                    probers[mesh].told.call_one().get()
+            wait_until(lambda: not made.active, "Kubernetes knows of it")
+            meshes[mesh].heal(hosts=made).get()
+    after = {mesh: prober.told.call_one().get()[0] for mesh, prober in probers.items()}
+    assert after["generators"] in processes_of(theirs.job_id) and after["generators"] != before["generators"]
+    assert after["trainers"] in processes_of(made.job_id) and after["trainers"] != before["trainers"]
+    assert others[1] in [host.name for host in made.status().hosts]
+    made.kill()
+
+
+@through_all
+def test_the_next_program_finds_a_job_that_is_partly_attached(
+    cluster: Cluster, controllers: Controllers, theirs: KubernetesJob, through: str
+) -> None:
+    made = partly_attached(theirs, through)
+    made.state("state.json")
+    program = """
+        import os
+        from monarch_kernel.job.kubernetes import KubernetesJob
+
+        through, key = os.environ["THROUGH"], os.environ["KEY_FILE"]
+        job = KubernetesJob(namespace="default", idle=60, through=through, key_file=key)
+        job.add_mesh("generators", 1, label_selector="app=serve", pod_rank_label="monarch-kernel/host")
+        job.add_mesh("trainers", 1, image_spec="test/worker")
+        state = job.state("state.json")
+        assert (len(state.trainers), len(state.generators)) == (1, 1)
+        print(job.job_id)
+        """
+    found = script(program, THROUGH=through, KEY_FILE=theirs._key_file or "")
+    assert found == made.job_id
+    listed = made.find(made.job_id)
+    listed.kill()
+    assert not made.active and not processes_of(made.job_id)
+    left = {each["metadata"]["name"] for each in cluster.pods() if not each["metadata"].get("deletionTimestamp")}
+    assert left == {host.name for host in theirs.status().hosts}
+
+
+@through_all
+def test_a_job_that_cannot_have_all_its_meshes_makes_and_takes_nothing(
+    cluster: Cluster, controllers: Controllers, theirs: KubernetesJob, through: str
+) -> None:
+    made = partly_attached(theirs, through)
+    made.add_mesh("others", 2, label_selector="app=serve")
+    with pytest.raises(InfeasibleError, match="2 hosts were asked for, and 1 Pods .* have the labels app=serve"):
+        made.apply()
+    made = partly_attached(theirs, through, labels={"team": "not valid"})
+    with pytest.raises(SubmissionRefusedError, match=r'Invalid value: "not valid"'):
+        made.apply()
+    assert len(registry.records()) == 1 and len(cluster.secrets()) == 1 and theirs.active
+    assert len(cluster.pods()) == 2 and (through == "pods" or not objects(cluster, through))
+
+
+def test_pods_of_others_from_the_command_line(cluster: Cluster, theirs: KubernetesJob) -> None:
+    def run(*words: str) -> str:
+        line = [sys.executable, "-P", "-m", "monarch_kernel", *words]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    asked = ("up", "kubernetes", "--attach-to", "app=serve", "--key-file", theirs._key_file or "", "--json")
+    made = json.loads(run(*asked))
+    others = {host.name for host in theirs.status().hosts}
+    assert made["hosts"][0]["name"] in others
+    assert run("exec", "--job", made["job"], "--", "echo", "there") == "there\n"
+    run("kill", made["job"])
+    assert {each["metadata"]["name"] for each in cluster.pods()} == others
+
+
+def test_labels_of_the_job_are_for_meshes_without_their_own() -> None:
+    made = KubernetesJob({"one": 1}, attach_to="app=a", key_file="nowhere")
+    made.add_mesh("made", 1, image_spec=IMAGE)
+    made.add_mesh("two", 1, pod_rank_label="number")
+    made.add_mesh("three", 1, label_selector="app=b")
+    options = made._launcher.options()
+    assert options["attach_to"] == {"one": "app=a", "two": "app=a", "three": "app=b"}
+    assert options["order_label"] == {"one": ORDER, "two": "number", "three": ORDER}
+    assert options["meshes"].keys() == {"made"}
+    assert KubernetesLauncher.of(options).options() == options
 
 
 def pods(**pattern: Any) -> MeshPods:
