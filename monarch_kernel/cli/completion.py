@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
 def _candidates(words: Sequence[str]) -> Iterable[str]:
     """What the last word may be, after the others."""
     from monarch_kernel.__main__ import command_parser, commands
-    from monarch_kernel.launchers.asking import add_engine_options, job_ids, places
+    from monarch_kernel.launchers.asking import add_engine_options, engine_of, job_ids, places
 
     if len(words) == 1:
         return commands()
@@ -58,7 +58,7 @@ def _candidates(words: Sequence[str]) -> Iterable[str]:
     parser = command_parser(command)
     if parser is None or "--" in words[1:-1]:
         return ()
-    on = next((each for each in words[1:-1] if not each.startswith("-")), "")
+    on = engine_of(parser, words[1:-1])
     if command == "up" and on:
         add_engine_options(parser, on)
     options = {name: action for action in parser._actions for name in action.option_strings}

@@ -17,7 +17,7 @@ _LINES = 100
 
 def add_up_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel up``; those of the engine that the line names, too."""
-    from monarch_kernel.launchers.asking import add_engine_options, memory_size, seconds
+    from monarch_kernel.launchers.asking import add_engine_options, argument_of, engine_of, memory_size, seconds
 
     parser.description = (
         "Asks an engine for hosts, and waits for them. They are a job of the list, which a notebook attaches to "
@@ -29,21 +29,21 @@ def add_up_command(parser: argparse.ArgumentParser) -> None:
         ("--hosts", int, "N", "so many hosts"),
         ("--gpus", int, "N", "with so many GPUs each"),
         ("--cpus", int, "N", "with so many processors each"),
-        ("--memory", memory_size, "SIZE", "with so much memory each: 64GB"),
-        ("--walltime", seconds, "TIME", "for so long: 2h, 30m"),
-        ("--idle", seconds, "TIME", "they end after so long without a controller (10m)"),
-        ("--timeout", seconds, "TIME", "wait so long for them (10m)"),
+        ("--memory", argument_of(memory_size), "SIZE", "with so much memory each: 64GB"),
+        ("--walltime", argument_of(seconds), "TIME", "for so long: 2h, 30m"),
+        ("--idle", argument_of(seconds), "TIME", "they end after so long without a controller (10m)"),
+        ("--timeout", argument_of(seconds), "TIME", "wait so long for them (10m)"),
         ("--python", str, "PATH", "the interpreter there"),
         ("--name", str, "NAME", "what the engine calls the job"),
+        ("--key-file", str, "FILE", "the key of their workers (default: a key of this job)"),
     ):
         parser.add_argument(name, type=kind, metavar=metavar, help=text)
     parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable for them")
     parser.add_argument("--no-wait", action="store_true", help="return once the engine has taken the request")
     parser.add_argument("--trust", action="store_true", help="trust the project's file with this profile as it is")
     add_json(parser)
-    words = sys.argv[2:]
-    on = next((word for word in words if not word.startswith("-")), "")
-    if on:
+    # Completion reads other words than those of its process.
+    if sys.argv[1:2] == ["up"] and (on := engine_of(parser, sys.argv[2:])):
         add_engine_options(parser, on)
     parser.set_defaults(run=guarded(_up))
 
@@ -85,7 +85,7 @@ def _up(options: argparse.Namespace) -> int:
 
     given = {
         name: getattr(options, name)
-        for name in ("hosts", "gpus", "cpus", "memory", "walltime", "idle", "timeout", "python", "name")
+        for name in ("hosts", "gpus", "cpus", "memory", "walltime", "idle", "timeout", "python", "name", "key_file")
     }
     given["env"] = variables(options.env)
     asked = ask(options.on, given, given_options(options), trust=options.trust, how="--trust")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import (
@@ -25,6 +25,7 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import IDLE, TIMEOUT, EngineJob
 from monarch_kernel.launchers.profiles import LOCAL, Profile, checked_options, profile_names, profiles
 
+Value = TypeVar("Value")
 #: The beginning of the names under which a parser keeps options of engines.
 _DEST = "engine_option_"
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -44,6 +45,7 @@ class AskedHosts:
         timeout: how long their start may take (seconds).
         name: what the engine calls the job.
         python: the interpreter there.
+        key_file: the key of the workers.
         env: environment variables of the workers and their ranks.
         options: of the launcher.
         profile: from which some of this comes.
@@ -60,6 +62,7 @@ class AskedHosts:
     timeout: float | None = None
     name: str = ""
     python: str = ""
+    key_file: str = ""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     profile: Profile | None = None
@@ -83,17 +86,21 @@ class AskedHosts:
             walltime=self.walltime or 0.0,
             options={key: value for key, value in self.options.items() if key in wishes},
         )
-        return EngineJob(
-            launcher,
-            {"hosts": self.hosts or launcher.usual_hosts()},
-            resources=resources,
-            env=self.env,
-            python=self.python,
-            idle=IDLE if self.idle is None else self.idle,
-            timeout=TIMEOUT if self.timeout is None else self.timeout,
-            name=self.name or "monarch",
-            on_progress=on_progress,
-        )
+        try:
+            return EngineJob(
+                launcher,
+                {"hosts": self.hosts or launcher.usual_hosts()},
+                resources=resources,
+                env=self.env,
+                python=self.python,
+                idle=IDLE if self.idle is None else self.idle,
+                timeout=TIMEOUT if self.timeout is None else self.timeout,
+                name=self.name or "monarch",
+                key_file=self.key_file or None,
+                on_progress=on_progress,
+            )
+        except ValueError as e:
+            raise LaunchError(f"{self.engine}: {e}") from None
 
     def describe(self) -> str:
         """What is asked for, in one line, such as ``slurm, 4 hosts, gpus=8, partition=debug``."""
@@ -103,7 +110,7 @@ class AskedHosts:
         parts += [
             f"{key}={getattr(self, key):g}" for key in ("gpus", "cpus", "memory", "walltime") if getattr(self, key)
         ]
-        parts += [f"python={self.python}"] if self.python else []
+        parts += [f"{key}={value}" for key in ("python", "key_file") if (value := getattr(self, key))]
         parts += [f"{key}={_shown(value)}" for key, value in self.options.items()]
         parts += [f"env {', '.join(self.env)}"] if self.env else []  # values may be secret
         return ", ".join(parts)
@@ -181,6 +188,27 @@ def job_ids() -> list[str]:
 
 
 # -- parsers ------------------------------------------------------------------------------------------
+
+
+def argument_of(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """The type of an argument that this function reads, whose own words say what is wrong."""
+
+    def value(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return value
+
+
+def engine_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """The engine or profile that the words of a line name; the parser has no options of it yet."""
+    valued = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
+    plain = [word for before, word in zip(("", *words), words) if not word.startswith("-") and before not in valued]
+    known = {*launcher_names(), *profile_names()}
+    # The value of an option of the engine may come first.
+    return next((word for word in plain if word in known), next(iter(plain), ""))
 
 
 def add_engine_options(parser: argparse.ArgumentParser, on: str) -> None:

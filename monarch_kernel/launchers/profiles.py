@@ -37,10 +37,11 @@ KEYS: dict[str, tuple[type, ...]] = {
     "timeout": (str, int, float),
     "name": (str,),
     "python": (str,),
+    "key_file": (str,),
     "env": (dict,),
     "options": (dict,),
 }
-_NOT_PLAIN = ("python", "env")
+_NOT_PLAIN = ("python", "key_file", "env")
 _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
 
 

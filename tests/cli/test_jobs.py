@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 
 from tests.cli.conftest import Cli
+from tests.conftest import wait_until
 
 
 def test_hosts_from_the_terminal(run: Cli) -> None:
@@ -35,8 +37,28 @@ def test_lines_that_are_wrong(run: Cli) -> None:
     assert run("up", "process", "-e", "x").returncode == 2
     assert run("up", "process", "--nodes", "a").returncode == 2
     assert "--nodes HOST,..." in run("up", "ssh", "--help").stdout
+    size = run("up", "process", "--memory", "12q")
+    assert size.returncode == 2 and "--memory: '12q' is no size: write 64GB or 512MiB" in size.stderr
+    # Options of an engine may come before its name, which none of their values is.
+    before = run("up", "--hosts", "1", "--nodes", "h1", "--ssh", "/nowhere/ssh", "ssh")
+    assert before.returncode == 1 and "there is no command /nowhere/ssh" in before.stderr
+    keyless = run("up", "kubernetes", "--attach-to", "app=trainer")
+    assert keyless.returncode == 1 and "app=trainer have a key already: name its file with key_file=" in keyless.stderr
     gone = run("exec", "--", "true")
     assert gone.returncode == 1 and "there is no job" in gone.stderr
+
+
+def test_an_interrupt_while_hosts_are_waited_for_leaves_no_job(run: Cli) -> None:
+    slow = run.root / "ssh"
+    slow.write_text("#!/bin/sh\n[ -e $0.began ] && exit 255\ntouch $0.began\nexec sleep 600\n")
+    slow.chmod(0o700)
+    line = run.line("up", "ssh", "--nodes", "h1", "--ssh", str(slow))
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=run.env, cwd=run.folder) as asking:
+        wait_until((run.root / "ssh.began").exists, "a start has begun")
+        asking.send_signal(signal.SIGINT)
+        _, said = asking.communicate(timeout=60)
+    assert (asking.returncode, said) == (130, "monarch-kernel: interrupted\n")
+    assert not list((run.root / "state" / "monarch_kernel" / "jobs").glob("*"))
 
 
 def test_jobs_of_files_are_applied(run: Cli) -> None:
@@ -78,6 +100,7 @@ def test_completion(run: Cli) -> None:
     assert words("sta") == ["status"]
     assert words("up", "") == ["kubernetes", "lightning", "process", "ray", "sky", "slurm", "ssh"]
     assert words("up", "ssh", "--no") == ["--no-tunnel", "--no-wait", "--nodes"]
+    assert words("up", "--nodes", "h1", "--hosts", "2", "ssh", "--hostf") == ["--hostfile"]
     assert words("kill", "--o") == ["--orphans"]
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)

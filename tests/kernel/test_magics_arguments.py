@@ -122,6 +122,8 @@ def test_boxes_and_runs() -> None:
     [
         ("up", "--prcs 4", "there is no option --prcs, did you mean --procs?"),
         ("up", "--procs four", "--procs takes a whole number, not 'four'"),
+        ("up", "--memory 12q", "--memory '12q' is no size: write 64GB or 512MiB"),
+        ("up", "--walltime soon", "--walltime 'soon' is no time: write 90, 30m, 2h or 1d"),
         ("up", "--dist mpi", "invalid choice: 'mpi'"),
         ("up", "--procs", "--procs expected one argument"),
         ("up", "--env 'A=1", "a quote is opened"),

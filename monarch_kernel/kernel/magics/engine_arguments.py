@@ -15,7 +15,7 @@ from monarch_kernel.launchers.asking import AskedHosts, add_engine_options, ask,
 from monarch_kernel.launchers.listing import id_of
 
 #: What makes sense with `--on` only.
-_AMOUNTS = ("hosts", "gpus", "cpus", "memory", "walltime", "python", "timeout")
+_AMOUNTS = ("hosts", "gpus", "cpus", "memory", "walltime", "python", "key_file", "timeout")
 _FLAGS = ("all_devices", "trust", "no_wait")
 
 

@@ -22,7 +22,7 @@ from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.launchers.asking import AskedHosts, memory_size, seconds
+from monarch_kernel.launchers.asking import AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.launchers.profiles import LOCAL
 from workspace_sync.receipt import receipt_line
 
@@ -37,10 +37,11 @@ class LifecycleMagics(Subcommands):
     @argument("--hosts", type=int, metavar="N", help="with --on: so many hosts")
     @argument("--gpus", type=int, metavar="N", help="... with so many GPUs each; a rank on each, with its own")
     @argument("--cpus", type=int, metavar="N", help="... with so many processors each")
-    @argument("--memory", type=memory_size, metavar="SIZE", help="... with so much memory each: 64GB")
-    @argument("--walltime", type=seconds, metavar="TIME", help="... for so long: 2h, 30m")
+    @argument("--memory", type=argument_of(memory_size), metavar="SIZE", help="... with so much memory each: 64GB")
+    @argument("--walltime", type=argument_of(seconds), metavar="TIME", help="... for so long: 2h, 30m")
     @argument("--python", metavar="PATH", help="... with this interpreter there")
-    @argument("--timeout", type=seconds, metavar="TIME", help="... which are waited for so long (10m)")
+    @argument("--key-file", metavar="FILE", help="... with this key of their workers (default: one of their own)")
+    @argument("--timeout", type=argument_of(seconds), metavar="TIME", help="... which are waited for so long (10m)")
     @argument("--all-devices", action="store_true", help="... whose ranks see all GPUs of their host, as torchrun's do")
     @argument("--trust", action="store_true", help="... by a profile in a project's file that you trust as it is")
     @argument("--no-wait", action="store_true", help="... which are not waited for; a line appears here")
