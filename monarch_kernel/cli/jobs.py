@@ -66,6 +66,7 @@ def add_logs_command(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--host", type=int, metavar="N", help="of this host only")
     parser.add_argument("-n", "--lines", type=int, default=_LINES, metavar="N", help=f"the last N lines ({_LINES})")
+    add_json(parser)
     parser.set_defaults(run=guarded(_logs))
 
 
@@ -73,6 +74,7 @@ def add_kill_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel kill``."""
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="its id, or how it begins")
     parser.add_argument("--orphans", action="store_true", help="all whose program has ended")
+    add_json(parser)
     parser.set_defaults(run=guarded(_kill))
 
 
@@ -139,11 +141,18 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    print(chosen_job(options.job).log(options.host, max(1, options.lines)))
+    job, lines = chosen_job(options.job), max(1, options.lines)
+    if options.json:
+        known = [] if job.status is None else [host.host for host in job.status.hosts]
+        numbers = known if options.host is None else [options.host]
+        print(json.dumps([{"host": number, "log": job.log(number, lines)} for number in numbers]))
+    else:
+        print(job.log(options.host, lines))
     return 0
 
 
 def _kill(options: argparse.Namespace) -> int:
+    from monarch_kernel.launchers.base import LaunchError
     from monarch_kernel.launchers.listing import find_job, own_jobs
 
     if not options.jobs and not options.orphans:
@@ -151,7 +160,16 @@ def _kill(options: argparse.Namespace) -> int:
     ending = {job.job: job for job in map(find_job, options.jobs)}
     if options.orphans:
         ending |= {job.job: job for job in own_jobs() if job.is_left}
+    ended: list[dict[str, str]] = []
     for job in ending.values():
-        job.end()
-        print(f"job {job.job} of {job.engine} ended")
-    return 0
+        try:
+            job.end()
+        except (LaunchError, OSError) as error:  # the others are ended all the same
+            print(f"monarch-kernel: job {job.job} of {job.engine} was not ended: {error}", file=sys.stderr)
+            continue
+        ended.append({"job": job.job, "engine": job.engine})
+        if not options.json:
+            print(f"job {job.job} of {job.engine} ended")
+    if options.json:
+        print(json.dumps(ended))
+    return int(len(ended) < len(ending))

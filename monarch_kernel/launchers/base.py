@@ -142,8 +142,12 @@ class StartTimeoutError(LaunchError, TimeoutError):
         )
 
 
+_CLOCKS = "Compare the clocks of this machine and of the host (date), as credentials and certificates depend on them"
 #: Phrases in the output of a start that failed, and what to check.
 _ADVICE = (
+    ("Rewound credential", _CLOCKS),
+    ("Expired credential", _CLOCKS),
+    ("not yet valid", _CLOCKS),
     ("No module named monarch_kernel", "Install monarch_kernel in that interpreter, or name another with python="),
     ("No module named", "Install that module in the interpreter of the hosts, or name another with python="),
     ("Permission denied (", "The host refused the login: check the user, and that your key is in its authorized_keys"),
@@ -607,6 +611,22 @@ def launcher_names() -> list[str]:
 def own_launchers() -> set[str]:
     """The names of the launchers that come with this package."""
     return set(_OWN)
+
+
+def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
+    """The end of what one host has written; also of one that has been replaced.
+
+    Raises:
+        LaunchError: there is no such host.
+    """
+    if not 0 <= host < ticket.hosts:
+        raise LaunchError(f"job {ticket.job} has no host {host}: its hosts so far are 0 to {ticket.hosts - 1}")
+    return launcher.log(ticket, host, lines)
+
+
+def keyless(others: str) -> str:
+    """What to say where the key of workers of others is not named."""
+    return f"the workers of {others} have a key already: name its file with key_file=, as only who has it can use them"
 
 
 def tail(path: str, lines: int) -> str:

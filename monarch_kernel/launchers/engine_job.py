@@ -29,6 +29,8 @@ from monarch_kernel.launchers.base import (
     StartTimeoutError,
     Ticket,
     WorkerCommand,
+    host_log,
+    keyless,
     launcher_class,
 )
 from monarch_kernel.launchers.job import Job, JobState, checked_meshes
@@ -352,11 +354,15 @@ class EngineJob(Job):
         return self._wait_for({number for each in record.meshes.values() for number in each}, timeout)
 
     def log(self, host: int | None = None, lines: int = 100) -> str:
-        """The end of what the workers have written; of one host by its number, or of all, each under its name."""
+        """The end of what the workers have written; of one host by its number, or of all, each under its name.
+
+        Raises:
+            LaunchError: the job is not applied, or has no such host.
+        """
         record = self._record()
         assert record.ticket is not None
         if host is not None:
-            return self._launcher.log(record.ticket, host, lines)
+            return host_log(self._launcher, record.ticket, host, lines)
         names = {each.host: each.name for each in self.status().hosts}
         texts = {number: self._launcher.log(record.ticket, number, lines) for number in sorted(names)}
         return "\n".join(f"== host {n} {names[n]}".rstrip() + f" ==\n{text.strip()}" for n, text in texts.items())
@@ -573,11 +579,6 @@ class EngineJob(Job):
 
     def _job_key(self) -> str | None:
         return registry.key_path(self._id) if self._launcher.needs_key else None
-
-
-def keyless(others: str) -> str:
-    """What to say where the key of workers of others is not named."""
-    return f"the workers of {others} have a key already: name its file with key_file=, as only who has it can use them"
 
 
 class _RequestFields(msgspec.Struct):

@@ -18,6 +18,7 @@ from monarch_kernel.launchers.base import (
     Launcher,
     LaunchError,
     Ticket,
+    host_log,
     launcher_class,
     launcher_names,
 )
@@ -108,7 +109,9 @@ class ListedJob:
             return EngineJob.find(self.job).log(host, lines)
         assert self.found is not None
         launcher, ticket = self.found
-        numbers = range(ticket.hosts) if host is None else [host]
+        if host is not None:
+            return host_log(launcher, ticket, host, lines)
+        numbers = range(ticket.hosts)
         return "\n".join(f"== host {number} ==\n{launcher.log(ticket, number, lines)}" for number in numbers)
 
 

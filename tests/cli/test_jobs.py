@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 
+import pytest
+
 from tests.cli.conftest import Cli
 from tests.conftest import wait_until
 
@@ -25,8 +27,13 @@ def test_hosts_from_the_terminal(run: Cli) -> None:
     assert (one.returncode, one.stdout) == (3, "here\n")
 
     assert "== host 1 " in run("logs").stdout
-    ended = run("kill", job)
-    assert (ended.returncode, ended.stdout) == (0, f"job {job} of process ended\n")
+    assert [each["host"] for each in json.loads(run("logs", "--json").stdout)] == [0, 1]
+    (log,) = json.loads(run("logs", "--host", "1", "--json").stdout)
+    assert log["host"] == 1 and "listens at ipc://" in log["log"]
+    nowhere = run("logs", "--host", "2")
+    assert nowhere.returncode == 1 and f"job {job} has no host 2: its hosts so far are 0 to 1" in nowhere.stderr
+    ended = run("kill", job, "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (0, [{"job": job, "engine": "process"}])
     assert run("status").returncode == 1
 
 
@@ -59,6 +66,54 @@ def test_an_interrupt_while_hosts_are_waited_for_leaves_no_job(run: Cli) -> None
         _, said = asking.communicate(timeout=60)
     assert (asking.returncode, said) == (130, "monarch-kernel: interrupted\n")
     assert not list((run.root / "state" / "monarch_kernel" / "jobs").glob("*"))
+
+
+GRID = """
+import os
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launchers.base import LauncherOption
+from monarch_kernel.launchers.process import ProcessLauncher
+
+class GridLauncher(ProcessLauncher):
+    name = "grid"
+    OPTIONS = (LauncherOption(name="rack", type=int, metavar="N", help="of this rack"),)
+
+    @classmethod
+    def configured(cls, values):
+        if values.get("rack", 0) > 7:
+            raise ValueError("there are racks 0 to 7")
+        return cls()
+
+    def end(self, ticket, hosts=None):
+        if os.path.exists("grid-is-down"):
+            raise LaunchError("the grid does not answer")
+        super().end(ticket, hosts)
+"""
+
+
+def test_a_launcher_of_another_package(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = run.root / "package"
+    metadata = package / "our_grid-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-grid\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[monarch_kernel.launchers]\ngrid = our_grid:GridLauncher\n")
+    (package / "our_grid.py").write_text(GRID)
+    monkeypatch.setitem(run.env, "PYTHONPATH", f"{package}:{run.env['PYTHONPATH']}")
+    assert "--rack N" in run("up", "grid", "--help").stdout
+    assert "grid" in run("completion", "words", "--", "up", "").stdout.split()
+    wrong = run("up", "grid", "--rack", "9")
+    assert wrong.returncode == 1 and "grid: there are racks 0 to 7" in wrong.stderr
+    made = json.loads(run("up", "grid", "--rack", "2", "--json").stdout)
+    other = json.loads(run("up", "process", "--json").stdout)
+    assert {each["engine"] for each in json.loads(run("jobs", "--json").stdout)} >= {"grid", "process"}
+    # An engine that does not answer keeps no other job.
+    down = run.folder / "grid-is-down"
+    down.touch()
+    kept = run("kill", "--orphans")
+    assert kept.returncode == 1 and kept.stdout == f"job {other['job']} of process ended\n"
+    assert f"job {made['job']} of grid was not ended: the grid does not answer" in kept.stderr
+    down.unlink()
+    assert run("kill", "--orphans").stdout == f"job {made['job']} of grid ended\n"
 
 
 def test_jobs_of_files_are_applied(run: Cli) -> None:

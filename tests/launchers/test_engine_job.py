@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import attach_to_workers
-from monarch_kernel.errors import InfeasibleError, LaunchError, StartTimeoutError, SubmissionRefusedError
+from monarch_kernel.errors import (
+    InfeasibleError,
+    LaunchError,
+    StartFailedError,
+    StartTimeoutError,
+    SubmissionRefusedError,
+)
 from monarch_kernel.job import EngineJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import (
@@ -109,6 +115,25 @@ def test_launchers_are_found_by_their_names() -> None:
         launcher_class("grid")
     with pytest.raises(LaunchError, match="there is no job 00 of yours"):
         EngineJob.find("00")
+
+
+@pytest.mark.parametrize(
+    ("said", "check"),
+    [
+        ("/usr/bin/python3: No module named torch", "Install that module in the interpreter of the hosts"),
+        ("sh: 1: /opt/python: not found", "Check that this interpreter exists on the host"),
+        ("it cannot listen at tcp://n1:22: Address already in use", "Choose another port, or 0 for any free one"),
+        ("ada@n1: Permission denied (publickey).", "The host refused the login: check the user, and that your key"),
+        ("unmunge: Error: Expired credential", "Compare the clocks of this machine and of the host"),
+    ],
+)
+def test_a_start_that_fails_says_what_to_check(said: str, check: str) -> None:
+    failure = StartFailedError("n1", "exit 1", 1, said)
+    assert failure.check.startswith(check)
+    assert (
+        str(failure)
+        == f"the worker on n1 did not start (exit code 1): exit 1. {failure.check}\nThe end of its log:\n{said}"
+    )
 
 
 def test_a_secret_is_neither_shown_nor_pickled() -> None:

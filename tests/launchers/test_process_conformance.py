@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.errors import SupervisionError
+from monarch_kernel.errors import StartTimeoutError, SupervisionError
 from monarch_kernel.job import EngineJob
-from monarch_kernel.launchers import engine_job
+from monarch_kernel.launchers import engine_job, registry
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -27,7 +27,7 @@ from monarch_kernel.launchers.process import ProcessLauncher
 from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.runtime.host.worker_agent import WALLTIME_MARGIN
 from tests.conftest import wait_until
-from tests.launchers.conformance import Conformance, Engine, clean
+from tests.launchers.conformance import Conformance, Engine, clean, processes_of
 
 __all__ = ["clean"]
 
@@ -71,6 +71,23 @@ class CrowdedLauncher(ProcessLauncher):
         given = super().poll(msgspec.structs.replace(ticket, hosts=1)).hosts
         queued = [HostStatus(host=n, state=HostPhase.QUEUED, reason="Resources") for n in range(1, ticket.hosts)]
         return JobStatus((*given, *queued))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_hosts_that_are_up_stay_or_end_when_others_do_not_come(keep: bool) -> None:
+    job = EngineJob(CrowdedLauncher(), {"hosts": 2}, idle=60, keep_partial=keep, timeout=0.1)
+    job.apply()
+    record = registry.read(job.job_id)
+    assert record is not None and record.ticket is not None
+    wait_until(lambda: job.status().of(HostPhase.UP), "one host is up")
+    with pytest.raises(StartTimeoutError, match=r"1 of 2 hosts were up after 0.1 s; the others: Resources\.") as caught:
+        job.state(cached_path=None)
+    assert (caught.value.up, caught.value.wanted, caught.value.reason) == (1, 2, "Resources")
+    assert bool(processes_of(record.job)) is bool(registry.records()) is keep
+    if keep:
+        assert [host.state for host in job.status().hosts] == [HostPhase.UP, HostPhase.QUEUED]
+        job.kill()
+        assert not processes_of(record.job)
 
 
 def test_the_warning_does_not_wait_for_hosts_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

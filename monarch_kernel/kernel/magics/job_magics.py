@@ -74,17 +74,31 @@ class JobMagics(Subcommands):
             joined.let_go_of_machines()
 
     def _end(self, jobs: list[ListedJob]) -> None:
+        """End these jobs; one whose engine does not answer keeps none of the others.
+
+        Raises:
+            LaunchError: one was not ended.
+        """
         if not jobs:
             self.say("There is no job whose program has ended.")
+        failed: list[str] = []
         for job in jobs:
-            ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
-            mesh = ours.get(job.job)
-            place = self._session.engine_hosts.get(mesh or "")
-            said = f"job {job.job} of {job.engine} ended"
-            if place is not None and place.waiting:
-                del self._session.engine_hosts[mesh or ""]
-                said = place.end()  # its own launcher knows of starts that go on in this process
-            else:
-                job.end()
-                self._session.engine_hosts.pop(mesh or "", None)
-            self.say(said + (f", and mesh {mesh} with it" if mesh else ""))
+            try:
+                self._end_one(job)
+            except (LaunchError, OSError) as error:
+                failed.append(f"job {job.job} of {job.engine} was not ended: {error}")
+        if failed:
+            raise LaunchError("; ".join(failed))
+
+    def _end_one(self, job: ListedJob) -> None:
+        ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
+        mesh = ours.get(job.job)
+        place = self._session.engine_hosts.get(mesh or "")
+        said = f"job {job.job} of {job.engine} ended"
+        if place is not None and place.waiting:
+            del self._session.engine_hosts[mesh or ""]
+            said = place.end()  # its own launcher knows of starts that go on in this process
+        else:
+            job.end()
+            self._session.engine_hosts.pop(mesh or "", None)
+        self.say(said + (f", and mesh {mesh} with it" if mesh else ""))
