@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch_kernel.actor import Actor, attach_to_workers, endpoint
 from monarch_kernel.errors import DeviceError, SupervisionError
+from monarch_kernel.runtime.host import devices
 from monarch_kernel.runtime.host.devices import Devices, device_environment, devices_here
 from tests.workers import team, workers
 
@@ -42,6 +44,20 @@ class Shown(Actor):
 )
 def test_each_rank_gets_its_own(environ: dict[str, str], slot: int, each: int, chosen: dict[str, str]) -> None:
     assert device_environment(slot, each, "node1", environ) == chosen
+
+
+def test_variables_of_all_makers_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm does where its configuration does not say of what make the GPUs are."""
+    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+    environ = dict.fromkeys(names, "0,1")
+    assert device_environment(1, 1, "node1", environ) == {"CUDA_VISIBLE_DEVICES": "1"}
+    # AMD's libraries count by one variable within what the other leaves.
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "gpu_id").write_text("5095\n")
+    monkeypatch.setattr(devices, "_AMD", str(tmp_path))
+    monkeypatch.setattr(devices, "_NVIDIA", str(tmp_path / "nowhere"))
+    within = {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    assert device_environment(1, 1, "node1", environ) == within
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The GPUs that an engine gave to a host's worker, and which of them a rank gets.
 
 Engines say it by environment variables: ``CUDA_VISIBLE_DEVICES`` (indices, UUIDs, or UUIDs of MIG slices), or on AMD
-``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``. Where no variable is set, as over ssh, all GPUs of the host count.
-Nothing here loads a GPU library.
+``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``. Slurm sets those of all makers, whatever GPUs there are, unless
+its configuration names one. Where no variable is set, as over ssh, all GPUs of the host count. Nothing here loads a GPU
+library.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: What restricts a process to some devices, most physical first. A later one counts within what an earlier one leaves.
+#: What restricts a process to some devices, most physical first. With AMD's GPUs, a later one counts within what an
+#: earlier one leaves; NVIDIA's know the last one only.
 _VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _NVIDIA = "/proc/driver/nvidia/gpus"
 _AMD = "/sys/class/kfd/kfd/topology/nodes"
@@ -31,7 +33,8 @@ class Devices(NamedTuple):
 def devices_here(environ: Mapping[str, str] | None = None) -> Devices | None:
     """The devices that a process with this environment (by default, this one's) may use; None: the host has none."""
     environ = os.environ if environ is None else environ
-    for variable in _VARIABLES:
+    nested = _amd() and not _nvidia()
+    for variable in _VARIABLES if nested else (_VARIABLES[-1], *_VARIABLES[:-1]):
         if variable in environ:
             return Devices(variable, _names(environ[variable]))
     for variable, found in (("CUDA_VISIBLE_DEVICES", _nvidia()), ("ROCR_VISIBLE_DEVICES", _amd())):
