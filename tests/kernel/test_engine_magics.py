@@ -111,6 +111,7 @@ def test_an_interrupt_cancels(engine: Kernel, folder: Path) -> None:
     slow.chmod(0o700)
     cell = engine.send(f"%mesh up slow --on ssh --nodes h1 --ssh {slow}")
     wait_until(lambda: (folder / "ssh.began").exists(), "a start has begun")
+    cell.until(lambda out: "ssh: 0 of 1 hosts up: 1 starting" in ever(out))
     engine.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert not jobs(folder)

@@ -22,10 +22,14 @@ from monarch_kernel.job import EngineJob, SlurmJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher
 from monarch_kernel.launchers.slurm import SlurmLauncher
+from monarch_kernel.launchers.slurm_options import WAYS
 from monarch_kernel.launchers.slurm_queue import expand
 from tests.actor.actors import hook
 from tests.conftest import wait_until
-from tests.launchers.conformance import Conformance, Engine, Prober, clean
+from tests.kernel import harness
+from tests.kernel.harness import Kernel
+from tests.kernel.screen import ever, text
+from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean
 from tests.launchers.slurm import Slurm, slurm
 
 __all__ = ["clean", "slurm"]
@@ -49,6 +53,14 @@ class SlurmEngine(Engine):
 @pytest.fixture
 def engine(slurm: Slurm, request: pytest.FixtureRequest) -> Engine:
     return SlurmEngine(getattr(request, "param", "salloc"))
+
+
+@pytest.fixture
+def kernel(slurm: Slurm) -> Iterator[Kernel]:
+    """A notebook on the login node."""
+    started = harness.start_kernel()
+    yield started
+    harness.stop_kernel(started)
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +106,53 @@ def told(job: EngineJob) -> list[int]:
     """The processes of a rank on each host."""
     probers: Any = job.state(cached_path=None).hosts.spawn_procs(per_host={"gpus": 1}).spawn("probers", Prober)
     return [pid for pid, _, _ in probers.told.call().get().values()]
+
+
+@pytest.fixture
+def features(slurm: Slurm) -> Iterator[None]:
+    """One node is fast, and reserved; the other is not."""
+    slurm.say("scontrol", "update", "NodeName=n2", "AvailableFeatures=fast", "ActiveFeatures=fast")
+    reserved = ("ReservationName=research", "Users=root", "StartTime=now", "Duration=60", "Nodes=n2")
+    slurm.say("scontrol", "create", "reservation", *reserved)
+    yield
+    slurm.say("scontrol", "delete", "ReservationName=research")
+    slurm.say("scontrol", "update", "NodeName=n2", "AvailableFeatures=", "ActiveFeatures=")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_slurm_gets_what_the_user_asked_for_and_never_the_key(slurm: Slurm, features: None, way: str) -> None:
+    job = SlurmJob(
+        {"hosts": 1},
+        way=way,
+        job_name="train",
+        partition="debug",
+        account="vision",
+        constraint="fast",
+        reservation="research",
+        gres="gpu:1",
+        cpus_per_task=2,
+        mem="1G",
+        time_limit="0:30:00",
+        exclude="n1",
+        exclusive=False,
+        slurm_args=["--comment=ours"],
+        env={SECRET: "a-secret-value"},
+        idle=60,
+    )
+    job.apply()
+    (host,) = job.wait().hosts
+    assert (host.name, host.devices) == ("n2", ("0",))
+    asked = "Name Partition Account feature Reservation cpus-per-task MinMemory tres-per-node Comment TimeLimit"
+    fields = ",".join(f"{field}:.40" for field in asked.split())
+    assert slurm.say("squeue", "-h", "-O", fields).split() == [
+        *("train", "debug", "vision", "fast", "research", "2", "1G", "gres:gpu:1", "ours", "30:00")
+    ]
+    folder = Path(job._record().ticket.data["folder"])  # type: ignore[union-attr]
+    scripts = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file() and path.name != "secret"}
+    shown = slurm.say("scontrol", "show", "job", "-dd") + "".join(scripts.values())
+    assert {"keeper.sh", "start.sh"} <= scripts.keys() and (folder / "secret").stat().st_mode & 0o777 == 0o600
+    assert TestSlurm()._private(job.job_id) not in shown and "a-secret-value" not in shown
+    job.kill()
 
 
 def test_a_lost_node_is_replaced_in_the_same_allocation(slurm: Slurm) -> None:
@@ -237,12 +296,33 @@ def test_from_the_command_line(slurm: Slurm) -> None:
     assert run("kill", job).returncode == 0
 
 
+def test_from_a_notebook(slurm: Slurm, kernel: Kernel) -> None:
+    first = SlurmJob({"hosts": 2}, idle=60)
+    first.apply()
+    cell = kernel.send("%mesh up m --on slurm --hosts 2 --gpus 2 --partition debug")
+    cell.until(lambda out: "slurm: 0 of 2 hosts up: 2 queued (PENDING (" in ever(out))
+    first.kill()
+    out = cell.wait()
+    assert "mesh m: 4 ranks (hosts=2, gpus=2) on 2 hosts of slurm (job " in out.stdout, out
+    assert text(kernel.ok("%%mesh\nimport os\nos.environ['CUDA_VISIBLE_DEVICES']")) == "[0,2] '0'\n[1,3] '1'"
+    held = slurm.say("squeue", "-h", "-o", "%i")
+    # Ctrl-C takes the request out of the queue.
+    cell = kernel.send("%mesh up other --on slurm --hosts 1 --procs 1")
+    cell.until(lambda out: "slurm: 0 of 1 hosts up: 1 queued (PENDING (" in ever(out))
+    kernel.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert slurm.say("squeue", "-h", "-t", "PD,R", "-o", "%i") == held
+    refused = kernel.run("%mesh up other --on slurm --hosts 3 --procs 1")
+    assert refused.ename == "UsageError" and "cannot give these hosts" in refused.evalue, refused
+    kernel.ok("%mesh down m")
+
+
 def test_arguments_are_checked() -> None:
     assert expand("n[1-3,07],gpu[01-02]-ib,solo") == ("n1", "n2", "n3", "n07", "gpu01-ib", "gpu02-ib", "solo")
     assert expand("a[1-2]b[3-4]") == ("a1b3", "a1b4", "a2b3", "a2b4")
     limits = {"90": 5400, "1:30": 90, "2:00:00": 7200, "1-12": 129600, "1-00:30": 88200, 30.0: 30}
-    for text, seconds in limits.items():
-        assert SlurmJob({"hosts": 1}, time_limit=text)._resources.walltime == seconds
+    for limit, seconds in limits.items():
+        assert SlurmJob({"hosts": 1}, time_limit=limit)._resources.walltime == seconds
     assert SlurmJob({"hosts": 1}, mem="64G")._resources.memory == 64 * 2**30
     for wrong in ({"time_limit": "soon"}, {"mem": "much"}, {"way": "qsub"}, {"way": "array", "spares": 1}):
         with pytest.raises(ValueError, match="no time limit|no amount of memory|no way|no spares"):
