@@ -90,7 +90,9 @@ def _defined(spec: str) -> EngineJob:
     if callable(found) and not isinstance(found, type):
         found = found()
     if not isinstance(found, EngineJob):
-        said = "ends with its program, so it cannot be applied here" if isinstance(found, JobTrait) else "is no job"
+        said = (
+            "is known to its program only, so it cannot be applied here" if isinstance(found, JobTrait) else "is no job"
+        )
         raise LineError(f"{spec}, a {type(found).__name__}, {said}: name a job of an engine, such as SlurmJob")
     return found
 

@@ -5,8 +5,8 @@ names only; ``monarch_kernel.launchers`` has the code.
 """
 
 from monarch_kernel.launchers.engine_job import EngineJob
-from monarch_kernel.launchers.job import Job as JobTrait
 from monarch_kernel.launchers.job import JobState, job_load, job_loads
+from monarch_kernel.launchers.job_trait import JobTrait
 from monarch_kernel.launchers.kubernetes_job import KubernetesJob
 from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob

@@ -172,7 +172,7 @@ class Job(ABC):
         if not self.active:
             self._mounts.close()
             known = _load_cached(cached_path)
-            if known is not None and type(known) is type(self) and known._spec() == self._spec() and known.active:
+            if known is not None and type(known) is type(self) and known.can_run(self) and known.active:
                 self._adopt(known)
             else:
                 self.apply()
@@ -180,6 +180,10 @@ class Job(ABC):
         if cached_path is not None:
             self.dump(cached_path)
         return new
+
+    def can_run(self, spec: Job) -> bool:
+        """Whether this job, which an earlier program has applied, is what that one asks for."""
+        return self._spec() == spec._spec()
 
     def remote_mount(
         self,

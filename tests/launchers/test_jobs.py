@@ -116,6 +116,78 @@ def test_the_hosts_of_a_process_job_outlive_the_script(marked: str) -> None:
     wait_until(lambda: not processes(marked), "all hosts have ended")
 
 
+OWN = """
+import os, signal, subprocess, sys
+import monarch_kernel
+monarch_kernel.enable_monarch_imports()
+from monarch.actor import attach_to_workers
+from monarch.job import JobState, JobTrait, LocalJob
+
+class OneWorker(JobTrait):
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.pid, self.script, self.extra = name, 0, None, None
+
+    def _create(self, client_script):
+        self.script = client_script
+        line = [sys.executable, "-P", "-m", "monarch_kernel", "worker", "--announce", "-", "--idle", "60"]
+        line += ["--listen", f"ipc://{os.getcwd()}/{self.name}.sock"]
+        worker = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        worker.stdout.readline()
+        worker.stdout.close()
+        self.pid, worker.returncode = worker.pid, 0  # it stays when this program ends
+
+    def can_run(self, spec):
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return spec.name == self.name
+
+    def _state(self):
+        return JobState({"hosts": attach_to_workers(workers=[f"ipc://{os.getcwd()}/{self.name}.sock"], name="hosts")})
+
+    def _kill(self):
+        os.kill(self.pid, signal.SIGTERM)
+"""
+
+
+def test_a_program_brings_a_job_of_its_own(marked: str) -> None:
+    """Its class is written for Monarch."""
+    program = OWN + textwrap.dedent(
+        """
+        job = OneWorker("w")
+        assert isinstance(job, JobTrait) and isinstance(LocalJob(), JobTrait) and not isinstance(1, JobTrait)
+        hosts = job.state().hosts
+        assert job.active and len(hosts) == 1
+        hosts.spawn_procs(per_host={"gpus": 1}).initialized.get()
+        print(job.apply_id, job.pid)
+        """
+    )
+    first = script(program)
+    assert alive(int(first.split()[1])) and script(program) == first
+    other = script(program.replace('OneWorker("w")', 'OneWorker("v")'))
+    assert other.split()[0] != first.split()[0]
+    os.kill(int(first.split()[1]), 15)
+    end = """
+        from monarch.job import job_load
+        job = job_load(".monarch/job_state.json")
+        job.kill()
+        assert not job.active
+        batch = OneWorker("b")
+        batch.apply("train.py")
+        assert batch.script == "train.py"
+        batch.extra = {1, 2}
+        try:
+            batch.dumps()
+        except ValueError as e:
+            print(e)
+        batch.kill()
+        """
+    said = script(OWN + textwrap.dedent(end))
+    assert said.startswith("a OneWorker cannot be kept in a file of JSON, as its extra is {1, 2}: keep numbers, text")
+
+
 def test_a_job_that_is_not_the_same_is_another() -> None:
     one = ProcessJob({"hosts": 1})
     one.state("cache/state.json")

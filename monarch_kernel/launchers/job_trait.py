@@ -1,0 +1,90 @@
+"""``JobTrait``: jobs whose hosts a program finds itself, written for Monarch."""
+
+from __future__ import annotations
+
+import secrets
+from abc import abstractmethod
+from typing import Any, Self
+
+import msgspec
+
+from monarch_kernel.actor import HostMesh
+from monarch_kernel.launchers.job import Job, JobState
+
+#: What every job has, and no file of it needs.
+_OF_ALL = ("apply_id", "_mounts")
+
+
+class JobTrait(Job):
+    """The base of a job of your own, with the methods that Monarch's jobs implement.
+
+    Every job of this package is an instance, too. A job is found again by the next program through the file of
+    ``state``, which is JSON and no pickle: its attributes must be plain data, or ``state(cached_path=None)`` be called.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return Job in other.__mro__ if cls is JobTrait else NotImplemented
+
+    @abstractmethod
+    def _create(self, client_script: str | None) -> None:
+        """Acquire the hosts, or have a script run there as the client. ``apply`` calls it if the job is not active."""
+
+    @abstractmethod
+    def can_run(self, spec: Job) -> bool:
+        """Whether this job, which an earlier program has applied, has its hosts and is what that one asks for."""
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """The hosts, attached. Called by ``state`` of an active job."""
+
+    @abstractmethod
+    def _kill(self) -> None:
+        """Release the hosts. Called by ``kill`` of a job that was applied."""
+
+    # -- as any job ---------------------------------------------------------------------------------
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Acquire the hosts; does nothing if the job is active. See ``_create`` for the script."""
+        if client_script is None:
+            super().apply()
+        elif not self.active:
+            self._create(client_script)
+            self.apply_id = secrets.token_hex(8)
+
+    def _start(self) -> None:
+        self._create(None)
+
+    def _hosts(self) -> dict[str, HostMesh]:
+        return self._state()._meshes
+
+    def _end(self) -> None:
+        self._kill()
+
+    def _is_alive(self) -> bool:
+        return True  # as far as this program knows; one that is found again is asked by can_run
+
+    def _spec(self) -> Any:
+        return None  # can_run compares what it likes
+
+    def _fields(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self).items() if name not in _OF_ALL}
+        for name, value in found.items():
+            try:
+                plain = msgspec.json.decode(msgspec.json.encode(value)) == value
+            except (TypeError, ValueError):
+                plain = False
+            if not plain:
+                kind = type(self).__name__
+                raise ValueError(
+                    f"a {kind} cannot be kept in a file of JSON, as its {name} is {value!r}: keep numbers, text, lists "
+                    "and dictionaries of text there, or call state(cached_path=None)"
+                )
+        return found
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        Job.__init__(made)
+        vars(made).update(fields)
+        return made
