@@ -71,8 +71,11 @@ def _exec(options: argparse.Namespace) -> int:
         raise LineError("--json has a line for each line of output: leave out --fold")
     script = None
     if options.script is not None:
-        with open(0 if options.script == "-" else options.script, "rb") as file:
-            script = file.read()
+        try:
+            with open(0 if options.script == "-" else options.script, "rb") as file:
+                script = file.read()
+        except OSError as e:
+            raise LineError(f"the script {options.script} cannot be read: {e.strerror}") from None
     command = HostCommand(
         [options.module, *words] if options.module else words,
         variables(options.env),

@@ -88,4 +88,4 @@ def test_commands_in_places(run: Cli, job: str) -> None:
     unknown = run("exec", "--job", job, "--one", "--", "no-such-program")
     assert (unknown.returncode, unknown.stdout) == (127, "no-such-program: No such file or directory\n")
     missing = run("exec", "--job", job, "--script", "missing.sh")
-    assert missing.returncode == 1 and "missing.sh" in missing.stderr
+    assert missing.returncode == 2 and "the script missing.sh cannot be read: No such file" in missing.stderr
