@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +22,12 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
 class Sshd:
-    """The daemon. ``command`` is an ssh for which the names ``node*`` are this machine, and ``jumped*`` are reached
-    through it as a jump host."""
+    """The daemon. ``command`` is an ssh for which the names ``node*`` are this machine, ``jumped*`` are reached through
+    it as a jump host, and ``kept*`` by a connection that ssh keeps for further ones (ControlMaster)."""
 
     def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
         self.folder = folder
+        self.masters = tempfile.mkdtemp(prefix="ssh-")  # paths of sockets are short
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -39,7 +41,8 @@ class Sshd:
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
         (folder / "config").write_text(
-            f"Host node* jumped*\n  HostName 127.0.0.1\n  Port {self.port}\nHost jumped*\n  ProxyJump node0\n"
+            f"Host node* jumped* kept*\n  HostName 127.0.0.1\n  Port {self.port}\nHost jumped*\n  ProxyJump node0\n"
+            f"Host kept*\n  ControlMaster auto\n  ControlPath {self.masters}/%n\n  ControlPersist 600\n"
             f"Host closed\n  HostName 127.0.0.1\n  Port 1\n"
             f"Host *\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n"
             "  StrictHostKeyChecking yes\n  BatchMode yes\n"
@@ -71,6 +74,7 @@ class Sshd:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(30)
         self._log.close()
+        shutil.rmtree(self.masters)
 
 
 @contextmanager

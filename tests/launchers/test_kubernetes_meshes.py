@@ -245,7 +245,7 @@ def test_one_mesh_is_made_and_another_attached_to(
     (known,) = (each for each in list_jobs().jobs if each.job == made.job_id)
     assert known.plain()["meshes"] == {"generators": 1, "trainers": 1}
     made.kill()
-    assert not processes_of(made.job_id) and len(cluster.secrets()) == 1
+    assert not processes_of(known.job) and len(cluster.secrets()) == 1
     left = {each["metadata"]["name"] for each in cluster.pods() if not each["metadata"].get("deletionTimestamp")}
     assert left == set(others)
 

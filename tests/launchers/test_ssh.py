@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_closed_ports_and_jump_hosts_are_reached_through_ssh(sshd: Sshd) -> None
     assert len(told(job)) == 2
     assert job._launcher.route(job._record().ticket, job.status().hosts[0]) != job.status().hosts[0].url  # type: ignore[arg-type]
     job.kill()
+
+
+def test_a_connection_that_ssh_keeps_is_used_again_and_delays_nothing(sshd: Sshd) -> None:
+    job = SSHJob(["kept0", "kept1"], ssh=sshd.command, tunnel=True, idle=60)
+    assert len(told(job)) == 2
+    try:
+        for host in ("kept0", "kept1"):
+            assert os.path.exists(f"{sshd.masters}/{host}")
+        job.kill()
+    finally:
+        for host in ("kept0", "kept1"):
+            subprocess.run([*sshd.command, "-O", "exit", host], check=True, capture_output=True, timeout=30)
 
 
 def test_a_host_that_cannot_be_reached_says_what_ssh_said(sshd: Sshd) -> None:
