@@ -76,6 +76,7 @@ ensure "tests of hosts by Kubernetes" apiserver
 ensure "tests of hosts by Lightning" env -C .. .venv/bin/python -m tests.launchers.lightning
 ensure "tests of hosts by SkyPilot" env -C .. .venv/bin/python -m tests.launchers.sky_engine
 ensure "tests of joining jobs of mpirun" installed openmpi-bin mpirun
+ensure "tests of joining processes that nobody has prepared" join/python314.sh
 ensure "the comparison of syncs with rsync" installed rsync rsync
 ensure "the test of the notebook on TorchTitan" env -C .. .venv/bin/python -m tests.notebooks
 ensure "tests of the tools on torchmonarch" env -C .. .venv/bin/python -m tests.engines

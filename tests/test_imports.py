@@ -165,7 +165,7 @@ EXCEPTIONS = {
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The nodes of a Slurm job whose processes are read from outside.
-    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm_queue"},
+    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm_queue", f"{LAUNCHERS}.slurm_step"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,

@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 
+import msgspec
+
 
 def add_join_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel join``."""
@@ -17,16 +19,26 @@ def add_join_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "verb",
         nargs="?",
-        choices=("list", "install", "uninstall", "meet"),
+        choices=tuple(_VERBS),
         default="list",
-        help="list the jobs (the default); write a line into this environment, or remove it; be a meeting point",
+        help="list the jobs (the default); write a line into this environment, or remove it; be a meeting point; "
+        "prepare processes that run",
     )
     parser.add_argument(
-        "address",
+        "what",
         nargs="?",
-        metavar="HOST:PORT",
-        help="with meet: where ranks with this address in MONARCH_KERNEL_JOIN_MEET, and notebooks, come; HOST may be *",
+        metavar="HOST:PORT|JOB",
+        help="with meet: where ranks with this address in MONARCH_KERNEL_JOIN_MEET, and notebooks, come; HOST may be "
+        "*. With prepare: the name of the job that the processes are",
     )
+    which = parser.add_argument_group("with prepare, processes of Python 3.14 or later").add_mutually_exclusive_group()
+    which.add_argument("--pids", metavar="123,456", help="processes of this machine")
+    which.add_argument(
+        "--torchrun", nargs="?", type=int, const=0, metavar="PID", help="the workers of torchrun (its only job here)"
+    )
+    which.add_argument("--slurm", metavar="JOB", help="the ranks of a Slurm job, on all its nodes")
+    parser.add_argument("--this-node", action="store_true", help=argparse.SUPPRESS)  # what --slurm runs on each node
+    parser.add_argument("--meet", metavar="HOST:PORT", help="with prepare: where notebooks of other machines find them")
     parser.add_argument("--audit", default="", metavar="FILE", help="with meet: append connections and refusals to it")
     parser.add_argument("--user", action="store_true", help="with install and uninstall: for this user, not here only")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -34,11 +46,12 @@ def add_join_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from monarch_kernel.debugger.outside.processes import OutsideError
     from monarch_kernel.engines.join.announcements import JoinError
 
     try:
-        return {"list": _list, "install": _install, "uninstall": _uninstall, "meet": _meet}[options.verb](options)
-    except (JoinError, OSError, ValueError) as error:
+        return _VERBS[options.verb](options)
+    except (JoinError, OutsideError, OSError, ValueError) as error:
         print(f"monarch-kernel join: {error}", file=sys.stderr)
         return 1
 
@@ -74,5 +87,31 @@ def _uninstall(options: argparse.Namespace) -> int:
 def _meet(options: argparse.Namespace) -> int:
     from monarch_kernel.engines.join.meeting_point import serve
 
-    serve(options.address or "", options.audit, lambda url: print(f"Ranks and notebooks meet at {url}", flush=True))
+    serve(options.what or "", options.audit, lambda url: print(f"Ranks and notebooks meet at {url}", flush=True))
     return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from monarch_kernel.debugger.outside import slurm
+    from monarch_kernel.debugger.outside.look import chosen_here
+    from monarch_kernel.debugger.outside.remote_exec import prepare_running
+
+    name, job = options.what or "", options.slurm
+    if job is None and options.pids is None and options.torchrun is None:
+        raise ValueError("prepare takes the processes: --pids 123,456, --torchrun [PID] or --slurm JOB")
+    if job is not None and not options.this_node:
+        notes = slurm.prepare_job(name, job)
+        print("\n".join([*notes, f"%mesh join {name} --slurm {job} joins them"]))
+        return 1 if notes else 0
+    chosen = slurm.ranks_here(job) if job is not None else chosen_here(options.pids, options.torchrun)
+    done = prepare_running(name, chosen, **({"meet": options.meet} if options.meet else {}))
+    if options.json:
+        print(json.dumps(msgspec.to_builtins(done)))
+        return 0
+    count = len(done.prepared)
+    lines = [f"{count} process{'es' * (count != 1)} can be joined: %mesh join {name}"] if count else []
+    print("\n".join([*done.refused, *lines]))
+    return 1 if done.refused else 0
+
+
+_VERBS = {"list": _list, "install": _install, "uninstall": _uninstall, "meet": _meet, "prepare": _prepare}

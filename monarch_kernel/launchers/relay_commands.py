@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.slurm_step import step_beside
 from monarch_kernel.launchers.ssh import hostfile
 
 
@@ -49,9 +49,15 @@ def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[st
 def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
     """The command for each node of a job of Slurm: a step beside those that run there.
 
+    Args:
+        module: what Python runs there.
+        job: its number, or that of one of its steps.
+        python: the interpreter there; by default the path of this process's own.
+
     Raises:
         LaunchError: Slurm knows no such job that runs; the message has its words.
     """
+    job = job.partition(".")[0]
     try:
         listed = subprocess.run(
             ["squeue", "--noheader", "--jobs", job, "--states", "RUNNING", "--format", "%N"],
@@ -71,6 +77,5 @@ def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise LaunchError(f"Slurm cannot be asked for the nodes of job {job}: {error}") from None
-    step = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", f"--chdir={os.sep}"]
     relay = [python or sys.executable, "-m", module]
-    return {node: [*step, f"--nodelist={node}", *relay] for node in names.stdout.split()}
+    return {node: [*step_beside(job, node), *relay] for node in names.stdout.split()}

@@ -94,8 +94,15 @@ def test_deepspeed(notebook: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyP
         look_stop_and_leave(notebook, job, DEEPSPEED, "model.backward(loss)")
 
 
-def test_lightning_starts_rank_1_from_rank_0(python: Path, notebook: Kernel, tmp_path: Path) -> None:
+def test_lightning_starts_rank_1_from_rank_0(notebook: Kernel, tmp_path: Path) -> None:
     needs("pytorch_lightning")
-    command = [str(python), str(LIGHTNING), str(tmp_path / "lightning.ends")]
+    gate = str(tmp_path / "lightning.ends")
+    command = [sys.executable, "-m", "monarch_kernel.join", "--name", "lightning", str(LIGHTNING), gate]
     with running("lightning", command, tmp_path) as job:
         look_stop_and_leave(notebook, job, LIGHTNING, "return loss")
+
+
+def test_lightning_by_the_variable_alone(python: Path, tmp_path: Path) -> None:
+    needs("pytorch_lightning")
+    with running("light", [str(python), str(LIGHTNING), str(tmp_path / "light.ends")], tmp_path):
+        assert len(listed("light")) == 1

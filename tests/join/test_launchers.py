@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import pytest
 from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
 from monarch_kernel.engines.join.places import refreshed
 from tests.conftest import wait_until
+from tests.engines.test_tools import shown, until
 from tests.join.conftest import ROOT
+from tests.kernel.harness import Kernel
 from tests.launchers.slurm import Slurm, slurm
 
 __all__ = ["slurm"]
@@ -70,3 +72,16 @@ def test_srun_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
             (1, 2, 0),
         ]
         assert job.engine == "Slurm" and job.launch.endswith(".0")
+
+
+def test_a_notebook_joins_the_nodes_of_a_slurm_job(
+    slurm: Slurm, tmp_path: Path, start_kernel: Callable[..., Kernel]
+) -> None:
+    with running(tmp_path, "on-nodes", 2, ["srun", "-N", "2", "-n", "2", *waiting(tmp_path)]):
+        number = slurm.say("squeue", "-h", "-t", "R", "-o", "%i")
+        notebook = start_kernel()  # which finds this Slurm
+        assert "2 ranks (ranks=2)" in shown(notebook.ok(f"%mesh join on-nodes --slurm {number}"))
+        assert "[0-1] 2" in shown(notebook.ok("%%mesh\n1 + 1"))
+        assert "waiting.py" in until(notebook, "%mesh stacks", r"\[0-1\].*\n.*waiting\.py")
+        notebook.ok("%mesh leave")
+    slurm.wait_until_idle()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_kernel.debugger.outside import selection, slurm
-from monarch_kernel.debugger.outside.processes import OutsideError
+from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError
 from monarch_kernel.debugger.outside.reading import read_processes
+from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.outside.report import Look
 from monarch_kernel.debugger.source_locations import Label
 
@@ -50,15 +51,15 @@ def look(request: LookRequest, label: Label | None = None) -> Look:
         raise OutsideError(f"--apart takes a number of seconds of at least 0, not {request.apart:g}")
     notes: Sequence[str] = ()
     if request.slurm is not None:
-        name = f"Slurm job {request.slurm}"
+        name, way = f"Slurm job {request.slurm}", f"--slurm {request.slurm} --prepare"
         processes, notes = slurm.read_job(request.slurm, native=request.native, apart=request.apart)
-    elif request.pids is not None:
-        chosen = selection.named(parse_pids(request.pids))
-        name = f"process{'es' * (len(chosen) > 1)} {request.pids}"
-        processes = read_processes(chosen, native=request.native, apart=request.apart)
     else:
-        chosen = selection.torchrun_workers(request.torchrun or 0)
-        name = "torchrun" + (f" {request.torchrun}" if request.torchrun else "")
+        chosen = chosen_here(request.pids, request.torchrun)
+        if request.pids is not None:
+            name, way = f"process{'es' * (len(chosen) > 1)} {request.pids}", f"--pids {request.pids}"
+        else:
+            agent = f" {request.torchrun}" if request.torchrun else ""
+            name, way = f"torchrun{agent}", f"--torchrun{agent}"
         processes = read_processes(chosen, native=request.native, apart=request.apart)
     return Look(
         name,
@@ -66,9 +67,22 @@ def look(request: LookRequest, label: Label | None = None) -> Look:
         complete=request.pids is None,
         native=request.native,
         all_threads=request.all_threads,
-        notes=notes,
+        notes=(*notes, *remote_exec_note(processes, way)),
         label=label,
     )
+
+
+def chosen_here(pids: str | None, torchrun: int | None) -> dict[int, LaunchedRank]:
+    """The processes of this machine that a line names, and their places.
+
+    Args:
+        pids: as in `123,456`; or
+        torchrun: the pid of an agent of torchrun; 0: the only job of torchrun here.
+
+    Raises:
+        OutsideError: there are no such processes, they are not this user's, or `pids` is something else.
+    """
+    return selection.torchrun_workers(torchrun or 0) if pids is None else selection.named(parse_pids(pids))
 
 
 def parse_pids(text: str) -> list[int]:

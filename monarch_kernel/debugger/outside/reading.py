@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
+from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank, command_of, figures, python_version
 from monarch_kernel.introspection import py_spy, read_gpus
 
@@ -31,8 +32,6 @@ AT_ONCE = 4
 #: Where frames are whose variables are kept, and which.
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _KEPT = ("args", "kwargs", "src", "dst")
-
-_PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -133,7 +132,7 @@ def _dump(pid: int, native: bool, stopped: bool) -> tuple[str, str]:
     read = py_spy.read(pid, native, stopped, NATIVE_TIMEOUT if native else TIMEOUT, "--locals")
     if read.dump:
         return _without_values(read.dump), ""
-    return "", read.trouble or _refusal(read.said, _ptrace_scope())
+    return "", read.trouble or _refusal(read.said)
 
 
 def _without_values(dump: str) -> str:
@@ -146,32 +145,13 @@ def _without_values(dump: str) -> str:
     return json.dumps(threads)
 
 
-def _refusal(said: str, ptrace_scope: str) -> str:
+def _refusal(said: str) -> str:
     """What py-spy has said, with what to do if the system does not let it read another process."""
     lower = said.lower()
-    if "permission denied" not in lower and "operation not permitted" not in lower:
-        first = said.partition("\n")[0].removeprefix("Error: ").rstrip(".")
-        return f"py-spy said: {first}" if first else "py-spy has read nothing"
-    if ptrace_scope in ("1", "2", "3"):
-        whom = {"1": "its ancestors and root", "2": "root only", "3": "no process"}[ptrace_scope]
-        what = (
-            "an administrator can set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
-            if ptrace_scope != "3"
-            else "only a restart of the machine can change that"
-        )
-        return f"the system lets {whom} read its memory (kernel.yama.ptrace_scope is {ptrace_scope}); {what}"
-    return (
-        "the system does not let py-spy read its memory; in a container, the capability SYS_PTRACE is missing (docker "
-        "run --cap-add SYS_PTRACE, or securityContext.capabilities.add of a Pod)"
-    )
-
-
-def _ptrace_scope() -> str:
-    try:
-        with open(_PTRACE_SCOPE, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:  # a kernel without Yama
-        return ""
+    if "permission denied" in lower or "operation not permitted" in lower:
+        return permission_remedy("py-spy", "read")
+    first = said.partition("\n")[0].removeprefix("Error: ").rstrip(".")
+    return f"py-spy said: {first}" if first else "py-spy has read nothing"
 
 
 def _gpus() -> tuple[dict[int, dict[int, int]], dict[int, float]]:

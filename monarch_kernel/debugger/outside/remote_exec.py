@@ -1,28 +1,302 @@
-"""Whether Python itself could bring the tools into running processes: `sys.remote_exec`, from Python 3.14 on."""
+"""A way in for viewers into processes that nobody has prepared, from Python 3.14 on: `sys.remote_exec` (PEP 768).
+
+Python itself runs a few lines in the process, on its main thread, when that next comes to a point where it may be
+interrupted. No debugger is attached, and nothing of the process is changed from outside but a flag and a path that
+Python keeps there for this. The lines are those of `import monarch_kernel.join`; what comes then is as in any rank.
+
+What crosses the boundary: a file of this user in the private folder of announcements, which the process reads, removes,
+and answers by its announcement, or by a file beside it that says what went wrong. A process that does not come to such
+a point reads it later; until then the file stays, and is removed with the next look after the process has ended.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from monarch_kernel.debugger.outside.permission import permission_remedy
+from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError, check_ours, python_version
 from monarch_kernel.debugger.outside.reading import OutsideProcess
+from monarch_kernel.engines.join.announcements import (
+    ANSWER,
+    SCRIPT,
+    RankAnnouncement,
+    announcements,
+    began_at,
+    check_name,
+    join_folder,
+    pid_space,
+)
+from monarch_kernel.private_files import PrivateFolder
 
-#: The first version with `sys.remote_exec` (PEP 768); both sides need it, and the same minor version.
+#: The first version with `sys.remote_exec`; both sides need it, and the same minor version.
 FIRST = (3, 14)
+#: How long processes may take until they have run the lines (seconds).
+COME_BY = 5.0
+#: How often is looked whether they have (seconds).
+_LOOK = 0.02
+#: How long the other Python may take (seconds): it starts, and writes to the memory of each process.
+_CALL = 20.0
+
+_THERE = "monarch-kernel join prepare can do it there"
+_PROGRAM = re.compile(r"python(3(\.\d+)?t?)?")
+# In the other Python: for each process of its standard input, a line with what went wrong.
+_CALLER = """
+import json, sys
+for pid, path in json.load(sys.stdin):
+    try:
+        sys.remote_exec(pid, path)
+        said = ""
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    print(json.dumps([pid, said]), flush=True)
+"""
+# In the process. Its `__main__` gets no name of ours, and what fails goes to the file, not into the program.
+_LINES = """
+import importlib, os, sys
+try:
+    os.unlink({script!r})
+    importlib.invalidate_caches()
+    try:
+        from monarch_kernel.engines.join.door import prepare
+    except ImportError as error:
+        raise RuntimeError(
+            f"{{error}}. Install monarch_kernel into its environment ({{sys.prefix}}), and join again: the process "
+            "need not be started again"
+        ) from None
+    if prepare({name!r}, **{options!r}) is None:
+        raise RuntimeError("it is a child of a rank that can be joined, and no rank itself")
+except Exception as error:
+    text = str(error) if type(error) is RuntimeError else f"{{type(error).__name__}}: {{error}}"
+    with open(os.open({answer!r} + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    os.rename({answer!r} + ".new", {answer!r})
+"""
 
 
-def remote_exec_note(
-    processes: Sequence[OutsideProcess], own: tuple[int, int] = (sys.version_info[0], sys.version_info[1])
-) -> tuple[str, ...]:
-    """A sentence if these processes could be joined while they run; none otherwise.
+class PreparedRanks(msgspec.Struct, frozen=True):
+    """What was done with some processes. It travels between hosts as JSON.
+
+    Attributes:
+        name: of the job that they are.
+        prepared: the processes that can be joined now.
+        refused: a sentence about each other one.
+    """
+
+    name: str
+    prepared: list[int]
+    refused: list[str]
+
+
+def remote_exec_note(processes: Sequence[OutsideProcess], way: str) -> tuple[str, ...]:
+    """A sentence if these processes can be joined as they run; none otherwise.
 
     Args:
         processes: what was read.
-        own: the version of this Python.
+        way: the options that name them, in a line.
     """
-    if own < FIRST or any(each.python != own for each in processes):
+    versions = {each.python for each in processes}
+    if not versions or min(versions) < FIRST:
         return ()
+    which = " and ".join(f"{major}.{minor}" for major, minor in sorted(versions))
     return (
-        f"These processes run Python {own[0]}.{own[1]}, as this one does: sys.remote_exec could bring a whole debugger "
-        "into them. That is not done here: processes that are to be joined are prepared when they are started.",
+        f"These processes run Python {which}, which lets a debugger in as they run: %mesh join NAME {way} makes them a "
+        "mesh, with all tools.",
     )
+
+
+def prepare_running(
+    name: str, chosen: Mapping[int, LaunchedRank], timeout: float = COME_BY, **options: object
+) -> PreparedRanks:
+    """Let viewers join these processes of this machine and user, which run Python 3.14 or later.
+
+    A process that does not come to a point where Python can be interrupted in time can be joined once it has.
+
+    Args:
+        name: of the job they are.
+        chosen: their places, by pid. If none of their environments tells a rank, they are numbered in this order.
+        timeout: how long they may take to come to a point where Python can be interrupted (seconds).
+        options: further ones of ``monarch_kernel.join.prepare``.
+
+    Raises:
+        JoinError: the name is none.
+        OutsideError: one is not there, is not this user's, or is prepared already, under another name.
+    """
+    check_name(name)
+    for pid in chosen:
+        check_ours(pid)
+    before = {pid: each for pid, each in _announced().items() if pid in chosen}
+    if other := sorted({each.name for each in before.values()} - {name}):
+        pids = ", ".join(str(pid) for pid, each in before.items() if each.name == other[0])
+        raise OutsideError(f"processes {pids} can be joined already, as {other[0]}: %mesh join {other[0]}")
+    numbered = not any(place.rank >= 0 for place in chosen.values())
+    why: dict[int, str] = {}
+    entrances: dict[str, list[_Entrance]] = {}
+    with join_folder() as folder:
+        for rank, pid in enumerate(chosen):
+            if pid in before:
+                continue
+            entrance = _Entrance(folder, pid)
+            more = {"rank": rank, "world": len(chosen)} if numbered else {}
+            try:
+                program = _interpreter(pid)
+                entrance.write(name, {**options, **more})
+            except OutsideError as error:
+                why[pid] = str(error)
+            else:
+                entrances.setdefault(program, []).append(entrance)
+        for program, wanted in entrances.items():
+            why |= _call(program, wanted)
+        why |= _come_by([each for wanted in entrances.values() for each in wanted if each.pid not in why], timeout)
+    return PreparedRanks(
+        name,
+        [pid for pid in chosen if pid not in why],
+        [f"{_called(pid, chosen[pid])} cannot be joined: {why[pid]}." for pid in chosen if pid in why],
+    )
+
+
+def _called(pid: int, place: LaunchedRank) -> str:
+    return f"Rank {place.rank} (process {pid})" if place.rank >= 0 else f"Process {pid}"
+
+
+def _come_by(entrances: Sequence[_Entrance], timeout: float) -> dict[int, str]:
+    """Wait for processes that are to run the lines; why they can still not be joined, by pid."""
+    why: dict[int, str] = {}
+    waiting = list(entrances)
+    deadline = time.monotonic() + timeout
+    while True:
+        there = _announced()
+        for each in [each for each in waiting if each.pid not in there]:
+            if not began_at(each.pid):
+                why[each.pid] = "it has ended"
+            elif said := each.answer():
+                why[each.pid] = said
+        waiting = [each for each in waiting if each.pid not in there and each.pid not in why]
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK)
+    for each in waiting:
+        why[each.pid] = (
+            f"its main thread has not come back to Python within {timeout:g} s; as soon as it has, it can be; "
+            f"%mesh look --native --pids {each.pid} shows where it is"
+        )
+    return why
+
+
+class _Entrance:
+    """The lines for one process, and its answer.
+
+    Args:
+        folder: of announcements.
+        pid: the process.
+    """
+
+    def __init__(self, folder: PrivateFolder, pid: int) -> None:
+        self.pid = pid
+        self._folder = folder
+        self._script, self._answer = (f"{pid}-{pid_space()}{kind}" for kind in (SCRIPT, ANSWER))
+        self.path = os.path.join(folder.path, self._script)
+
+    def write(self, name: str, options: Mapping[str, object]) -> None:
+        """Write the lines.
+
+        Raises:
+            OutsideError: the process sees other files: it has another root, or another `/tmp`.
+        """
+        self._folder.discard(self._answer)
+        answer = os.path.join(self._folder.path, self._answer)
+        lines = _LINES.format(script=self.path, answer=answer, name=name, options=dict(options))
+        self._folder.replace(self._script, f"exec({lines!r}, {{}})\n".encode())
+        try:
+            same = os.stat(f"/proc/{self.pid}/ns/pid").st_ino == pid_space()
+            same = same and os.path.samefile(f"/proc/{self.pid}/root{self.path}", self.path)
+        except OSError:
+            same = False
+        if not same:
+            self.withdraw()
+            raise OutsideError(f"it sees other files than this process, as in a container: {_THERE}")
+
+    def answer(self) -> str:
+        """What went wrong, as the process has said; "" if it has said nothing."""
+        try:
+            said = self._folder.read(self._answer).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        self._folder.discard(self._answer)
+        return said
+
+    def withdraw(self) -> None:
+        """Remove the lines, which the process was not told of."""
+        self._folder.discard(self._script)
+
+
+def _announced() -> dict[int, RankAnnouncement]:
+    space = pid_space()
+    return {each.pid: each for each in announcements() if each.space == space}
+
+
+def _interpreter(pid: int) -> str:
+    """The Python that can call `sys.remote_exec` on a process: its own program, as a rule.
+
+    Raises:
+        OutsideError: there is none.
+    """
+    version = python_version(pid)
+    if version < FIRST:
+        known = f"Python {version[0]}.{version[1]}" if version != (0, 0) else "no Python that is known"
+        raise OutsideError(
+            f"it runs {known}, and Python lets a debugger into a running process from 3.14 on; %mesh look reads its "
+            "stacks, and docs/join.md says how to start it so that it can be joined"
+        )
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+        if _PROGRAM.fullmatch(os.path.basename(program)) and os.path.samefile(program, f"/proc/{pid}/exe"):
+            return program
+    except OSError:  # another root, or it was removed
+        pass
+    if version == sys.version_info[:2]:
+        return sys.executable
+    raise OutsideError(
+        f"its Python {version[0]}.{version[1]} is no program here that could be called (it is part of another program, "
+        f"or lies in a container): {_THERE}"
+    )
+
+
+def _call(program: str, wanted: Sequence[_Entrance]) -> dict[int, str]:
+    """Have processes run the lines; why that was not possible, by pid."""
+    said: dict[int, str] = {}
+    try:
+        done = subprocess.run(
+            [program, "-I", "-S", "-c", _CALLER],
+            input=json.dumps([(each.pid, each.path) for each in wanted]),
+            capture_output=True,
+            text=True,
+            timeout=_CALL,
+            cwd="/",
+        )
+        said = dict(map(json.loads, done.stdout.splitlines()))
+        rest = done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}"
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        rest = str(error)
+    why: dict[int, str] = {}
+    for each in wanted:
+        text = said.get(each.pid, f"{program} could not call sys.remote_exec: {rest}")
+        if text:
+            why[each.pid] = _explained(text)
+            each.withdraw()
+    return why
+
+
+def _explained(text: str) -> str:
+    if text.startswith("PermissionError"):
+        return permission_remedy("Python", "write to")
+    if "not enabled" in text:
+        return f"it was started with -X disable-remote-debug, or PYTHON_DISABLE_REMOTE_DEBUG ({text})"
+    return text

@@ -17,7 +17,6 @@ from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.outside.evidence import evidence_of, woken
 from monarch_kernel.debugger.outside.processes import OutsideError
 from monarch_kernel.debugger.outside.reading import OutsideProcess
-from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.outside.verdict import verdict_from_outside
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display import styles
@@ -81,7 +80,7 @@ class Look(AsReport):
             raise OutsideError(f"there is no process of {name} to read")
         self.name = name
         self.processes, self.world, numbered = _by_rank(processes)
-        self.notes = (*notes, *([numbered] if numbered else ()), *remote_exec_note(processes))
+        self.notes = (*notes, *([numbered] if numbered else ()))
         self.evidence: Mapping[int, Evidence] = evidence_of(self.processes, self.world, complete=complete)
         self.verdict: Verdict = verdict_from_outside(
             self.evidence, name, self._told(native), woken=woken(self.processes), native=native

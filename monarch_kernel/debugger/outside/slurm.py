@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
 
 from monarch_kernel.debugger.outside.processes import (
     LaunchedRank,
@@ -17,14 +20,19 @@ from monarch_kernel.debugger.outside.processes import (
     rank_place,
 )
 from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProcess, as_json, from_json, read_processes
+from monarch_kernel.debugger.outside.remote_exec import PreparedRanks
 from monarch_kernel.debugger.outside.selection import topmost
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launchers import slurm_queue
+from monarch_kernel.launchers.slurm_step import step_beside
+
+T = TypeVar("T")
 
 #: How long a command of Slurm may take, and a node until it has read its processes (seconds).
 LIMIT, NODE_LIMIT = 15.0, 60.0
 #: The most nodes that are read at the same time.
 _AT_ONCE = 32
+NO_RANK = "No process of it is a rank: none has RANK, SLURM_PROCID or the like and runs Python."
 _JOB = re.compile(r"(\d+(?:_\d+)?)(?:\.(\d+))?")
 
 
@@ -42,6 +50,59 @@ def read_job(job: str, *, native: bool, apart: float) -> tuple[list[OutsideProce
     Raises:
         OutsideError: there is no such job of this user, it does not run, or no node could be read.
     """
+    words = ["look", "--apart", f"{apart:g}", *(["--native"] if native else [])]
+    answers = _ask_nodes(job, words, NODE_LIMIT + apart + (NATIVE_TIMEOUT if native else 0), from_json)
+    processes = [each for read, _ in answers.values() for each in read or ()]
+    notes = [f"Node {node} could not be read: {why}" for node, (_, why) in answers.items() if why]
+    if not processes:
+        raise OutsideError(f"nothing was read of Slurm job {job}. {' '.join(notes) or NO_RANK}")
+    return processes, notes
+
+
+def prepare_job(name: str, job: str, python: str = "") -> list[str]:
+    """Let viewers join the ranks of a job on all its nodes; see ``remote_exec.prepare_running``.
+
+    Args:
+        name: of the job, for those who join.
+        job: its number, or that of a step.
+        python: the interpreter there; by default the path of this process's own.
+
+    Returns:
+        A sentence about each rank or node where that was not possible.
+
+    Raises:
+        OutsideError: there is no such job of this user, it does not run, or no rank can be joined.
+    """
+    answers = _ask_nodes(job, ["join", "prepare", name, "--json"], NODE_LIMIT, _prepared, python)
+    notes = [f"Node {node}: {why}" for node, (_, why) in answers.items() if why]
+    done = [each for each, _ in answers.values() if each is not None]
+    notes += [why for each in done for why in each.refused]
+    if not any(each.prepared for each in done):
+        raise OutsideError(f"no rank of Slurm job {job} can be joined. {' '.join(notes) or NO_RANK}")
+    return notes
+
+
+def _prepared(line: bytes) -> PreparedRanks:
+    return msgspec.json.decode(line, type=PreparedRanks)
+
+
+def _ask_nodes(
+    job: str, words: Sequence[str], limit: float, decode: Callable[[bytes], T], python: str = ""
+) -> dict[str, tuple[T | None, str]]:
+    """Run a command of ``monarch-kernel`` for the ranks of a job on each of its nodes, all at the same time.
+
+    Args:
+        words: the command; it is told the job, and that it is for its own node.
+        limit: how long a node may take (seconds).
+        decode: what it prints; raises ``ValueError`` if it is something else.
+        python: the interpreter there.
+
+    Returns:
+        By node what was printed, or why there is nothing, as the end of a sentence.
+
+    Raises:
+        OutsideError: there is no such job of this user, or it does not run.
+    """
     number, step = _parsed(job)
     try:
         known = slurm_queue.queue(LIMIT, fresh=True)
@@ -54,50 +115,50 @@ def read_job(job: str, *, native: bool, apart: float) -> tuple[list[OutsideProce
         raise OutsideError(f"you have no Slurm job {number} that runs; squeue --me lists those that do")
     if found.waits or not found.nodes:
         raise OutsideError(f"Slurm job {number} has no nodes yet: {found}")
+    line = [python or sys.executable, "-m", "monarch_kernel", *words]
+    line += ["--slurm", f"{found.number}{f'.{step}' if step else ''}", "--this-node"]
 
-    def of_node(node: str) -> tuple[list[OutsideProcess], str]:
-        return _read_node(found.number, step, node, native, apart)
+    def of_node(node: str) -> tuple[T | None, str]:
+        said, why = _run_on(node, found.number, line, limit)
+        if why:
+            return None, why
+        try:
+            return decode(said), ""
+        except ValueError:
+            return None, f"its answer is something else: {said[:80]!r}."
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="monarch-look") as pool:
-        answers = list(pool.map(of_node, found.nodes))
-    processes = [each for read, _ in answers for each in read]
-    notes = [
-        f"Node {node} could not be read: {why}" for node, (_, why) in zip(found.nodes, answers, strict=True) if why
-    ]
-    if not processes:
-        said = " ".join(notes) or "no process of it is a rank: none has RANK, SLURM_PROCID or the like and runs Python."
-        raise OutsideError(f"nothing was read of Slurm job {job}. {said}")
-    return processes, notes
+        return dict(zip(found.nodes, pool.map(of_node, found.nodes), strict=True))
 
 
-def _read_node(number: str, step: str, node: str, native: bool, apart: float) -> tuple[list[OutsideProcess], str]:
-    """What a node has read, or why it has not, as a sentence."""
-    command = ["srun", "--overlap", f"--jobid={number}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
-    command += ["--mpi=none", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0"]
-    command += [sys.executable, "-m", "monarch_kernel", "look", "--slurm", f"{number}{f'.{step}' if step else ''}"]
-    command += ["--this-node", "--apart", f"{apart:g}", *(["--native"] if native else [])]
-    limit = NODE_LIMIT + apart + (NATIVE_TIMEOUT if native else 0)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "PMI"))}
-    environment |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+def _run_on(node: str, number: str, line: Sequence[str], limit: float) -> tuple[bytes, str]:
+    """What a command prints that runs on a node, in a step beside those of a job, or why it has not run."""
+    command = [*step_beside(number, node), *line]
     try:
-        done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit, env=environment, cwd="/"
-        )
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit)
     except subprocess.TimeoutExpired:
-        return [], f"it did not answer within {limit:g} s."
+        return b"", f"it did not answer within {limit:g} s."
     except OSError as error:
-        return [], f"srun could not be started: {error}."
-    said = done.stderr.decode("utf-8", "replace").strip()
+        return b"", f"srun could not be started: {error}."
     if done.returncode:
-        return [], f"{said.splitlines()[-1] if said else f'srun ended with code {done.returncode}'}."
-    try:
-        return from_json(done.stdout), ""
-    except ValueError:
-        return [], f"its answer is something else: {done.stdout[:80]!r}."
+        said = done.stderr.decode("utf-8", "replace").strip()
+        return b"", f"{said.splitlines()[-1] if said else f'srun ended with code {done.returncode}'}."
+    return done.stdout, ""
 
 
 def read_this_node(job: str, *, native: bool, apart: float) -> bytes:
     """What a node answers: the ranks of a job that run on it, read from outside, in one line.
+
+    Raises:
+        OutsideError: see ``ranks_here``.
+    """
+    chosen = ranks_here(job)
+    node = os.environ.get("SLURMD_NODENAME", "")
+    return as_json(read_processes(chosen, native=native, apart=apart, host=node) if chosen else [])
+
+
+def ranks_here(job: str) -> dict[int, LaunchedRank]:
+    """The ranks of a job that run on this node, and their places, by pid.
 
     Raises:
         OutsideError: Slurm does not know the job here, or several steps of it have ranks.
@@ -113,8 +174,7 @@ def read_this_node(job: str, *, native: bool, apart: float) -> bytes:
     steps = {int(pid): of for pid, of in _listed(said) if int(pid) > 0 and owner_of(int(pid)) == os.getuid()}
     own = os.environ.get("SLURM_STEP_ID", "")
     places = {pid: rank_place(pid) for pid, of in steps.items() if of != own}
-    chosen = ranks_of_job(places, step, {pid for pid in places if python_version(pid) != (0, 0)})
-    return as_json(read_processes(chosen, native=native, apart=apart, host=node) if chosen else [])
+    return ranks_of_job(places, step, {pid for pid in places if python_version(pid) != (0, 0)})
 
 
 def ranks_of_job(places: Mapping[int, LaunchedRank], step: str, python: set[int]) -> dict[int, LaunchedRank]:

@@ -29,6 +29,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HANG = ".hang"
 #: The same of the file under which one process of a machine calls a meeting point; see ``meeting_call``.
 MEET = ".meet"
+#: The ends of the names of the lines that a process is to run which nobody has prepared, and of what it then answers;
+#: see ``debugger.outside.remote_exec``.
+SCRIPT, ANSWER = ".py", ".answer"
 #: Of a command line, as much as this is shown (characters).
 _PROGRAM = 300
 
@@ -222,7 +225,15 @@ def announcements() -> list[RankAnnouncement]:
             for name in names:
                 if name.endswith((HANG, MEET)) and name not in living:
                     folder.discard(name)
+                if name.endswith((SCRIPT, ANSWER)) and _is_dead(name, space):
+                    folder.discard(name)
     return sorted(found, key=lambda each: (each.since, each.pid))
+
+
+def _is_dead(name: str, space: int) -> bool:
+    """Whether the process is gone that a file named ``PID-SPACE.KIND`` is for."""
+    pid, _, of = name.partition(".")[0].partition("-")
+    return pid.isdecimal() and of == str(space) and not began_at(int(pid))
 
 
 def announcement_of(plain: dict[str, Any]) -> RankAnnouncement:

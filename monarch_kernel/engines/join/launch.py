@@ -10,9 +10,12 @@ import sys
 import types
 from collections.abc import Sequence
 
+from monarch_kernel import environment
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.door import prepare
 from monarch_kernel.engines.join.holding import USUAL
+from monarch_kernel.engines.join.identity import identity
+from monarch_kernel.engines.join.own_ranks import prepare_own_ranks
 
 HOLD = "--hold-on-error"
 _LOCAL_RANK = ("--local_rank=", "--local-rank=")
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = parser.parse_args(words)
     sys.argv = [found.program, *told, *found.args]
     try:
-        prepare(
+        announced = prepare(
             found.name,
             hold_on_error=found.hold_on_error,
             on_hang=found.on_hang,
@@ -71,6 +74,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except (JoinError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    if announced is not None and identity().rank < 0:
+        prepare_own_ranks(
+            {
+                environment.JOIN.name: announced.name,
+                environment.JOIN_HOLD.name: found.hold_on_error,
+                environment.JOIN_ON_HANG.name: found.on_hang,
+                environment.JOIN_HANG_AFTER.name: found.hang_after,
+                environment.JOIN_REPORTS.name: found.reports,
+                environment.JOIN_MEET.name: found.meet,
+            }
+        )
     if found.module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(found.program, run_name="__main__", alter_sys=True)

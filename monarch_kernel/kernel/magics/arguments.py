@@ -230,7 +230,9 @@ def command_of(function: Callable[..., object]) -> str:
 
 def help_text(function: Callable[..., object], words: Sequence[str] = ()) -> str:
     """The help of one command, as `--help` prints it in a line with these words."""
-    return parser_for(function, words).format_help().replace("::\n\n  %", "usage: %", 1).rstrip()
+    parser: Any = parser_for(function, words)
+    parser.color = False  # Python 3.14 takes a notebook for a terminal with colours
+    return parser.format_help().replace("::\n\n  %", "usage: %", 1).rstrip()
 
 
 def summary(function: Callable[..., object]) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.outside.look import LookRequest, look, parse_pids
+from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, place_in
 from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json, read_processes
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
@@ -182,11 +183,11 @@ def test_a_single_process_and_one_that_ends() -> None:
 
 def test_a_refusal_says_what_to_do() -> None:
     denied = "Error: Permission Denied: Try running again with elevated permissions"
-    assert "kernel.yama.ptrace_scope is 1" in _refusal(denied, "1") and "kernel.yama.ptrace_scope=0" in _refusal(
-        denied, "1"
-    )
-    assert "SYS_PTRACE" in _refusal(denied, "") and "SYS_PTRACE" in _refusal(denied, "0")
-    assert _refusal("Error: No such process", "0") == "py-spy said: No such process"
+    assert _refusal(denied) == permission_remedy("py-spy", "read")
+    assert _refusal("Error: No such process") == "py-spy said: No such process"
+    limited = permission_remedy("py-spy", "read", "1")
+    assert "kernel.yama.ptrace_scope is 1" in limited and "kernel.yama.ptrace_scope=0" in limited
+    assert all("SYS_PTRACE" in permission_remedy("py-spy", "read", scope) for scope in ("", "0"))
 
 
 def test_places_by_the_variables_of_launchers() -> None:

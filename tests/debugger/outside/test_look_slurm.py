@@ -69,7 +69,7 @@ def test_ranks_on_two_nodes(job: str) -> None:
     assert found.world == 2 and "2 ranks of Slurm job" in found.text()
     again = look(LookRequest(slurm=f"{job}.0", apart=0.0))
     assert len(again.processes) == 2
-    with pytest.raises(OutsideError, match=r"nothing was read of Slurm job \d+\.7\. no process of it is a rank"):
+    with pytest.raises(OutsideError, match=r"nothing was read of Slurm job \d+\.7\. No process of it is a rank"):
         look(LookRequest(slurm=f"{job}.7", apart=0.0))
 
 
