@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {
         PROTOCOL,
         f"{RUNTIME}.node",
-        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs", "start_command")),
+        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "exits", "start_command")),
     },
     **{leaf: set() for leaf in COMMON},
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
