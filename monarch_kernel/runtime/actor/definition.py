@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_kernel.runtime.actor.context import context
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 
 class Undeliverable(msgspec.Struct, frozen=True):
@@ -62,8 +64,10 @@ class Actor:
     __background__ = False
 
     @property
-    def logger(self) -> logging.Logger:
+    def logger(self) -> Logger:
         """A logger named after the actor and its rank."""
+        import logging
+
         instance = context().actor_instance
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
@@ -93,7 +97,7 @@ class EndpointProperty:
         self.explicit_response_port = explicit_response_port
         self.instrument = instrument
         self.concurrent = concurrent
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = is_coroutine_function(function)
         if self.is_async and not function.__module__.startswith("monarch_kernel."):
             import_module("asyncio")  # fork servers load it, too, if it is loaded here
         self.__doc__ = function.__doc__
@@ -163,7 +167,7 @@ def concurrent_endpoint(
         return lambda f: concurrent_endpoint(f, **{k: v for k, v in options.items() if k != "concurrent"})
     if isinstance(method, EndpointProperty):
         raise ValueError(f"{method.__name__} is already an endpoint: use either @endpoint or @concurrent_endpoint")
-    if not inspect.iscoroutinefunction(method):
+    if not is_coroutine_function(method):
         raise ValueError(
             f"@concurrent_endpoint needs an async def, which {getattr(method, '__name__', method)!r} is not"
         )
@@ -191,6 +195,8 @@ class EndpointSpec:
 
     def describe(self, prop: EndpointProperty) -> None:
         """Take over the description of a method; handles that callers have follow it."""
+        import inspect  # a controller gets here while its host agent starts
+
         self.function = prop.function
         self.explicit_port = prop.explicit_response_port
         self.concurrent = prop.concurrent
@@ -233,6 +239,8 @@ class ActorSpec:
         Raises:
             ValueError: the class is not valid any more, or has become async or sync; nothing has changed here then.
         """
+        import inspect
+
         new = ActorSpec(self.cls, frozenset())
         if new.is_async != self.is_async and self.endpoints:
             kinds = ("async", "sync") if self.is_async else ("sync", "async")
@@ -246,6 +254,8 @@ class ActorSpec:
         self.endpoints = new.endpoints
 
     def _read(self, reserved: frozenset[str]) -> None:
+        import inspect
+
         cls = self.cls
         self.endpoints: dict[str, EndpointSpec] = {}
         kinds: dict[bool, list[str]] = {True: [], False: []}
@@ -269,7 +279,7 @@ class ActorSpec:
             function = getattr(cls, hook, None)
             if function is None:
                 continue
-            is_async = inspect.iscoroutinefunction(function)
+            is_async = is_coroutine_function(function)
             if not self.endpoints:
                 self.is_async = self.is_async or is_async
             elif is_async != self.is_async and (is_async or hook != "__supervise__"):
@@ -312,6 +322,8 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
     if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
         return  # the usual case; it takes milliseconds to parse the signature of a built-in constructor from its text
+    import inspect
+
     try:
         signature = inspect.signature(cls)
     except ValueError:  # a built-in constructor without a signature

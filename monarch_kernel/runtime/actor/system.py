@@ -7,7 +7,6 @@ process becomes a controller when it first needs a system.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel import environment
+from monarch_kernel import environment, logs
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
@@ -80,7 +79,7 @@ from monarch_kernel.runtime.supervision.tree import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
 from monarch_kernel.subscriptions import Subscribers
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How long a call waits for its actor to be created (seconds).
 EARLY_TIMEOUT = 30.0
@@ -331,7 +330,7 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank)
 
     def _on_set_log_level(self, link: MessageLink, message: SetLogLevel, _body: Body) -> None:
-        logging.getLogger("monarch_kernel.actors").setLevel(message.level)
+        logs.logger("monarch_kernel.actors").setLevel(message.level)
         acknowledge(link, message.call, message.rank)
 
     def _on_end_proc(self, _link: MessageLink, message: EndProc, _body: Body) -> None:
@@ -480,6 +479,7 @@ class ActorSystem:
 
             self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
+            logs.load_reports()  # while the agent starts
             agent = self.agent = self.agent_process.ref
             self.placements.renew(self, list(self.own_agents), agent)
             self.own_agents.add(agent.id)
