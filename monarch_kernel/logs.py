@@ -32,6 +32,6 @@ def logger(name: str) -> Logger:
 
 def load_reports() -> None:
     """Load what reports of failures need: a process that has no descriptor left can open no module."""
-    import linecache  # noqa: F401
-    import logging  # noqa: F401
+    import linecache  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import logging  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import traceback  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,10 @@ from monarch_kernel.runtime.actor.context import context
 from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 
 if TYPE_CHECKING:
+    from inspect import Signature
     from logging import Logger
+
+_STARRED = 0x4 | 0x8  # inspect.CO_VARARGS, CO_VARKEYWORDS
 
 
 class Undeliverable(msgspec.Struct, frozen=True):
@@ -195,33 +199,53 @@ class EndpointSpec:
 
     def describe(self, prop: EndpointProperty) -> None:
         """Take over the description of a method; handles that callers have follow it."""
-        import inspect  # a controller gets here while its host agent starts
-
         self.function = prop.function
         self.explicit_port = prop.explicit_response_port
         self.concurrent = prop.concurrent
         self.is_async = prop.is_async
         self.propagate = prop.propagate
-        parameters = list(inspect.signature(prop.function).parameters.values())
-        skipped = 2 if self.explicit_port else 1
-        self._signature = inspect.Signature(parameters[skipped:])
+        self._signature: Signature | None = None
         # Most calls pass positional arguments only. Counting them is enough, and twenty times as fast as binding.
-        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        rest = parameters[skipped:]
-        if all(p.kind in plain for p in rest):
-            self._max = len(rest)
-            self._min = sum(p.default is p.empty for p in rest)
-        else:
-            self._min, self._max = 1, 0  # never matches, so arguments are bound
+        self._min, self._max = self._counts()
+
+    def _counts(self) -> tuple[int, int]:
+        """How many positional arguments a call may have; (1, 0), which no call matches, if they must be bound."""
+        skipped = self._skipped
+        function = self.function
+        if type(function) is FunctionType and not function.__dict__:  # then it is as its code says
+            code = function.__code__
+            if code.co_kwonlyargcount or code.co_flags & _STARRED:
+                return 1, 0
+            most = max(0, code.co_argcount - skipped)
+            return max(0, most - len(function.__defaults__ or ())), most
+        rest = list(self._bound_signature().parameters.values())
+        if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in rest):
+            return 1, 0
+        return sum(p.default is p.empty for p in rest), len(rest)
+
+    @property
+    def _skipped(self) -> int:
+        """How many parameters callers do not pass: the actor, and the port."""
+        return 2 if self.explicit_port else 1
+
+    def _bound_signature(self) -> Signature:
+        signature = self._signature
+        if signature is None:
+            import inspect  # takes a quarter of a rank's start, and most endpoints do without
+
+            parameters = list(inspect.signature(self.function).parameters.values())
+            signature = self._signature = inspect.Signature(parameters[self._skipped :])
+        return signature
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise the ``TypeError`` that calling the method with these arguments would raise."""
         if not kwargs and self._min <= len(args) <= self._max:
             return
+        signature = self._bound_signature()
         try:
-            self._signature.bind(*args, **kwargs)
+            signature.bind(*args, **kwargs)
         except TypeError as e:
-            raise TypeError(f"{self.name}{self._signature}: {e}") from None
+            raise TypeError(f"{self.name}{signature}: {e}") from None
 
 
 class ActorSpec:
@@ -239,8 +263,6 @@ class ActorSpec:
         Raises:
             ValueError: the class is not valid any more, or has become async or sync; nothing has changed here then.
         """
-        import inspect
-
         new = ActorSpec(self.cls, frozenset())
         if new.is_async != self.is_async and self.endpoints:
             kinds = ("async", "sync") if self.is_async else ("sync", "async")
@@ -248,19 +270,16 @@ class ActorSpec:
         for name in list(new.endpoints):
             old = self.endpoints.get(name)
             if old is not None:
-                old.describe(inspect.getattr_static(self.cls, name))
+                old.describe(_static_attributes(self.cls)[name])
                 new.endpoints[name] = old
         self.is_async, self.tool, self.background = new.is_async, new.tool, new.background
         self.endpoints = new.endpoints
 
     def _read(self, reserved: frozenset[str]) -> None:
-        import inspect
-
         cls = self.cls
         self.endpoints: dict[str, EndpointSpec] = {}
         kinds: dict[bool, list[str]] = {True: [], False: []}
-        for name in dir(cls):
-            prop = inspect.getattr_static(cls, name, None)
+        for name, prop in sorted(_static_attributes(cls).items()):
             if isinstance(prop, EndpointProperty):
                 if name in reserved:
                     raise ValueError(
@@ -287,6 +306,14 @@ class ActorSpec:
                 raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
         self.tool = bool(getattr(cls, "__tool__", False))
         self.background = bool(getattr(cls, "__background__", False))
+
+
+def _static_attributes(cls: type) -> dict[str, Any]:
+    """The attributes of a class, without what descriptors make of them."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found.update(vars(base))
+    return found
 
 
 def class_label(cls: type) -> str:
