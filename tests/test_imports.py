@@ -395,3 +395,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 @pytest.mark.skipif("monarch_kernel.actor" not in KNOWN, reason="the runtime's public module is not there yet")
 def test_importing_the_actor_api_takes_no_torch_and_no_jupyter() -> None:
     assert not imported_by("import monarch_kernel.actor") & (HEAVY - {"asyncio"})
+
+
+def test_importing_the_actor_api_loads_nothing_that_only_failures_and_odd_actors_need() -> None:
+    late = {"typing_extensions", "inspect", "logging", "traceback", "dataclasses", "tempfile", "subprocess", "json"}
+    assert not imported_by("import monarch_kernel.actor") & late
