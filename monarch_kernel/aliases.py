@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Sequence
@@ -31,8 +30,10 @@ class _Finder:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
         ours = _OURS + fullname[len(_ALIAS) :]
+        from importlib.util import find_spec
+
         try:
-            if importlib.util.find_spec(ours) is None:
+            if find_spec(ours) is None:
                 return None
         except ModuleNotFoundError:  # its message names our package, but the program imports monarch's
             return None
@@ -75,7 +76,9 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
         )
     if _finder is not None:
         return True
-    if prefer_installed and importlib.util.find_spec(_ALIAS) is not None:
+    from importlib.util import find_spec
+
+    if prefer_installed and find_spec(_ALIAS) is not None:
         return False
     _finder = _Finder()
     sys.meta_path.insert(0, _finder)

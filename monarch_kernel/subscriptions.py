@@ -1,18 +1,19 @@
 """Callbacks that one part of a program registers with another; all registries have this one type.
 
-Any of our packages may import this module, and it imports none of them.
+Any of our packages may import this module, and it imports none of them but ``logs``.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, ParamSpec
 
+from monarch_kernel import logs
+
 P = ParamSpec("P")
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 class Subscription:

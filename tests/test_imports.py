@@ -41,7 +41,7 @@ MESH = f"{RUNTIME}.mesh"
 # How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
 # Small modules that import nothing of ours; all others may import them.
-_COMMON = ("_version", "aliases", "display", "environment", "subscriptions", "thread_frames")
+_COMMON = ("_version", "aliases", "display", "environment", "loading", "logs", "subscriptions", "thread_frames")
 COMMON = {f"monarch_kernel.{name}" for name in _COMMON}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger
@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     LAUNCH: {
         PROTOCOL,
         f"{RUNTIME}.node",
-        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "procs", "start_command")),
+        *(f"{RUNTIME}.host.{m}" for m in ("agent_config", "cleanup", "exits", "start_command")),
     },
     **{leaf: set() for leaf in COMMON},
     **{facade: {PROTOCOL, RUNTIME, *FACADES} for facade in FACADES},
@@ -395,3 +395,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 @pytest.mark.skipif("monarch_kernel.actor" not in KNOWN, reason="the runtime's public module is not there yet")
 def test_importing_the_actor_api_takes_no_torch_and_no_jupyter() -> None:
     assert not imported_by("import monarch_kernel.actor") & (HEAVY - {"asyncio"})
+
+
+def test_importing_the_actor_api_loads_nothing_that_only_failures_and_odd_actors_need() -> None:
+    late = {"typing_extensions", "inspect", "logging", "traceback", "dataclasses", "tempfile", "subprocess", "json"}
+    assert not imported_by("import monarch_kernel.actor") & late

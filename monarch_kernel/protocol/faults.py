@@ -7,16 +7,17 @@ shown.
 
 from __future__ import annotations
 
-import linecache
 import os
-import traceback
 from collections.abc import Callable
 from types import MemberDescriptorType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_kernel.protocol import serialize
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: The folders of the runtime's own files, where no user bug can be.
@@ -62,6 +63,8 @@ class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
 
     def render(self) -> list[str]:
         """The frame as Python shows it; reads the source line here if the other process had none."""
+        import linecache
+
         label = _label(self.file)
         where = f'File "{self.file}"' if label is None else label
         lines = [f"  {where}, line {self.line}, in {self.function}"]
@@ -206,6 +209,8 @@ def _members(exc: BaseException) -> tuple[BaseException, ...]:
 
 
 def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[FaultFrame], int]:
+    import traceback
+
     try:
         summaries = list(traceback.extract_tb(tb))
     except Exception:  # the loader of a module, or a lazy linecache entry, may be broken
@@ -225,8 +230,10 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
     return (frames[:_HALF] + frames[-_HALF:] if omitted else frames), omitted
 
 
-def _source(summary: traceback.FrameSummary) -> str:
+def _source(summary: FrameSummary) -> str:
     """The source line and its markers, in the layout of this Python's traceback module."""
+    import traceback
+
     lines = "".join(traceback.StackSummary.from_list([summary]).format()).splitlines()[1:]
     return _clean("\n".join(line.removeprefix("    ") for line in lines))
 
@@ -239,6 +246,8 @@ def _message(exc: BaseException) -> str:
 
 
 def _summary(exc: BaseException) -> str:
+    import traceback
+
     try:
         return _clean("".join(traceback.format_exception_only(exc)).rstrip("\n"))
     except Exception:  # user code in __str__, __notes__ or the attributes of a SyntaxError

@@ -15,12 +15,14 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 LOCK = "lock"
 _ABOUT = "This folder belongs to monarch_kernel"
 _LINKS = 40
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 #: Larger than any description that this package writes (bytes).
 _LARGEST = 1 << 20
 
@@ -155,10 +157,37 @@ def temporary_folders(longest: int) -> list[str]:
 
     In a container, ``/tmp`` is often a world-writable volume without the sticky bit.
     """
-    import tempfile
-
-    found = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"))
+    found = dict.fromkeys((*_usual_folder(), *_TEMPORARY))
     return [path for path in found if len(os.fsencode(path)) <= longest]
+
+
+def _usual_folder() -> list[str]:
+    """The folder that ``tempfile`` uses or would choose, if there is one.
+
+    That module takes longer to load than all else that a process does before it has its folder.
+    """
+    chosen = getattr(sys.modules.get("tempfile"), "tempdir", None)
+    if chosen:
+        return [os.path.abspath(os.fsdecode(chosen))]
+    named = [os.path.abspath(path) for name in ("TMPDIR", "TEMP", "TMP") if (path := os.environ.get(name))]
+    usable = filter(_takes_files, (*named, *_TEMPORARY))
+    return [path for path in (next(usable, None),) if path]
+
+
+def _takes_files(path: str) -> bool:
+    """Whether a file with content can be made in a folder: its disk may be full."""
+    file = os.path.join(path, f"monarch-{os.urandom(8).hex()}")
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return False
+    try:
+        return os.write(fd, b"\0") == 1
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        os.unlink(file)
 
 
 # -- folders of this user -----------------------------------------------------------------------

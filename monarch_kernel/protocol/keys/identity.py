@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import getpass
 import hashlib
-import json
 import os
 import re
 import socket
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from monarch_kernel.protocol.keys.guarded_files import (
     KeyFileError,
@@ -32,16 +31,19 @@ VERSION = 2
 LINE_TYPE = "monarch-key"
 
 _ABOUT = "A key of monarch_kernel. Whoever has this file is let in wherever the key is trusted, and can run code there."
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
+_LONGEST_NAME = 128
+_PUNCTUATION = "._@+-"  # in names, beside letters and digits
 _LARGEST_CERTIFICATE = 8192
 
 
-@dataclass(frozen=True)
-class Public:
+class Public(msgspec.Struct, frozen=True):
     """The public part of a key: its given name, and its certificate (DER)."""
 
     name: str
-    certificate: bytes = field(repr=False)
+    certificate: bytes
+
+    def __repr__(self) -> str:
+        return f"Public({self.name!r})"
 
     @property
     def fingerprint(self) -> str:
@@ -54,12 +56,17 @@ class Public:
         return f"{LINE_TYPE} {self.name} {base64.b64encode(self.certificate).decode('ascii')}"
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """A key with its private part."""
 
     public: Public
-    private: bytes = field(repr=False)  # PKCS #8, DER; a secret must not get into logs
+    private: bytes  # PKCS #8, DER
+
+    def __repr__(self) -> str:
+        return f"Identity({self.public!r})"  # a secret must not get into logs
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("public", self.public)]
 
     def pem(self) -> bytes:
         """The private key and the certificate, in the form that TLS libraries load."""
@@ -72,6 +79,8 @@ def _armoured(what: str, der: bytes) -> bytes:
 
 def default_name() -> str:
     """The default name of a key: this user and host."""
+    import getpass
+
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the user has no name, as in containers
@@ -86,7 +95,8 @@ def check_name(name: str) -> str:
     Raises:
         KeyFileError: it has characters that would not survive in lists and logs.
     """
-    if not _NAME.fullmatch(name):
+    known = name.isascii() and all(c.isalnum() or c in _PUNCTUATION for c in name)
+    if not known or not name[:1].isalnum() or len(name) > _LONGEST_NAME:
         raise KeyFileError(f"{name!r} cannot be the name of a key: use up to 128 letters, digits and any of . _ @ + -")
     return name
 
@@ -171,6 +181,8 @@ def _encode(identity: Identity) -> bytes:
         "certificate": base64.b64encode(identity.public.certificate).decode("ascii"),
         "private": base64.b64encode(identity.private).decode("ascii"),
     }
+    import json  # workers only read
+
     return json.dumps(fields, indent=1).encode("ascii") + b"\n"
 
 
@@ -210,6 +222,8 @@ def key_text(path: str | os.PathLike[str]) -> str:
 
 def key_line(identity: Identity) -> str:
     """A key with its private part as one line, for a pipe; what a key file has, without line breaks."""
+    import json
+
     return json.dumps(json.loads(_encode(identity)), separators=(",", ":"))
 
 
@@ -223,8 +237,8 @@ def parse_key(data: bytes | str, path: str) -> Identity:
         KeyFileError: it is no key.
     """
     try:
-        fields: Any = json.loads(data)
-    except ValueError:
+        fields: Any = msgspec.json.decode(data)
+    except (ValueError, msgspec.DecodeError):
         fields = None
     if isinstance(fields, dict) and fields.get("version", 1) != VERSION:
         raise KeyFileError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch_kernel.runtime.actor.context import context
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.node.future import Future
 
@@ -33,7 +33,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     Raises:
         TypeError: ``function`` is not an async function.
     """
-    if not inspect.iscoroutinefunction(function):
+    if not is_coroutine_function(function):
         raise TypeError(f"returns_future requires an async function, got {function!r}")
 
     @functools.wraps(function)

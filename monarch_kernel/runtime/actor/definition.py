@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_kernel.runtime.actor.context import context
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+
+if TYPE_CHECKING:
+    from inspect import Signature
+    from logging import Logger
+
+_STARRED = 0x4 | 0x8  # inspect.CO_VARARGS, CO_VARKEYWORDS
 
 
 class Undeliverable(msgspec.Struct, frozen=True):
@@ -62,8 +68,10 @@ class Actor:
     __background__ = False
 
     @property
-    def logger(self) -> logging.Logger:
+    def logger(self) -> Logger:
         """A logger named after the actor and its rank."""
+        import logging
+
         instance = context().actor_instance
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
@@ -93,7 +101,7 @@ class EndpointProperty:
         self.explicit_response_port = explicit_response_port
         self.instrument = instrument
         self.concurrent = concurrent
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = is_coroutine_function(function)
         if self.is_async and not function.__module__.startswith("monarch_kernel."):
             import_module("asyncio")  # fork servers load it, too, if it is loaded here
         self.__doc__ = function.__doc__
@@ -163,7 +171,7 @@ def concurrent_endpoint(
         return lambda f: concurrent_endpoint(f, **{k: v for k, v in options.items() if k != "concurrent"})
     if isinstance(method, EndpointProperty):
         raise ValueError(f"{method.__name__} is already an endpoint: use either @endpoint or @concurrent_endpoint")
-    if not inspect.iscoroutinefunction(method):
+    if not is_coroutine_function(method):
         raise ValueError(
             f"@concurrent_endpoint needs an async def, which {getattr(method, '__name__', method)!r} is not"
         )
@@ -196,26 +204,48 @@ class EndpointSpec:
         self.concurrent = prop.concurrent
         self.is_async = prop.is_async
         self.propagate = prop.propagate
-        parameters = list(inspect.signature(prop.function).parameters.values())
-        skipped = 2 if self.explicit_port else 1
-        self._signature = inspect.Signature(parameters[skipped:])
+        self._signature: Signature | None = None
         # Most calls pass positional arguments only. Counting them is enough, and twenty times as fast as binding.
-        plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        rest = parameters[skipped:]
-        if all(p.kind in plain for p in rest):
-            self._max = len(rest)
-            self._min = sum(p.default is p.empty for p in rest)
-        else:
-            self._min, self._max = 1, 0  # never matches, so arguments are bound
+        self._min, self._max = self._counts()
+
+    def _counts(self) -> tuple[int, int]:
+        """How many positional arguments a call may have; (1, 0), which no call matches, if they must be bound."""
+        skipped = self._skipped
+        function = self.function
+        if type(function) is FunctionType and not function.__dict__:  # then it is as its code says
+            code = function.__code__
+            if code.co_kwonlyargcount or code.co_flags & _STARRED:
+                return 1, 0
+            most = max(0, code.co_argcount - skipped)
+            return max(0, most - len(function.__defaults__ or ())), most
+        rest = list(self._bound_signature().parameters.values())
+        if any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in rest):
+            return 1, 0
+        return sum(p.default is p.empty for p in rest), len(rest)
+
+    @property
+    def _skipped(self) -> int:
+        """How many parameters callers do not pass: the actor, and the port."""
+        return 2 if self.explicit_port else 1
+
+    def _bound_signature(self) -> Signature:
+        signature = self._signature
+        if signature is None:
+            import inspect  # takes a quarter of a rank's start, and most endpoints do without
+
+            parameters = list(inspect.signature(self.function).parameters.values())
+            signature = self._signature = inspect.Signature(parameters[self._skipped :])
+        return signature
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise the ``TypeError`` that calling the method with these arguments would raise."""
         if not kwargs and self._min <= len(args) <= self._max:
             return
+        signature = self._bound_signature()
         try:
-            self._signature.bind(*args, **kwargs)
+            signature.bind(*args, **kwargs)
         except TypeError as e:
-            raise TypeError(f"{self.name}{self._signature}: {e}") from None
+            raise TypeError(f"{self.name}{signature}: {e}") from None
 
 
 class ActorSpec:
@@ -240,7 +270,7 @@ class ActorSpec:
         for name in list(new.endpoints):
             old = self.endpoints.get(name)
             if old is not None:
-                old.describe(inspect.getattr_static(self.cls, name))
+                old.describe(_static_attributes(self.cls)[name])
                 new.endpoints[name] = old
         self.is_async, self.tool, self.background = new.is_async, new.tool, new.background
         self.endpoints = new.endpoints
@@ -249,8 +279,7 @@ class ActorSpec:
         cls = self.cls
         self.endpoints: dict[str, EndpointSpec] = {}
         kinds: dict[bool, list[str]] = {True: [], False: []}
-        for name in dir(cls):
-            prop = inspect.getattr_static(cls, name, None)
+        for name, prop in sorted(_static_attributes(cls).items()):
             if isinstance(prop, EndpointProperty):
                 if name in reserved:
                     raise ValueError(
@@ -269,7 +298,7 @@ class ActorSpec:
             function = getattr(cls, hook, None)
             if function is None:
                 continue
-            is_async = inspect.iscoroutinefunction(function)
+            is_async = is_coroutine_function(function)
             if not self.endpoints:
                 self.is_async = self.is_async or is_async
             elif is_async != self.is_async and (is_async or hook != "__supervise__"):
@@ -277,6 +306,14 @@ class ActorSpec:
                 raise ValueError(f"{cls.__name__}.{hook} must be {kind}, like the endpoints of {cls.__name__}")
         self.tool = bool(getattr(cls, "__tool__", False))
         self.background = bool(getattr(cls, "__background__", False))
+
+
+def _static_attributes(cls: type) -> dict[str, Any]:
+    """The attributes of a class, without what descriptors make of them."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found.update(vars(base))
+    return found
 
 
 def class_label(cls: type) -> str:
@@ -312,6 +349,8 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Raise the ``TypeError`` that ``cls(*args, **kwargs)`` would raise for its arguments."""
     if not args and not kwargs and cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
         return  # the usual case; it takes milliseconds to parse the signature of a built-in constructor from its text
+    import inspect
+
     try:
         signature = inspect.signature(cls)
     except ValueError:  # a built-in constructor without a signature

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -32,7 +31,9 @@ class _Watcher:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        from importlib.util import find_spec  # takes as long to load as this module
+
+        spec = find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -7,7 +7,6 @@ process becomes a controller when it first needs a system.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel import environment
+from monarch_kernel import environment, logs
 from monarch_kernel.protocol.messages import (
     DEAD,
     ERROR,
@@ -47,7 +46,7 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import LARGE, Apart, loads
-from monarch_kernel.runtime.actor import process, unhandled_fault
+from monarch_kernel.runtime.actor import process
 from monarch_kernel.runtime.actor.calls.caster import Caster
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
@@ -62,12 +61,8 @@ from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
-from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
 from monarch_kernel.runtime.actor.hosts.placing import Placements
-from monarch_kernel.runtime.actor.inspection import console_endpoint
 from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
-from monarch_kernel.runtime.actor.meshes.singletons import start_directory
-from monarch_kernel.runtime.actor.output import output_hub
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.tracing import call_records
@@ -80,7 +75,7 @@ from monarch_kernel.runtime.supervision.tree import Notice, Tree
 from monarch_kernel.runtime.transfer import node_provider
 from monarch_kernel.subscriptions import Subscribers
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How long a call waits for its actor to be created (seconds).
 EARLY_TIMEOUT = 30.0
@@ -206,6 +201,8 @@ class ActorSystem:
     def _call(self, link: MessageLink, message: Call, body: Body) -> None:
         actor = self.actors.get(message.actor)
         if actor is None and message.actor == "controllers" and self.is_root:
+            from monarch_kernel.runtime.actor.meshes.singletons import start_directory
+
             start_directory()
             actor = self.actors.get(message.actor)
         if actor is not None:
@@ -331,7 +328,7 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank)
 
     def _on_set_log_level(self, link: MessageLink, message: SetLogLevel, _body: Body) -> None:
-        logging.getLogger("monarch_kernel.actors").setLevel(message.level)
+        logs.logger("monarch_kernel.actors").setLevel(message.level)
         acknowledge(link, message.call, message.rank)
 
     def _on_end_proc(self, _link: MessageLink, message: EndProc, _body: Body) -> None:
@@ -439,6 +436,8 @@ class ActorSystem:
 
     def fault_at_root(self, failure: MeshFailure) -> None:
         """Handle a failure that no actor handled, and that has reached the client of this process."""
+        from monarch_kernel.runtime.actor import unhandled_fault
+
         hook = unhandled_fault.hook()
         if not unhandled_fault.is_default(hook):
             unhandled_fault.call_hook(hook, failure)
@@ -480,6 +479,7 @@ class ActorSystem:
 
             self.agent_env = dict(os.environ)
             self.agent_process = launch_local_agent(self.node)
+            logs.load_reports()  # while the agent starts
             agent = self.agent = self.agent_process.ref
             self.placements.renew(self, list(self.own_agents), agent)
             self.own_agents.add(agent.id)
@@ -495,6 +495,8 @@ class ActorSystem:
     def this_host(self) -> Any:
         """This host as a host mesh of one."""
         if self._this_host is None:
+            from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
+
             self._this_host = host_mesh_of_this_host(self)
         return self._this_host
 
@@ -551,6 +553,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _make_controller() -> ActorSystem:
+    # Ranks, which wait for what their fork server loads, need none of these.
+    from monarch_kernel.runtime.actor import unhandled_fault
+    from monarch_kernel.runtime.actor.inspection import console_endpoint
+    from monarch_kernel.runtime.actor.output import output_hub
     from monarch_kernel.runtime.host.launch import new_run_dir
 
     run_dir = new_run_dir()
@@ -569,7 +575,13 @@ def _at_exit() -> None:
     system = process.current_system()
     if isinstance(system, ActorSystem) and system.pid == os.getpid():
         system.shutdown()
-        output_hub.flush_default()
+        _flush_output()
+
+
+def _flush_output() -> None:
+    from monarch_kernel.runtime.actor.output import output_hub
+
+    output_hub.flush_default()
 
 
 def shutdown(timeout: float | None = None) -> None:
@@ -579,7 +591,7 @@ def shutdown(timeout: float | None = None) -> None:
         if not isinstance(system, ActorSystem):
             return
         system.shutdown(5.0 if timeout is None else timeout)
-        output_hub.flush_default()
+        _flush_output()
         postmortem.release()
         process.set_system(None)
         atexit.unregister(_at_exit)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Generator
@@ -22,6 +21,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from monarch_kernel.protocol.trace_records import SPAN
 from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 from monarch_kernel.runtime.node import recorder
 
 P = ParamSpec("P")
@@ -149,7 +149,7 @@ def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
     function: Any = fn
     label = name if name is not None else function.__name__
 
-    if inspect.iscoroutinefunction(function):
+    if is_coroutine_function(function):
 
         @functools.wraps(function)
         async def follow(*args: Any, **kwargs: Any) -> Any:

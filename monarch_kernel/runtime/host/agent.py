@@ -57,9 +57,10 @@ from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.devices import device_environment
+from monarch_kernel.runtime.host.exits import describe_exit
 from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
 from monarch_kernel.runtime.host.host_observer import HostObserver
-from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc, describe_exit
+from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc
 from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
 from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
 from monarch_kernel.runtime.node.interfaces import PeerLink

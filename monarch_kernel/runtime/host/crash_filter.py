@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 
 _BEGIN = b"Fatal Python error: "
+# Patterns, compiled with the first dump, as every agent loads this module when it starts.
 # Lines of a dump, as CPython's traceback.c writes them.
-_DUMP = re.compile(
+_DUMP = (
     rb"Fatal Python error: |Stack \(|(?:Current thread|Thread) 0x|  File \"|  \.\.\.|  <|<truncated|Extension modules: "
     rb"|\s*$"
 )
-_FRAME = re.compile(rb'  File "(?P<file>[^"]*)", line \d+')
+_FRAME = rb'  File "(?P<file>[^"]*)", line \d+'
 # Frames between the start of a rank and user code: the runtime's, and those of the interpreter's start.
-_RUNTIME = re.compile(rb"[/\\]monarch_kernel[/\\](?:runtime|protocol|kernel)[/\\]|^<string>$|^<frozen runpy>$")
+_RUNTIME = rb"[/\\]monarch_kernel[/\\](?:runtime|protocol|kernel)[/\\]|^<string>$|^<frozen runpy>$"
 
 
 class CrashFilter:
@@ -44,7 +45,7 @@ class CrashFilter:
         *lines, self._rest = (self._rest + data).split(b"\n")
         shown: list[bytes] = []
         for at, line in enumerate(lines):
-            if not _DUMP.match(line):
+            if not re.match(_DUMP, line):
                 self._in_dump = False
                 rest = b"\n".join([*lines[at:], self._rest])
                 self._rest = b""
@@ -54,7 +55,7 @@ class CrashFilter:
         return b"".join(shown)
 
     def _shows(self, line: bytes) -> bool:
-        frame = _FRAME.match(line)
+        frame = re.match(_FRAME, line)
         if frame is not None:
-            return not _RUNTIME.search(frame["file"])
+            return not re.search(_RUNTIME, frame["file"])
         return bool(line.strip()) and not line.startswith(b"Extension modules: ")

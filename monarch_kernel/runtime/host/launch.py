@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 import subprocess
@@ -12,15 +11,16 @@ import threading
 
 import msgspec
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent_config import AgentConfig
-from monarch_kernel.runtime.host.procs import describe_exit
+from monarch_kernel.runtime.host.exits import describe_exit
 from monarch_kernel.runtime.host.start_command import interpreter_command, package_root
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _run_dirs: dict[str, cleanup.RunDir] = {}
 _lock = threading.Lock()

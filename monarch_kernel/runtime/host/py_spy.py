@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,7 +22,11 @@ _STATES = {
 def program() -> str | None:
     """The program, as installed beside this interpreter, or on the path; None if it is missing."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if os.access(beside, os.X_OK):
+        return beside
+    import shutil  # agents, which load this module when they start, need it only here
+
+    return shutil.which("py-spy")
 
 
 def state_of(pid: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import monarch_kernel
 
+_LEAN = "import gc; gc.disable(); from monarch_kernel.loading import load_msgspec; load_msgspec()"
 #: Flags of an interpreter that are the same in another one. Without any, nothing has to be loaded to tell.
 _FLAGS = (
     *("debug", "optimize", "dont_write_bytecode", "no_site", "verbose", "bytes_warning", "quiet"),
@@ -18,7 +19,7 @@ _FLAGS = (
 def interpreter_command(module: str, *arguments: str) -> list[str]:
     """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
     # -m would load more than is needed. Garbage collection is off while modules load.
-    start = f"import gc; gc.disable(); import {__package__}.lean_msgspec; from {module} import main; main()"
+    start = f"{_LEAN}; from {module} import main; main()"
     # -P: a file in the working directory must not shadow a module of the library.
     return [sys.executable, *_flags(), "-P", "-c", start, *arguments]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.private_files import remove_socket
 from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.poller import Poller
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How long to stop accepting when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0

@@ -12,14 +12,15 @@ Any stranger can cause refusals, so those of one address for one reason share on
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Callable
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.append_only_file import AppendOnlyFile
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tally import Tally
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How much of a fingerprint is written (hex digits).
 FINGERPRINT = 16
@@ -46,11 +47,11 @@ class Audit:
 
     def connected(self, name: str, fingerprint: str, address: str) -> None:
         """Record that a peer has proved a trusted key and has a link."""
-        self._write(logging.INFO, f"connected {name} {fingerprint[:FINGERPRINT]} {address}")
+        self._write(log.info, f"connected {name} {fingerprint[:FINGERPRINT]} {address}")
 
     def ended(self, name: str, fingerprint: str, address: str, why: str) -> None:
         """Record the end of such a link."""
-        self._write(logging.INFO, f"ended {name} {fingerprint[:FINGERPRINT]} {address}: {why}")
+        self._write(log.info, f"ended {name} {fingerprint[:FINGERPRINT]} {address}: {why}")
 
     def refused(self, address: str, why: str) -> None:
         """Record that a connection from this address (``host:port``) was refused."""
@@ -64,11 +65,11 @@ class Audit:
 
     def _write_refused(self, host: str, why: str, again: int) -> None:
         more = f" ({again} more since)" if again else ""
-        self._write(logging.WARNING, f"refused - - {host}: {why}{more}")
+        self._write(log.warning, f"refused - - {host}: {why}{more}")
 
-    def _write(self, level: int, line: str) -> None:
+    def _write(self, log_line: Callable[[str, str], None], line: str) -> None:
         line = "".join(c if c.isprintable() else "?" for c in line)
-        log.log(level, "%s", line)
+        log_line("%s", line)
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
         try:

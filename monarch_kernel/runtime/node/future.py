@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from monarch_kernel import logs
 from monarch_kernel.runtime.node.poller import Poller
 
 if TYPE_CHECKING:  # a fifth of the time that this library takes to load, and many programs never use it
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a fifth of the time that this library takes to load, and ma
 R = TypeVar("R")
 S = TypeVar("S")
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 class Future(Generic[R]):

@@ -8,7 +8,6 @@ messages. Other links are not affected.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import select
@@ -20,13 +19,14 @@ from typing import Protocol
 
 import msgspec
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.messages import PREFIX, Message, decode, encode
 from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 _HEAD = PREFIX.size
 _pack = PREFIX.pack

@@ -10,7 +10,6 @@ This file is long because it holds one class: links, routes and deaths of a proc
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import socket
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
-from monarch_kernel import environment
+from monarch_kernel import environment, logs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.kept_mesh import EndKept, LookAtKept, ReadKeptLogs
 from monarch_kernel.protocol.messages import (
@@ -60,7 +59,7 @@ from monarch_kernel.runtime.node.segments import Segments
 if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 M = TypeVar("M", bound=Message)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import _signal  # pyright: ignore[reportMissingImports]  # no stub; see _getsignal
 import heapq
 import itertools
-import logging
 import os
 import select
 import signal
@@ -28,10 +27,11 @@ from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.messages import Message
 from monarch_kernel.runtime.node import descriptors
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: After this long without a leader, the background thread takes over (seconds).
 TICK = 0.005

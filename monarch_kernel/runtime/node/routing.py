@@ -17,7 +17,6 @@ senders may follow on lost ones. A message to a dead proc is returned as ``Unrea
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from monarch_kernel import logs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import (
     WIRE_VERSION,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.node.node import Node
     from monarch_kernel.runtime.node.tcp import Listener
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How often a dial checks whether a process listens at an ``ipc://`` address (seconds).
 RETRY = 0.05

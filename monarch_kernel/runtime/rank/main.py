@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import atexit
 import gc
-import inspect
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -22,7 +22,7 @@ import msgspec
 
 # Every actor needs it, so the fork server loads it once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel import aliases
+from monarch_kernel import aliases, logs
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
@@ -190,6 +190,8 @@ class Rank:
         status, answer = OK, dumps(None)[0]
         try:
             result = loads(body, message.buffers)()
+            import inspect
+
             if inspect.isawaitable(result):
                 import asyncio
 
@@ -246,6 +248,7 @@ def main(config: bytes) -> None:
         os.sched_setaffinity(0, _cpu_set(decoded.cpus))
     if os.environ.pop(aliases.VARIABLE, None):
         aliases.enable_monarch_imports()
+    logs.load_reports()  # if this is no fork
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     output_capture.install()
     collectives.install()
@@ -257,8 +260,6 @@ def main(config: bytes) -> None:
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         _flush()

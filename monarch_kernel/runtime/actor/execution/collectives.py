@@ -10,7 +10,6 @@ This module never imports torch, and costs nothing until the program imports it.
 
 from __future__ import annotations
 
-import dis
 import functools
 import os
 import re
@@ -283,6 +282,8 @@ def _calls(code: CodeType) -> dict[int, str]:
     """The names of the methods that this code calls, by the offset of the call."""
     known = _methods.get(code)
     if known is None:
+        import dis
+
         known = {}
         loaded: dict[tuple[int | None, int | None], str] = {}
         for each in dis.get_instructions(code):

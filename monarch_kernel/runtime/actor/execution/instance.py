@@ -6,7 +6,6 @@ mailbox is empty. The main thread can drive one actor per proc. `async_instance`
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.messages import (
     ERROR,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from monarch_kernel.runtime.actor.process import SpawnedMesh, System
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: How long ``__cleanup__`` and the end of owned meshes may take (seconds).
 CLEANUP_TIMEOUT = 10.0

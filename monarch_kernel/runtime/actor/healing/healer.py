@@ -16,7 +16,6 @@ its last ``checkpoint``. Its owner's process keeps that result, whichever proces
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.messages import (
     AskEnded,
     AskReplaced,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.actor.process import System
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 
 class Healer:

@@ -7,7 +7,6 @@ computes or sleeps.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_kernel import logs
 from monarch_kernel._version import __version__
 from monarch_kernel.protocol.messages import ERROR, OK, WIRE_VERSION, AskConsole, Reply, encode
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folders
@@ -27,7 +27,7 @@ from monarch_kernel.runtime.node.local_request import connect, request
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: The path of a Unix socket has at most 107 bytes.
 _LONGEST = 107

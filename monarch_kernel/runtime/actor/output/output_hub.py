@@ -6,10 +6,10 @@ rank. Without a subscriber (in a plain script) whole lines go to this process's 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel import logs
 from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer
 from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
@@ -18,7 +18,7 @@ from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
-log = logging.getLogger(__name__)
+log = logs.logger(__name__)
 
 #: Whether ``logging_option(stream_to_client=True)`` puts the rank in front of each line.
 PREFIX_WITH_RANK = True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import socket
 from typing import Any
 
-_URL = re.compile(r"tcp://(\[[^\[\]]+\]|[^\[\]:]+):(\d{1,5}|\*)")
+# Without regular expressions: compiling one takes longer than all that a worker does with addresses when it starts.
 
 
 def split(url: str) -> tuple[str, int]:
@@ -16,10 +14,13 @@ def split(url: str) -> tuple[str, int]:
     Raises:
         ValueError: the URL is invalid.
     """
-    match = _URL.fullmatch(url)
-    if match is None or (match[2] != "*" and int(match[2]) > 65535):
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    name = host[1:-1] if bracketed else host
+    sound = url.startswith("tcp://") and name and not any(c in name for c in ("[]" if bracketed else "[]:"))
+    if not sound or not (port == "*" or (port.isdecimal() and len(port) <= 5 and int(port) <= 65535)):
         raise ValueError(f"{url!r} is not a worker address: it must look like tcp://host:26600 or tcp://[::1]:26600")
-    return match[1].strip("[]"), 0 if match[2] == "*" else int(match[2])
+    return name, 0 if port == "*" else int(port)
 
 
 def join(host: str, port: int) -> str:
@@ -34,13 +35,19 @@ def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]
         OSError: the name is unknown.
     """
     flags = socket.AI_NUMERICHOST if numeric else 0
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    # Text would be encoded by a codec that takes a millisecond to load.
+    name = host.encode() if host.isascii() else host
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
 def origin(address: str) -> str:
     """The unit by which connections are counted: an IPv4 address, or an IPv6 network, as one host can use as many
     addresses of its network as it likes."""
+    if ":" not in address:
+        return address
+    import ipaddress  # half of what this module takes to load
+
     try:
         number = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
