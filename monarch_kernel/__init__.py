@@ -125,10 +125,10 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
 
 
 def get_mesh(name: str) -> Any:
-    """The newest proc mesh of this controller with this name (``%mesh ls`` lists them)."""
-    from monarch_kernel.meshes import get_mesh as find
+    """The newest proc mesh, or the joined job, with this name (``%mesh ls`` lists them)."""
+    from monarch_kernel.engines import engine
 
-    return find(name)
+    return engine().get_mesh(name)
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:

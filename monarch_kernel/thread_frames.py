@@ -1,4 +1,4 @@
-"""The frames of all threads, without the deadlock of Python 3.11.
+"""The frames of all threads, without the deadlock and the dangling frames of Python 3.11.
 
 Any of our packages may import this module, and it imports none of them.
 """
@@ -21,20 +21,32 @@ def current_frames() -> dict[int, FrameType]:
     In Python 3.11, ``sys._current_frames()`` holds a lock of the interpreter while it allocates. A garbage collection
     that this sets off may let another thread run, and if that starts a thread it waits for the lock, with the
     interpreter lock: the process stands still for ever (python/cpython#106883). Nothing is collected meanwhile.
+
+    ``f_back`` of a frame that another thread runs allocates, too, the first time: a collection there may let that
+    thread return from the frame that is being looked at. So all outer frames are made here as well.
     """
     global _disabled
     if sys.version_info >= (3, 12):  # collections wait until no C code is under way
         return sys._current_frames()
     with _lock:
         if not gc.isenabled():
-            return sys._current_frames()
+            return _with_outer_frames()
         _disabled = True
         gc.disable()
         try:
-            return sys._current_frames()
+            return _with_outer_frames()
         finally:
             gc.enable()
             _disabled = False
+
+
+def _with_outer_frames() -> dict[int, FrameType]:
+    frames = sys._current_frames()
+    for frame in frames.values():
+        outer: FrameType | None = frame
+        while outer is not None:
+            outer = outer.f_back
+    return frames
 
 
 def _in_child() -> None:

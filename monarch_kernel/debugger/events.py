@@ -88,6 +88,7 @@ class MeshBreakpoint:
         owner: the viewer that set it; "" for the user.
         bound: its state in ranks that have answered, by mesh and rank.
         lost: why it is in no rank: its line is gone from the file that ranks have loaded since; otherwise "".
+        apart: why ranks cannot stop there together, by mesh; only of meshes where others wait for stopped ranks.
     """
 
     id: int
@@ -97,6 +98,7 @@ class MeshBreakpoint:
     owner: str = ""
     bound: dict[tuple[str, int], Bound] = field(default_factory=dict[tuple[str, int], Bound])
     lost: str = ""
+    apart: dict[str, str] = field(default_factory=dict[str, str])
 
     def holds_on(self, mesh: str, rank: int) -> bool:
         """Whether it applies to that rank."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 
 from tests.conftest import wait_until
+from tests.debugger.dap.client import Ide
 from tests.engines.test_tools import shown
 from tests.join.conftest import TRAIN, Job
 from tests.kernel.harness import Kernel
@@ -42,12 +42,29 @@ def test_jupyterlab_s_debugger_shows_the_stops_of_ranks(
     notebook.ok("%mesh debug continue\n%mesh leave")
 
 
-def test_an_ide_can_attach_to_a_rank(start_job: Callable[..., Job], notebook: Kernel) -> None:
-    start_job("ide")
+def test_an_ide_stops_a_rank_and_steps_until_its_notebook_dies(
+    start_job: Callable[..., Job], start_kernel: Callable[..., Kernel]
+) -> None:
+    job = start_job("ide")
+    notebook = start_kernel()
     notebook.ok("%mesh join ide")
+    wait_until(lambda: notebook.run("%%mesh\nassert losses").status == "ok", "it trains", 30)
     told = shown(notebook.ok("%mesh debugpy -r 1"))
     configuration = json.loads(told[told.index("{") : told.rindex("}") + 1])["configurations"][0]
-    place = configuration["connect"]
-    with socket.create_connection((place["host"], place["port"]), 10) as connection:
-        assert connection.getpeername()[1] == place["port"]
-    notebook.ok("%mesh debugpy --stop\n%mesh leave")
+    ide = Ide((configuration["connect"]["host"], configuration["connect"]["port"]))
+    ide.ask("initialize", clientID="test", adapterID="debugpy", linesStartAt1=True, columnsStartAt1=True)
+    attached = ide.send("attach", justMyCode=False, token=configuration["token"])
+    ide.event("initialized")
+    ide.ask("setBreakpoints", source={"path": str(TRAIN)}, breakpoints=[{"line": LINE}])
+    ide.ask("configurationDone")
+    ide.reply(attached)
+    thread = ide.event("stopped")["threadId"]
+    frame = ide.ask("stackTrace", threadId=thread)["stackFrames"][0]
+    assert (frame["name"], frame["line"]) == ("step", LINE)
+    assert ide.ask("evaluate", expression="float(loss) >= 0", frameId=frame["id"])["result"] == "True"
+    ide.ask("next", threadId=thread)
+    ide.event("stopped")
+    assert ide.ask("stackTrace", threadId=thread)["stackFrames"][0]["line"] == LINE + 1
+    notebook.manager.shutdown_kernel(now=True)
+    assert job.end().count("ends after") == 2  # what the IDE had stopped goes on
+    ide.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from monarch_kernel.engines.join.places import refreshed
 from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import ROOT
+from tests.join.test_remote import elsewhere, far_notebook
 from tests.kernel.harness import Kernel
 from tests.launchers.slurm import Slurm, slurm
 
-__all__ = ["slurm"]
+__all__ = ["far_notebook", "slurm"]
 HERE = Path(__file__).parent
 
 
@@ -74,14 +76,28 @@ def test_srun_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
         assert job.engine == "Slurm" and job.launch.endswith(".0")
 
 
-def test_a_notebook_joins_the_nodes_of_a_slurm_job(
-    slurm: Slurm, tmp_path: Path, start_kernel: Callable[..., Kernel]
-) -> None:
+def test_a_notebook_joins_the_nodes_of_a_slurm_job(slurm: Slurm, far_notebook: Kernel, tmp_path: Path) -> None:
     with running(tmp_path, "on-nodes", 2, ["srun", "-N", "2", "-n", "2", *waiting(tmp_path)]):
         number = slurm.say("squeue", "-h", "-t", "R", "-o", "%i")
-        notebook = start_kernel()  # which finds this Slurm
-        assert "2 ranks (ranks=2)" in shown(notebook.ok(f"%mesh join on-nodes --slurm {number}"))
-        assert "[0-1] 2" in shown(notebook.ok("%%mesh\n1 + 1"))
-        assert "waiting.py" in until(notebook, "%mesh stacks", r"\[0-1\].*\n.*waiting\.py")
-        notebook.ok("%mesh leave")
+        assert "'on-nodes'" in far_notebook.run("%mesh join on-nodes").evalue  # not on this machine
+        assert "ranks=2" in shown(far_notebook.ok(f"%mesh jobs --slurm {number}"))
+        assert "2 ranks (ranks=2)" in shown(far_notebook.ok(f"%mesh join on-nodes --slurm {number}"))
+        assert "[0-1] 2" in shown(far_notebook.ok("%%mesh\n1 + 1"))
+        assert "waiting.py" in until(far_notebook, "%mesh stacks", r"\[0-1\].*\n.*waiting\.py")
+        far_notebook.ok("%mesh leave")
+        command = [
+            *elsewhere(),
+            sys.executable,
+            "-m",
+            "monarch_kernel",
+            "report",
+            "on-nodes",
+            "--slurm",
+            number,
+            "--json",
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        assert [each["rank"] for each in json.loads(done.stdout)["job"]["ranks"]] == [0, 1]
     slurm.wait_until_idle()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from monarch_kernel.engines.join.announcements import join_folder
 from monarch_kernel.protocol.keys import make_key_file
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT, TRAIN
+from tests.launchers import sshd
+from tests.launchers.engines import CannotRunError
 from tests.network.conftest import network
 from tests.network.hosts import Host, Network, Process
 
@@ -79,6 +83,29 @@ def machines() -> Iterator[Network]:
         for host in made.hosts:
             host.run("mount", "-t", "tmpfs", "-o", "mode=0700", "tmpfs", folder.path)
         yield made
+
+
+@contextmanager
+def tunnel(machines: Network, there: str, folder: Path) -> Generator[str]:
+    """An address on the office's machine from which ssh leads to one that only host1 reaches, as a login node does."""
+    (folder := folder / "sshd").mkdir()
+    with ExitStack() as running:
+        try:
+            daemon = running.enter_context(sshd.running(folder))
+        except CannotRunError as error:
+            pytest.skip(str(error))
+
+        def at(name: str) -> list[str]:
+            return ["nsenter", f"--net=/proc/{machines[name].pid}/ns/net"]
+
+        login = shlex.join([*at("host1"), str(sshd.SSHD), "-i", "-f", f"{folder}/sshd_config"])
+        options = ["-o", f"ProxyCommand={login}", "-o", "ExitOnForwardFailure=yes", "-N", "-L", f"{PORT}:{there}"]
+        ssh = subprocess.Popen([*at("office"), *daemon.command, *options, "node0"])
+        try:
+            yield f"localhost:{PORT}"
+        finally:
+            ssh.terminate()
+            ssh.wait(LONG)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +182,13 @@ def test_a_job_of_two_machines_is_joined_where_they_meet(
     viewer.run("%mesh clear")
     viewer.run("%mesh debug continue")
     assert "left, and it goes on" in viewer.run("%mesh leave")
+    # A network that keeps the office from that machine: ssh goes round by the other one.
+    machines.part(machines["office"], machines["host0"])
+    with tunnel(machines, meet, tmp_path) as here:
+        viewer.until(f"%mesh join met --meet {here}", "2 ranks")
+        viewer.until("%mesh stacks", "[0-1] the program", "train.py")
+        assert "left, and it goes on" in viewer.run("%mesh leave")
+    machines.heal(machines["office"], machines["host0"])
     report = [sys.executable, "-m", "monarch_kernel", "report", "met", "--meet", meet, "--json", "--out", str(tmp_path)]
     found = json.loads(machines["office"].run(*report, env=environment(key_file)))
     assert [(each["rank"], each["host"]) for each in found["job"]["ranks"]] == [(0, "host0"), (1, "host1")]

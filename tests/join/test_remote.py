@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,28 @@ def far_notebook(tmp_path: Path) -> Iterator[Kernel]:
         stop_kernel(kernel)
 
 
+def report(folder: Path, config: Path, *args: str) -> dict[str, Any]:
+    """What ``monarch-kernel report`` says on a machine without ranks, whose ssh is configured like that."""
+    (programs := folder / "programs").mkdir()
+    (programs / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    (programs / "ssh").chmod(0o755)
+    command = [
+        *elsewhere(),
+        sys.executable,
+        "-m",
+        "monarch_kernel",
+        "report",
+        *args,
+        "--json",
+        "--out",
+        str(folder / "out"),
+    ]
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_ranks_of_two_machines_are_one_mesh(machines: list[sshd.Sshd], far_notebook: Kernel, tmp_path: Path) -> None:
     # One configuration for both: node0 and node1 are hosts of different daemons.
     config = tmp_path / "config"
@@ -93,6 +116,8 @@ def test_ranks_of_two_machines_are_one_mesh(machines: list[sshd.Sshd], far_noteb
                 job = [*command, "-m", "monarch_kernel.join", str(TRAIN), str(gate)]
                 jobs.append(subprocess.Popen(job, stdout=log, stderr=subprocess.STDOUT, env=environment))
         assert "'far-job'" in far_notebook.run("%mesh join far-job").evalue  # not on this machine
+        (tmp_path / "hosts").write_text("node0\n# a comment\nnode1 slots=1\n")
+        until(far_notebook, f"%mesh jobs --hostfile {tmp_path}/hosts --ssh 'ssh -F {config}'", r"far-job .*\branks=2\b")
         join = f"%mesh join far-job --hosts node0,node1 --ssh 'ssh -F {config}'"
         wait_until(lambda: far_notebook.run(join).status == "ok", "both machines have their rank", 60)
         wait_until(lambda: far_notebook.run("%%mesh\nlen(losses)").status == "ok", "it trains", 40)
@@ -104,6 +129,8 @@ def test_ranks_of_two_machines_are_one_mesh(machines: list[sshd.Sshd], far_noteb
         machines[0].drop_connections()
         until(far_notebook, "%mesh ls", r"far-job.*\b2 +1\b")
         far_notebook.ok("%mesh clear\n%mesh debug continue\n%mesh leave")
+        found = report(tmp_path, config, "far-job", "--hosts", "node0,node1")
+        assert [each["rank"] for each in found["job"]["ranks"]] == [0, 1] and "train.py" in str(found["stacks"])
         gate.touch()
         assert [job.wait(60) for job in jobs] == [0, 0], [
             (tmp_path / f"log{number}").read_text() for number in range(2)

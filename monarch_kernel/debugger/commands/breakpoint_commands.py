@@ -142,6 +142,7 @@ def _notes(made: MeshBreakpoint) -> list[str]:
     line = _line(made)
     if not made.spec.error and line != made.spec.line:
         notes.append(f"line {made.spec.line} has no code; it is at line {line}")
+    notes += [f"{mesh}: {why}" for mesh, why in sorted(made.apart.items())]
     alike: dict[str, list[tuple[str, int]]] = {}
     for key, bound in sorted(made.bound.items()):
         if bound.message:

@@ -201,7 +201,10 @@ class Console(InspectionCommands):
         groups = self._set.groups()
         if groups:
             self._say(self._stopped(groups, numbered=True))
-        left = self.countdown()
+        self._say_waiting(self.countdown())
+
+    def _say_waiting(self, left: Countdown | None) -> None:
+        """Write which ranks wait for stopped ones, if any do."""
         if left is not None:
             who = f"{_ranks(left.ranks)} of {left.mesh}"
             self._say(f"{who} wait in {left.what} for stopped ranks, and give up in {clock(left.left)}.")
@@ -276,10 +279,9 @@ class Console(InspectionCommands):
         self.announce()
 
     def _do_groups(self, rest: str) -> None:
-        groups = self._set.groups()
-        if not groups:
+        if not self._set.groups():
             self._set.need()
-        self._say(self._stopped(groups, numbered=True))
+        self.announce()
 
     def _do_group(self, rest: str) -> None:
         if not rest:
@@ -397,6 +399,9 @@ class Console(InspectionCommands):
             self._say(f"{_among(moved.ended, meshes)} died.")
         if moved.running:
             self._say(f"{_among(moved.running, meshes)} {_runs_on(moved.running)}.")
+            # A step over a collective does not end while a rank is stopped that has to come to it.
+            others = [at for at in self.debugger.stops() if at.mesh in meshes and at.stop.thread]
+            self._say_waiting(self.debugger.countdown(others) if others else None)
         if len(groups) > 1 and split:
             self._set.narrow(groups[0])
             self._say("The set has split; group 1 is chosen (group N, ranks and all choose others).")

@@ -13,7 +13,8 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.debugger.controller.common_point import agree
+from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
+from monarch_kernel.debugger.controller.common_point import AskRanks, agree
 from monarch_kernel.debugger.controller.line_follower import follow_line
 from monarch_kernel.debugger.controller.query import ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
@@ -21,6 +22,7 @@ from monarch_kernel.debugger.controller.votes import Differs, First
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
 from monarch_kernel.debugger.rank import process
+from monarch_kernel.debugger.rank.collective_wait import partners_here
 from monarch_kernel.engines import engine
 
 log = logging.getLogger(__name__)
@@ -229,6 +231,17 @@ class Breakpoints:
                     return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=ARM_TIMEOUT).values
 
                 agree(ask, key)
+                self._note_apart(watched, key, ranks, ask)
+
+    def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:
+        """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
+        with self._lock:
+            made = next((each for each in self._by_id.values() if each.spec.together == key), None)
+        if made is None or (len(ranks) == watched.size and not made.spec.first):
+            return
+        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here))
+        if why:
+            made.apart[watched.name] = why
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
         """Arm one rank, without waiting."""

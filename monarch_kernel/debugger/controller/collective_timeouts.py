@@ -7,7 +7,7 @@ NCCL: 10) and end the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,31 @@ def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | 
             left = max(0.0, began + limit - time.time())
             found.append(Countdown(left, limit, mesh, tuple(sorted(waiting)), what))
     return min(found, key=lambda each: each.left, default=None)
+
+
+def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[int, Any]) -> str:
+    """Why the ranks of a mesh cannot all stop at a breakpoint, if those that do not stop will wait for those that do.
+
+    Args:
+        size: how many ranks the mesh has.
+        ranks: those that the breakpoint is for.
+        first: only the first of them stops.
+        partners: what ``partners_here`` has said on them.
+
+    Returns:
+        "" if no rank will wait.
+    """
+    known = [each for each in partners.values() if each is not None]
+    shared = {rank for found, _ in known for rank in found if rank < size}
+    others = shared if first else shared - set(ranks)
+    if not others:
+        return ""
+    limit = duration(min(limit for _, limit in known)).removesuffix(" 0 s")
+    if first:
+        return f"the other ranks wait for it in their next collective, for up to {limit}, and do not come to this line"
+    who = f"ranks {format_ranks(sorted(others), limit=6)} do" if len(others) > 1 else f"rank {min(others)} does"
+    wait = "wait" if len(others) > 1 else "waits"
+    return f"{who} not stop there, and {wait} for the stopped ones in the next collective, for up to {limit}"
 
 
 def extend(debugger: DebuggerView, mesh: Any, seconds: float) -> str:

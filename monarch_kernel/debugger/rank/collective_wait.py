@@ -35,6 +35,21 @@ def waiting_here() -> tuple[str, float] | None:
     return None
 
 
+def partners_here() -> tuple[frozenset[int], float] | None:
+    """The global ranks with which this process shares process groups, and the shortest timeout of these (seconds)."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if module is None or not module.is_initialized():
+        return None
+    shared = [group for group in list(module._world.pg_map) if group.size() > 1]
+    partners = {rank for group in shared for rank in module.get_process_group_ranks(group)} - {module.get_rank()}
+    limits = [
+        group._get_backend(device).options._timeout.total_seconds()
+        for group in shared
+        for device in group._device_types
+    ]
+    return (frozenset(partners), min(limits)) if partners and limits else None
+
+
 def extend_timeouts(seconds: float) -> tuple[int, list[str]]:
     """Let the process groups of this process wait for at least so long, in collectives that begin from now on.
 
