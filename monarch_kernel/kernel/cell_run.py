@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
-from monarch_kernel.debugger.controller.common_point import agree
+from monarch_kernel.debugger.controller.common_point import NO_POINT, agree
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.engines import engine
@@ -113,7 +113,7 @@ class CellRun:
         if self.cell.place is not None and self.cell.place.step:
             # A rank that began to wait when that point is past would run it at a later one.
             self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT)
-            agree(self._ask, self.cell.place.step)
+            agree(self._ask, self.cell.place.step, lambda: self._output.show_text("stderr", f"{NO_POINT}\n"))
         if not then_wait:
             self._held.release()
 

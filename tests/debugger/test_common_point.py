@@ -21,6 +21,10 @@ def no_points() -> Iterator[None]:
     common_point.forget(set())
 
 
+def never() -> None:
+    raise AssertionError("they do agree")
+
+
 class Ranks:
     """Ranks that have issued so many collectives; those of ``hurry`` issue as many more before each question."""
 
@@ -51,20 +55,26 @@ class Ranks:
 
 def test_all_agree_on_a_number_that_none_has_reached() -> None:
     ranks = Ranks([7, 9, 8])
-    assert agree(ranks.ask, "k") == 10
+    assert agree(ranks.ask, "k", never) == 10
     assert [point["k"] for point in ranks.points] == [(10, True)] * 3
 
 
 def test_a_rank_that_was_faster_than_the_proposal_gets_a_later_one() -> None:
     ranks = Ranks([7, 9, 8], {1: 3})
-    at = agree(ranks.ask, "k")
+    at = agree(ranks.ask, "k", never)
     assert at is not None and {point["k"] for point in ranks.points} == {(at, True)}
 
 
 def test_ranks_without_a_group_or_without_a_running_program_begin_at_once() -> None:
     for ranks in (Ranks([None, None]), Ranks([5, 5], runs=False), Ranks([5])):
-        assert agree(ranks.ask, "k") is None
+        assert agree(ranks.ask, "k", never) is None
         assert all(point["k"] == (None, True) for point in ranks.points)
+
+
+def test_ranks_that_are_always_faster_begin_at_once_and_that_is_told() -> None:
+    ranks, told = Ranks([7, 9, 8], {1: 10_000}), list[str]()
+    assert agree(ranks.ask, "k", lambda: told.append("alone")) is None
+    assert told == ["alone"] and all(point["k"][1] for point in ranks.points)
 
 
 def test_a_rank_that_gets_there_before_the_decision_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def test_values_go_there_and_back_and_are_plotted(job: Job, notebook: Kernel) ->
 def test_ranks_that_disagree_stop_together_and_step_in_lockstep(job: Job, notebook: Kernel) -> None:
     notebook.ok(f"%mesh break {SCRIPT}:{LINE} --when-differs len(batch)")
     until(notebook, "%mesh debug list", r"\b0-1\b.*breakpoint")
+    assert "--at-step waits for the program, and ranks 0-1 are stopped" in notebook.run("%%mesh --at-step\n1").evalue
     printed = shown(notebook.ok("%mesh debug print len(batch)"))
     assert "0  len(batch) = 4" in printed and "1  len(batch) = 2" in printed
     assert f"0-1  states_train.py:{LINE + 1}" in shown(notebook.ok("%mesh debug next"))
@@ -107,6 +108,7 @@ def test_what_a_dead_notebook_holds_passes_to_the_one_that_takes_control(
     assert "2 distinct values" in shown(notebook.ok("%mesh diff len(loader)"))
     holder.ok(f"%mesh break {SCRIPT}:{LINE}")
     until(holder, "%mesh debug list", r"\b0-1\b.*breakpoint")
+    assert "has control: its stops are its own" in shown(notebook.ok("%mesh debug"))
     holder.manager.shutdown_kernel(now=True)
     until(notebook, "%mesh join tools --drive", "has control of it now")
     until(notebook, "%mesh debug list", r"\b0-1\b.*breakpoint")

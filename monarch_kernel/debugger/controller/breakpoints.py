@@ -14,7 +14,7 @@ import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
-from monarch_kernel.debugger.controller.common_point import AskRanks, agree
+from monarch_kernel.debugger.controller.common_point import NO_POINT, AskRanks, agree
 from monarch_kernel.debugger.controller.line_follower import follow_line
 from monarch_kernel.debugger.controller.query import ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
@@ -230,18 +230,26 @@ class Breakpoints:
                     agents, whole = watched.agents, watched.whole
                     return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=ARM_TIMEOUT).values
 
-                agree(ask, key)
+                agree(ask, key, lambda key=key: self._note(watched, key, NO_POINT))
                 self._note_apart(watched, key, ranks, ask)
 
     def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:
         """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
-        with self._lock:
-            made = next((each for each in self._by_id.values() if each.spec.together == key), None)
+        made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
             return
         why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here))
         if why:
+            self._note(watched, key, why)
+
+    def _note(self, watched: WatchedMesh, key: str, why: str) -> None:
+        made = self._made_for(key)
+        if made is not None:
             made.apart[watched.name] = why
+
+    def _made_for(self, key: str) -> MeshBreakpoint | None:
+        with self._lock:
+            return next((each for each in self._by_id.values() if each.spec.together == key), None)
 
     def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
         """Arm one rank, without waiting."""

@@ -14,12 +14,20 @@ AskRanks = Callable[..., Mapping[int, Any]]
 """Calls a function with arguments in all ranks that agree, and returns the answers of those that give one."""
 
 
-def agree(ask_ranks: AskRanks, key: str) -> int | None:
+#: What became of ranks that have found no point in ``TRIES`` proposals.
+NO_POINT = (
+    f"the ranks issue collectives faster than they agree on one that none has reached (tried {TRIES} times), so each "
+    "is on its own, maybe at another step than the others"
+)
+
+
+def agree(ask_ranks: AskRanks, key: str, alone: Callable[[], object]) -> int | None:
     """Let ranks agree on the next point that all of them come to.
 
     Args:
         ask_ranks: reaches the ranks.
         key: names the point.
+        alone: is called if they find none, though they exchange collectives: it is at once then, too.
 
     Returns:
         The number of collectives that are issued there; None if the ranks exchange none now, and it is at once.
@@ -37,5 +45,7 @@ def agree(ask_ranks: AskRanks, key: str) -> int | None:
         if agreed:
             return at
         ahead *= 4
+    else:
+        alone()
     ask_ranks(common_point.decide, key, True)
     return None

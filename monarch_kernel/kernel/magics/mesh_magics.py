@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
@@ -10,10 +11,12 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell import Cell, CellPlace
 from monarch_kernel.kernel.cell_run import CellRun
+from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
@@ -99,6 +102,8 @@ class MeshMagics(Magics):
         managed = self._session.get(found.on, found.magic)
         made = replace(self._notebook.make_cell(cell), place=self._place(managed, found))
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
+        if made.place is not None and made.place.step and not found.no_wait:
+            self._check_runs(found, managed, ranks)
         audit = self._notebook.audit
         hosts = engine().hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
@@ -130,6 +135,19 @@ class MeshMagics(Magics):
             )
         point = f"{OF_CELL}{uuid4().hex}" if together else ""
         return CellPlace(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
+
+    def _check_runs(self, found: Arguments, managed: ManagedMesh, ranks: Sequence[int]) -> None:
+        """Check that the ranks are not stopped: they would come to no step, and the notebook would wait for them."""
+        stops = live(get_debugger().stops())
+        stopped = sorted({at.rank for at in stops if at.mesh == managed.name and at.rank in ranks})
+        if stopped:
+            option = "--at-step" if found.at_step else "--at-collective"
+            who = f"ranks {format_ranks(stopped, limit=6)} are" if len(stopped) > 1 else f"rank {stopped[0]} is"
+            raise usage_error(
+                found.magic,
+                f"{option} waits for the program, and {who} stopped: %mesh debug continue lets it run, --no-wait "
+                "has the cell wait for that, and %%mesh --frame 0 runs it where the program is stopped",
+            )
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
         """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.
