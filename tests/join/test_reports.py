@@ -25,7 +25,6 @@ from tests.join.conftest import ROOT, Job
 
 SCRIPT = Path(__file__).parent / "hanging.py"
 LINES = SCRIPT.read_text().split("\n")
-SLEEPS = LINES.index("            time.sleep(0.2)") + 1
 WAITS = LINES.index("        dist.all_reduce(torch.ones(1))") + 1
 
 
