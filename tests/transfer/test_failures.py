@@ -236,9 +236,11 @@ def test_a_drop_waits_for_transfers_under_way(forced: Callable[[str], None]) -> 
     with pytest.raises(RDMAError, match="dropped"):  # nothing new begins
         wait_until(lambda: buffer.read_into(bytearray(64)).get(), "the refusal")
     assert owner.do("lives", "words") and not dropping.done()
-    with hook(lambda _failure: None):
+    failures: list[object] = []
+    with hook(failures.append):
         os.kill(pid, signal.SIGKILL)
         dropping.get(30)
+        wait_until(lambda: failures, "the death is told")
     assert not owner.do("lives", "words")
 
 
@@ -250,9 +252,11 @@ def test_a_drop_at_the_owner_can_time_out(forced: Callable[[str], None]) -> None
     pid = holder.hold.call_one(buffer).get()
     with pytest.raises(RDMATimeoutError, match="transfers are still under way"):
         buffer.drop(timeout=0.05).get()
-    with hook(lambda _failure: None):
+    failures: list[object] = []
+    with hook(failures.append):
         os.kill(pid, signal.SIGKILL)
         buffer.drop().get(30)
+        wait_until(lambda: failures, "the death is told")
     memory.append(1)
 
 
