@@ -28,8 +28,6 @@ class Sshd:
     def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
         self.folder = folder
         self.masters = tempfile.mkdtemp(prefix="ssh-")  # paths of sockets are short
-        # What this user's shell does at each login is nothing of the tests' or the bench's: a pyenv takes 0.2 s there.
-        (folder / "home").mkdir()
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -38,7 +36,7 @@ class Sshd:
         (folder / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile none\nUsePAM no\nPasswordAuthentication no\nStrictModes no\nPermitRootLogin yes\n"
-            f"MaxStartups 200\nSetEnv HOME={folder}/home\n"
+            "MaxStartups 200\n"
         )
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
