@@ -1,7 +1,8 @@
 """The actor system of one process: its node, its actors, its meshes and their owners, from start to end.
 
 There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank creates it from its configuration; any other
-process becomes a controller when it first needs a system.
+process becomes a controller when it first needs a system. It is long because all that a process has begins and ends
+here, in one order.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def test_the_late_rank_and_its_line_are_named(ran: Any, tmp_path: Path) -> None:
     assert next(iter(by_line[REDUCE].last)) == 1 and by_line[REDUCE].last[1] == 8
     assert by_line[PAIR].last == {2: 3}  # of the two ranks of that group
     waited = {share.rank: share.waited for share in report.found.ranks}
-    assert waited[0] >= 8 * 0.05 and waited[2] >= 8 * 0.05 > waited[1]
+    # Rank 1 is 0.05 s late each time; on a busy machine the others come a little late, too.
+    assert waited[0] >= 8 * 0.04 and waited[2] >= 8 * 0.04 > waited[1]
     # The same from a file, in a process without any mesh.
     path = tmp_path / "records.json"
     save(report, str(path))
