@@ -109,8 +109,9 @@ def check() -> None:
     Raises:
         InvalidSettingError: a variable is not valid.
     """
+    given = {name for name in os.environ if name.startswith(_PREFIX)}
     for variable in _variables:
-        if variable.name in os.environ:
+        if variable.name in given:
             variable.get()
 
 

@@ -1,15 +1,24 @@
-"""What makes loading this package quick: msgspec without ``typing_extensions``, and no garbage collection meanwhile."""
+"""What makes loading this package quick: msgspec without ``typing_extensions`` and ``platform``, and no garbage
+collection meanwhile."""
 
 from __future__ import annotations
 
 import builtins
 import gc
+import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 _TYPING_EXTENSIONS = "typing_extensions"
+#: By module: what one of its imports gets instead of a module that takes long to load; None: an ImportError.
+_INSTEAD: dict[str, tuple[str, Any]] = {
+    # msgspec takes from it, if it can, what ``typing`` has itself since Python 3.11.
+    "msgspec._utils": (_TYPING_EXTENSIONS, None),
+    # uuid, which msgspec loads, asks it for the name of the system, and for no more.
+    "uuid": ("platform", SimpleNamespace(system=lambda: os.uname().sysname)),
+}
 
 
 class NoCollection:
@@ -27,10 +36,9 @@ class NoCollection:
 
 
 def load_msgspec() -> None:
-    """Import msgspec without ``typing_extensions``, which takes as long as all else of msgspec to load.
+    """Import msgspec without ``typing_extensions`` and ``platform``, which take as long as all else of it to load.
 
-    msgspec takes from there, if it can, what ``typing`` has itself since Python 3.11. Other imports of it, now and
-    later, on this thread and on others, find it as ever.
+    Other imports of them, now and later, on this thread and on others, find them as ever.
     """
     if "msgspec" in sys.modules or _TYPING_EXTENSIONS in sys.modules:
         return
@@ -43,24 +51,26 @@ def load_msgspec() -> None:
 
 
 class _Finder:
-    """Finds the module of msgspec that imports ``typing_extensions``, and has that import fail there."""
+    """Finds the modules of ``_INSTEAD``, and changes one import of each."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See ``importlib.abc.MetaPathFinder``."""
-        spec = PathFinder.find_spec(name, path) if name == "msgspec._utils" else None
+        spec = PathFinder.find_spec(name, path) if name in _INSTEAD else None
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
+        skipped, instead = _INSTEAD[name]
+
+        def importing(wanted: str, *others: Any) -> Any:
+            if wanted != skipped or wanted in sys.modules:
+                return builtins.__import__(wanted, *others)
+            if instead is None:
+                raise ImportError(f"{wanted} is not needed here")
+            return instead
 
         def exec_module(module: ModuleType) -> None:
-            vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+            vars(module)["__builtins__"] = {**vars(builtins), "__import__": importing}
             execute(module)
 
         spec.loader.exec_module = exec_module
         return spec
-
-
-def _import(name: str, *others: Any) -> Any:
-    if name == _TYPING_EXTENSIONS:
-        raise ImportError(f"{name} is not needed here")
-    return builtins.__import__(name, *others)

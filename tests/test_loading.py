@@ -1,4 +1,4 @@
-"""msgspec is loaded without typing_extensions, which all other imports find; and collection pauses."""
+"""msgspec is loaded without typing_extensions and platform, which all other imports find; and collection pauses."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _AS_BEFORE = """
 from monarch_kernel.loading import load_msgspec
 load_msgspec()
 import sys
-assert "typing_extensions" not in sys.modules
-import typing, typing_extensions, msgspec
+assert not {"typing_extensions", "platform"} & sys.modules.keys()
+import platform, typing, typing_extensions, uuid, msgspec
+assert platform.system() == "Linux" and uuid._LINUX and not uuid._AIX and uuid.uuid1() != uuid.uuid4()
 
 class Point(typing_extensions.TypedDict):
     x: int

@@ -51,8 +51,7 @@ class Worker:
             raise AssertionError(f"worker {name} did not start, code {self.process.wait(PATIENCE)}:\n{self.log()}")
         self.url = self.said.split()[-1]
         self.pid = self.process.pid
-        environ = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
-        self.run_dir = next(entry for entry in environ if entry.startswith(b"MONARCH_KERNEL_RUN=")).partition(b"=")[2]
+        self.run_dir = run_folder(self.pid)
 
     def log(self) -> str:
         """All that it has logged."""
@@ -151,6 +150,18 @@ class Team:
         self.detach()
         for worker in self.members:
             worker.end()
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def run_folder(pid: int) -> str:
+    """The run folder of a worker, or of a process that it has started."""
+    base = os.path.realpath(tempfile.gettempdir())
+    return os.path.join(base, f"monarch-{os.getuid()}-{environ_of(pid)['MONARCH_KERNEL_RUN']}")
 
 
 def _session(pid: int) -> int:

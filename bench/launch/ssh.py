@@ -1,8 +1,11 @@
 """Hosts by ssh from a real sshd of this machine: ``python -m bench.launch.ssh GROUP``.
 
 ``ssh8``, ``ssh64``: from ``SSHJob(...)`` until so many workers are attached; the limit is ``ssh HOST true`` to as many
-hosts, with as many connections at once. ``message``: 64 MB from a rank of one host to a rank of another, until it has
-answered; the limit is what an open connection of ssh takes for as much, until the other side has answered.
+hosts, with as many connections at once. Both are measured with OpenSSH's own choice of a key exchange, and with
+``CLASSICAL``: its own choice, which quantum computers could not break, takes a client most of the time of a login.
+Logins have an empty home, so that what the shell of this machine's user does at each of them is not measured.
+``message``: 64 MB from a rank of one host to a rank of another, until it has answered; the limit is what an open
+connection of ssh takes for as much, until the other side has answered.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from monarch_kernel.launchers.ssh import PARALLEL
 from tests.launchers.sshd import Sshd, running
 
 REPEATS = 1 if QUICK else 3
+#: By the name of the metrics: options of ssh.
+CLASSICAL = ["-o", "KexAlgorithms=^curve25519-sha256"]
+EXCHANGES = {"": [], "_classical": CLASSICAL}
 #: A message (bytes).
 SIZE = 64_000_000
 
@@ -32,33 +38,37 @@ SIZE = 64_000_000
 def logins(daemon: Sshd, count: int) -> None:
     """The limit: a command that does nothing on each host."""
 
-    def login(number: int) -> None:
-        command = [*daemon.command, "-T", f"node{number}", "true"]
+    def login(options: list[str], number: int) -> None:
+        command = [*daemon.command, *options, "-T", f"node{number}", "true"]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
 
-    times: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in EXCHANGES}
     for _ in range(REPEATS):
-        began = time.perf_counter()
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(login, range(count)))
-        times.append(time.perf_counter() - began)
-    emit(f"ssh{count}_s", round(percentile(times, 0.5), 3), n=REPEATS)
+        for name, options in EXCHANGES.items():
+            began = time.perf_counter()
+            with ThreadPoolExecutor(PARALLEL) as pool:
+                list(pool.map(functools.partial(login, options), range(count)))
+            times[name].append(time.perf_counter() - began)
+    for name, taken in times.items():
+        emit(f"ssh{count}{name}_s", round(percentile(taken, 0.5), 3), n=REPEATS)
 
 
 def start(daemon: Sshd, count: int) -> None:
     """A worker on each host, and a rank on each worker."""
-    attached: list[float] = []
-    answered: list[float] = []
+    attached: dict[str, list[float]] = {name: [] for name in EXCHANGES}
+    answered: dict[str, list[float]] = {name: [] for name in EXCHANGES}
     for _ in range(REPEATS):
-        began = time.perf_counter()
-        job = SSHJob([f"node{number}" for number in range(count)], ssh=daemon.command, idle=120)
-        hosts = job.state(cached_path=None).hosts
-        attached.append(time.perf_counter() - began)
-        first_answer(hosts)
-        answered.append(time.perf_counter() - began)
-        job.kill()
-    emit(f"ssh{count}_s", round(percentile(attached, 0.5), 3), n=REPEATS, most=round(max(attached), 3))
-    emit(f"ssh{count}_answer_s", round(percentile(answered, 0.5), 3), n=REPEATS)
+        for name, options in EXCHANGES.items():
+            began = time.perf_counter()
+            job = SSHJob([f"node{number}" for number in range(count)], ssh=[*daemon.command, *options], idle=120)
+            hosts = job.state(cached_path=None).hosts
+            attached[name].append(time.perf_counter() - began)
+            first_answer(hosts)
+            answered[name].append(time.perf_counter() - began)
+            job.kill()
+    for name, taken in attached.items():
+        emit(f"ssh{count}{name}_s", round(percentile(taken, 0.5), 3), n=REPEATS, most=round(max(taken), 3))
+        emit(f"ssh{count}{name}_answer_s", round(percentile(answered[name], 0.5), 3), n=REPEATS)
 
 
 class Peer(Actor):
@@ -112,7 +122,7 @@ def piped(daemon: Sshd) -> None:
 
 def main() -> None:
     """The group that is named on the command line."""
-    with engine(running) as daemon:
+    with engine(functools.partial(running, own_home=True)) as daemon:
         work, between = (logins, piped) if PEER == LIMIT else (start, message)
         if PEER == LIMIT:
             said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()

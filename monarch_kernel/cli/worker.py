@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from monarch_kernel import environment
 
 if TYPE_CHECKING:
     import argparse
 
+    from monarch_kernel.runtime.host.cleanup import RunDir
     from monarch_kernel.runtime.host.worker_start import WorkerStart
 
 
@@ -165,10 +169,13 @@ def _run(options: argparse.Namespace | SimpleNamespace) -> int:
         quiet="-" in options.announce,
         folder_lock=options.lock,
     )
+    first = _leave_session() if options.background else -1
     try:
         if start.quiet:
             start.announce_to.append(os.dup(1))
             os.dup2(2, 1)
+        if (run_dir := _marked_run(options)) is not None:
+            _become_worker(options, start, run_dir, first)
         start = _read_input(options, start)
         if options.log:
             _redirect(_absolute(options.log))
@@ -179,14 +186,67 @@ def _run(options: argparse.Namespace | SimpleNamespace) -> int:
                 load_keys(start.key_file, start.allow)  # reports a mistake before the worker starts
         elif start.allow or start.audit:
             raise ValueError(f"--allow and --audit are for tcp://: only this user can connect to {start.address}")
-        if options.background:
-            if os.fork():
-                os._exit(0)
-            os.setsid()
+        _end_first(first, 0)
+        first = -1
         exec_worker(start)
     except (OSError, ValueError) as e:
         report_failure(start, e)
+        _end_first(first, 2)
         return 2
+
+
+def _marked_run(options: argparse.Namespace | SimpleNamespace) -> RunDir | None:
+    """The folder of the run whose marks this process has had since it was started; None: it has none of its own, so
+    that the worker must be another interpreter, as also for variables that an interpreter reads when it starts."""
+    run, worker = os.environ.get(environment.RUN, ""), os.environ.get(environment.AGENT, "")
+    if not run.isalnum() or worker != f"worker-{run}":
+        return None
+    if options.env or options.key_env or options.keep or options.allow or options.audit:
+        return None
+    if options.key_file != "-" and not options.listen.startswith("ipc://"):
+        return None
+    from monarch_kernel.runtime.host.cleanup import make_run_dir
+
+    try:
+        return make_run_dir(name=run)
+    except FileExistsError:  # they are another worker's, one of whose ranks has started this
+        return None
+
+
+def _become_worker(
+    options: argparse.Namespace | SimpleNamespace, start: WorkerStart, run_dir: RunDir, first: int
+) -> NoReturn:
+    """Become the worker without another interpreter."""
+    from monarch_kernel.runtime.host.worker_main import start_here
+
+    if options.log:
+        _redirect(_absolute(options.log))
+
+    def complete() -> WorkerStart:
+        found = _read_input(options, start)
+        _end_first(first, 0)
+        return found
+
+    start_here(start, os.environ[environment.AGENT], run_dir, complete, first)
+
+
+def _leave_session() -> int:
+    """Go on in a child, in a session of its own; returns the descriptor for ``_end_first``."""
+    status, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        os._exit((os.read(status, 1) or b"\1")[0])
+    os.close(status)
+    os.setsid()
+    return tell
+
+
+def _end_first(tell: int, status: int) -> None:
+    """Have the process that was started exit, if this is its child; not earlier: standard input may end with it."""
+    if tell >= 0:
+        with contextlib.suppress(OSError):  # it was killed
+            os.write(tell, bytes([status]))
+        os.close(tell)
 
 
 def _absolute(path: str) -> str:

@@ -269,7 +269,7 @@ class WorkerCommand:
         for each in announce:
             command += ["--announce", each]
         if key is KeyWay.STDIN:
-            command += ["--key", "-", "--env", "-"]
+            command += ["--key", "-", *(["--env", "-"] if self.env else [])]
         elif key is KeyWay.FILE:
             command += ["--key", key_file]
         elif key is KeyWay.ENVIRONMENT:
@@ -293,9 +293,11 @@ class WorkerCommand:
         return [sys.executable, "-P", "-c", start]
 
     def stdin(self) -> bytes:
-        """What to write to the worker's standard input with ``KeyWay.STDIN``: its key and ``env``, a line each."""
+        """What to write to the worker's standard input with ``KeyWay.STDIN``: its key, and ``env`` if there is any, a
+        line each."""
         assert self.key is not None
-        return self.key.reveal().encode() + b"\n" + msgspec.json.encode(dict(self.env)) + b"\n"
+        env = msgspec.json.encode(dict(self.env)) + b"\n" if self.env else b""
+        return self.key.reveal().encode() + b"\n" + env
 
     def key_environment(self) -> dict[str, str]:
         """The variable with the key for ``KeyWay.ENVIRONMENT``. Only the worker may get it."""
@@ -309,6 +311,17 @@ class WorkerCommand:
             host: its number, or a name that only it has among the hosts of the job.
         """
         return f"{self.job}.{host}"
+
+    def marks(self, host: int | str) -> dict[str, str]:
+        """``MARKER``, and the marks by which a worker finds all that it has started; new ones for each start.
+
+        A worker that is started without them executes a second interpreter that has them.
+
+        Args:
+            host: as for ``marker``.
+        """
+        run = os.urandom(5).hex()
+        return {MARKER: self.marker(host), environment.RUN: run, environment.AGENT: f"worker-{run}"}
 
 
 @dataclass(frozen=True)

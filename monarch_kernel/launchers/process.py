@@ -99,7 +99,7 @@ class ProcessLauncher(Launcher):
                     stderr=output,
                     pass_fds=(lock,),
                     start_new_session=True,
-                    env={**os.environ, **command.env, MARKER: command.marker(host)},
+                    env={**os.environ, **command.env, **command.marks(host)},
                 )
             except OSError as e:
                 reason = f"{argv[0]} cannot be run: {e.strerror}"

@@ -225,7 +225,8 @@ class SSHLauncher(Launcher):
             walltime=request.resources.walltime,
         )
         worker = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{self._port}"')
-        remote = _script(f"{self._preparation(command.job)} exec env {MARKER}={shlex.quote(mark)} {worker}")
+        marks = shlex.join(f"{name}={value}" for name, value in command.marks(number).items())
+        remote = _script(f"{self._preparation(command.job)} exec env {marks} {worker}")
         said, errors, code = b"", b"", None
         try:
             with self._lock:

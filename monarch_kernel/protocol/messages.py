@@ -314,6 +314,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
     devices: int = 0  # how many of its host's GPUs each proc sees; 0: all
     slots: list[int] = []  # with devices, the number of each proc on its host
+    asyncio: bool = False  # the process that asks has it loaded, so these procs will probably have async actors
 
 
 class PlaceRanks(msgspec.Struct, array_like=True, tag=55):

@@ -382,6 +382,28 @@ def test_an_environment_of_its_own(host: Host) -> None:
     host.call(name, look)
 
 
+@pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["server", "template"])
+def test_what_runs_async_actors_is_loaded_once_for_those_that_need_it(host: Host, preload: list[str]) -> None:
+    def without() -> None:
+        import sys
+
+        assert "monarch_kernel.runtime.actor.execution.async_instance" not in sys.modules
+
+    def with_it() -> None:
+        import gc
+        import sys
+
+        assert "monarch_kernel.runtime.actor.execution.async_instance" in sys.modules
+        assert not any(found is sys.modules["asyncio"] for found in gc.get_objects())  # frozen, so shared with others
+
+    (before,) = host.spawn(preload=preload)
+    (after,) = host.spawn(preload=preload, asyncio=True)
+    (later,) = host.spawn(preload=preload)
+    host.call(before, without)
+    host.call(after, with_it)
+    host.call(later, with_it)
+
+
 def test_a_template_shares_what_it_has_loaded(host: Host) -> None:
     names = host.spawn(2, preload=["decimal", "sqlite3"], env={"OMP_NUM_THREADS": "1"})
 

@@ -23,9 +23,15 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 class Sshd:
     """The daemon. ``command`` is an ssh for which the names ``node*`` are this machine, ``jumped*`` are reached through
-    it as a jump host, and ``kept*`` by a connection that ssh keeps for further ones (ControlMaster)."""
+    it as a jump host, and ``kept*`` by a connection that ssh keeps for further ones (ControlMaster).
 
-    def __init__(self, folder: Path, enter: Sequence[str] = ()) -> None:
+    Args:
+        folder: an empty one for all that belongs to it.
+        enter: runs it elsewhere, with the command as its last arguments.
+        own_home: logins get an empty home, so that the shell's start files of this user are not run.
+    """
+
+    def __init__(self, folder: Path, enter: Sequence[str] = (), own_home: bool = False) -> None:
         self.folder = folder
         self.masters = tempfile.mkdtemp(prefix="ssh-")  # paths of sockets are short
         for key in ("host", "user"):
@@ -38,6 +44,10 @@ class Sshd:
             f"PidFile none\nUsePAM no\nPasswordAuthentication no\nStrictModes no\nPermitRootLogin yes\n"
             "MaxStartups 200\n"
         )
+        if own_home:
+            (folder / "home").mkdir()
+            with (folder / "sshd_config").open("a") as config:
+                config.write(f"SetEnv HOME={folder}/home\n")
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
         (folder / "config").write_text(
@@ -78,12 +88,8 @@ class Sshd:
 
 
 @contextmanager
-def running(folder: Path, enter: Sequence[str] = ()) -> Generator[Sshd]:
-    """An sshd of this machine.
-
-    Args:
-        folder: an empty one for all that belongs to it.
-        enter: runs it elsewhere, with the command as its last arguments.
+def running(folder: Path, enter: Sequence[str] = (), own_home: bool = False) -> Generator[Sshd]:
+    """An sshd of this machine; the arguments are those of ``Sshd``.
 
     Raises:
         CannotRunError: it is not installed, or this user cannot run it here.
@@ -92,7 +98,7 @@ def running(folder: Path, enter: Sequence[str] = ()) -> Generator[Sshd]:
         raise CannotRunError("openssh-server and openssh-client are not installed (tests/prepare.sh)")
     if os.getuid() != 0:
         raise CannotRunError("only root can run an sshd of its own here")
-    daemon = Sshd(folder, enter)
+    daemon = Sshd(folder, enter, own_home)
     try:
         yield daemon
     finally:

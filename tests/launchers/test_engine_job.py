@@ -144,6 +144,7 @@ def test_a_secret_is_neither_shown_nor_pickled() -> None:
     with pytest.raises(TypeError, match="a secret is not pickled"):
         pickle.dumps(command)
     assert command.stdin() == b'the-key\n{"TOKEN":"the-token"}\n'
+    assert WorkerCommand("j", Secret("the-key")).stdin() == b"the-key\n"
 
 
 @pytest.mark.parametrize("way", [KeyWay.ENVIRONMENT, KeyWay.FILE])

@@ -20,8 +20,11 @@ import msgspec
 
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent_config import AgentConfig
-from monarch_kernel.runtime.host.fork_requests import RANK_ENTRY
+from monarch_kernel.runtime.host.fork_requests import ASYNC_ACTORS, RANK_ENTRY
 from monarch_kernel.runtime.node import descriptors
+
+# Both sides need it, so it is loaded before the fork.
+from monarch_kernel.runtime.node.node import Node as _  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 #: How long a killed agent may take to exit (seconds).
 _END_TIME = 5.0
@@ -41,6 +44,7 @@ def main() -> None:
         os.close(config.lock_fd)
         cleanup.remove_if_stale(config.run_dir)
         return
+    os.chdir("/")  # it keeps no file system busy
     forkserver.become_subreaper()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -50,7 +54,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller, config.asyncio)
+        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, config.sys_path, controller)
     theirs.close()
     forkserver.set_name("monarch-agent")
     from monarch_kernel.runtime.host.owned_agent import OwnedAgent
@@ -74,7 +78,6 @@ def serve_forks(
     lock_fd: int,
     sys_path: list[str],
     controller: int | None,
-    asyncio: bool,
 ) -> NoReturn:
     """Run an agent's fork server, and in each fork a rank.
 
@@ -85,7 +88,6 @@ def serve_forks(
         lock_fd: the run folder's lock.
         sys_path: the import path of ranks.
         controller: a pidfd of the controller, or None.
-        asyncio: whether ranks will probably have async actors.
     """
     forkserver.set_name(cleanup.FORK_SERVER)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -95,10 +97,8 @@ def serve_forks(
     sys.path[:] = sys_path
     # torch then allocates large CPU tensors in huge pages, as numpy does, which is three times as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    rank = importlib.import_module(RANK_ENTRY.partition(":")[0])
+    importlib.import_module(RANK_ENTRY.partition(":")[0])
     importlib.import_module("cloudpickle")  # most ranks get classes of scripts and notebooks, by value
-    if asyncio:
-        rank.load_async_actors()
     forkserver.freeze()
 
     parent = os.getppid()
@@ -114,7 +114,7 @@ def serve_forks(
             select.select([controller], [], [])
         cleanup.remove_if_stale(run_dir)
 
-    job = forkserver.ForkServer(sock, RANK_ENTRY, orphaned).serve()
+    job = forkserver.ForkServer(sock, RANK_ENTRY, ASYNC_ACTORS, orphaned).serve()
     if job is None:
         os._exit(0)
     forkserver.run_rank(job, RANK_ENTRY)

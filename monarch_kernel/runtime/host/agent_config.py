@@ -23,4 +23,3 @@ class AgentConfig(msgspec.Struct, array_like=True):
     python_path: str | None  # the controller's PYTHONPATH; the agent itself runs with another
     sys_path: list[str]
     descriptors: int  # how many a user process may have open
-    asyncio: bool  # the controller has it loaded, so its ranks will probably have async actors

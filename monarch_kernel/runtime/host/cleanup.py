@@ -1,7 +1,7 @@
 """Finds and kills the remaining processes of a run, and removes its folder.
 
 Every descendant of a host agent inherits the agent's environment (``/proc/<pid>/environ``), which has a
-marker that names the run folder. So any survivor (the fork server, the controller, the next launch) can
+marker that names the run. So any survivor (the fork server, the controller, the next launch) can
 find the remaining processes of a run without bookkeeping that could die with the process that keeps it.
 """
 
@@ -15,7 +15,7 @@ from monarch_kernel import environment
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folder
 
 MARKER = environment.RUN
-"""The environment variable that an agent is started with; its value is the run folder."""
+"""The environment variable that an agent is started with; its value is the name of the run (``run_name``)."""
 
 AGENT_MARKER = environment.AGENT
 """The same for one agent of the run: it tells a dead agent's remaining processes from those of its successor."""
@@ -211,17 +211,26 @@ class RunDir:
             self._folder.close()
 
 
-def make_run_dir(base: str | None = None) -> RunDir:
+def make_run_dir(base: str | None = None, name: str = "") -> RunDir:
     """Create a run folder, mode 0700, and remove those that dead controllers have left.
 
+    Args:
+        base: the folder that it is in; None: the temporary folder.
+        name: of the run; "": a new one.
+
     Raises:
-        OSError: the temporary folder is not writable, or is not safe from other users.
+        OSError: the temporary folder is not writable, or is not safe from other users, or there is a run of this name.
     """
     base = base or _base()
     remove_stale(base)
-    folder = PrivateFolder.make(os.path.join(base, f"{PREFIX}-{os.getuid()}-{os.urandom(5).hex()}"))
+    folder = PrivateFolder.make(os.path.join(base, f"{PREFIX}-{os.getuid()}-{name or os.urandom(5).hex()}"))
     folder.claim(_WHAT)
     return RunDir(folder)
+
+
+def run_name(path: str) -> str:
+    """The name of the run that has this folder."""
+    return path.rpartition("-")[2]
 
 
 def _base() -> str:
@@ -245,7 +254,7 @@ def remove_if_stale(path: str) -> bool:
         with PrivateFolder.open(path) as folder:
             if not folder.take(_WHAT):
                 return False
-            kill_run(path)
+            kill_run(run_name(path))
             _remove(folder)
             return True
     except OSError:

@@ -15,7 +15,9 @@ from monarch_kernel.runtime.host.start_command import package_root
 
 #: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: The same for a rank in its own interpreter.
+#: What runs async actors, a fifth of what a rank may need; named for the same reason.
+ASYNC_ACTORS = "monarch_kernel.runtime.actor.execution.async_instance"
+#: The entry point of a rank in its own interpreter.
 RANK_MODULE = "monarch_kernel.runtime.rank"
 
 #: Libraries read these once, at load time, so a template is created with them.
@@ -105,6 +107,7 @@ def fork_request(
         sys_path=sys_path,
         argv=argv,
         clean_env=not inherit,
+        asyncio=message.asyncio,
     )
 
 

@@ -18,6 +18,7 @@ its socket closes; the fork server then kills the remaining processes of the run
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]  # no stub; that of ``signal`` makes enums of all
 import array
 import atexit
 import ctypes
@@ -65,7 +66,7 @@ class Fork(msgspec.Struct, array_like=True, tag=1):
 
     ``env`` updates the server's environment (None removes a variable), or replaces it with ``clean_env``. With
     ``argv``, the rank executes that command; its argument "{fd}" becomes the number of the descriptor that holds
-    ``config``.
+    ``config``. With ``asyncio``, the server loads what runs async actors before it forks, once for all later ranks.
     """
 
     proc: str
@@ -75,6 +76,7 @@ class Fork(msgspec.Struct, array_like=True, tag=1):
     sys_path: list[str]
     argv: list[str] | None = None
     clean_env: bool = False
+    asyncio: bool = False
 
 
 class MakeTemplate(msgspec.Struct, array_like=True, tag=2):
@@ -204,12 +206,14 @@ class ForkServer:
     Args:
         sock: this side of the packet socket.
         entry: "module:function" that a forked rank calls with its config.
+        async_actors: the module that runs async actors.
         orphaned: called when the agent's end of the socket closes; None in templates.
     """
 
-    def __init__(self, sock: socket.socket, entry: str, orphaned: Callable[[], None] | None) -> None:
+    def __init__(self, sock: socket.socket, entry: str, async_actors: str, orphaned: Callable[[], None] | None) -> None:
         self._sock = sock
         self._entry = entry
+        self._async_actors = async_actors
         self._orphaned = orphaned
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -274,6 +278,9 @@ class ForkServer:
         if len(fds) != 2:
             self._report(ForkFailed(request.proc, f"the agent passed {len(fds)} descriptors instead of 2"))
             return None
+        if request.asyncio and not request.argv and self._async_actors not in sys.modules:
+            importlib.import_module(self._async_actors)
+            freeze()
         # If the command cannot be executed, the child writes the reason to this pipe; a successful exec closes it.
         read, write = os.pipe2(os.O_CLOEXEC) if request.argv else (-1, -1)
         server = os.getpid()
@@ -375,7 +382,7 @@ class ForkServer:
             send_packet(sock, ready)
         except OSError:
             os._exit(0)  # the agent is gone
-        job = ForkServer(sock, self._entry, None).serve()
+        job = ForkServer(sock, self._entry, self._async_actors, None).serve()
         if job is None:
             os._exit(0)
         return job
@@ -439,15 +446,17 @@ def set_environment(env: dict[str, str | None]) -> None:
 
 def reset_signals() -> None:
     """Restore the signal handlers and the mask of a fresh interpreter."""
-    signal.set_wakeup_fd(-1)
+    _signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):  # the agent sets these
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
 
 
 def _fork() -> int:
-    # Python warns about native threads; those that templates can have are safe (see the module docstring).
+    # Python warns about native threads since 3.12; those that templates can have are safe (see the module docstring).
+    if sys.version_info < (3, 12):
+        return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

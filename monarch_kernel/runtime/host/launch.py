@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import select
+import signal
 import socket
-import subprocess
 import sys
 import threading
 
@@ -21,6 +23,9 @@ from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
 log = logs.logger(__name__)
+
+#: The run folder's lock in the agent.
+_LOCK_FD = 3
 
 _run_dirs: dict[str, cleanup.RunDir] = {}
 _lock = threading.Lock()
@@ -53,15 +58,15 @@ def _remove_run_dirs(pid: int) -> None:
 class AgentProcess:
     """The host agent of this controller, running or starting."""
 
-    def __init__(self, node: Node, ref: ProcRef, process: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
+    def __init__(self, node: Node, ref: ProcRef, pid: int, lifeline: socket.socket) -> None:
         self.ref = ref
-        self.pid = process.pid
+        self.pid = pid
         self._node = node
-        self._process = process
         self._lifeline = lifeline
         self._closing = False
         self._ended = threading.Lock()
-        self._pidfd = os.pidfd_open(process.pid)
+        self._status: int | None = None  # its exit code, or minus the signal
+        self._pidfd = os.pidfd_open(pid)
         node.poller.register(self._pidfd, self._on_exit)
 
     def _on_exit(self, _events: int) -> None:
@@ -86,15 +91,26 @@ class AgentProcess:
             return ""
 
     def _reap(self, timeout: float | None = None) -> int:
+        """Wait for its end; returns its exit code, or minus the signal.
+
+        Raises:
+            TimeoutError: it is still running.
+        """
         with self._ended:
-            status = self._process.wait(timeout)
-            if self._pidfd >= 0:
+            if self._status is None:
+                poll = select.poll()
+                poll.register(self._pidfd, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1e3):
+                    raise TimeoutError
+                try:
+                    self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                except ChildProcessError:  # the program reaps all its children, and has taken the status
+                    self._status = 0
                 os.close(self._pidfd)
-                self._pidfd = -1
-                if status != 0:
+                if self._status != 0:
                     # Its fork server cleans up after it, unless the fork server was killed at the same time.
                     cleanup.kill_run(self.ref.id, cleanup.AGENT_MARKER)
-            return status
+            return self._status
 
     def close(self, timeout: float = 5.0) -> None:
         """End the agent and with it every rank, and remove the run folder; called when the node closes."""
@@ -106,9 +122,9 @@ class AgentProcess:
         self._lifeline.close()
         try:
             self._reap(timeout)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             log.warning("the host agent (pid %d) did not end within %g s and was killed", self.pid, timeout)
-            self._process.kill()
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._reap()
         remove_run_dir(self._node.run_dir)
 
@@ -130,7 +146,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     python_path = os.environ.get("PYTHONPATH")
     env = {
         **os.environ,
-        cleanup.MARKER: node.run_dir,
+        cleanup.MARKER: cleanup.run_name(node.run_dir),
         cleanup.AGENT_MARKER: agent_id,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
     }
@@ -141,25 +157,19 @@ def launch_local_agent(node: Node) -> AgentProcess:
         node.ref.host,
         node.ref,
         os.getpid(),
-        run_dir.lock_fd,
+        _LOCK_FD,
         python_path,
         path,
         descriptors.users_limit(),
-        "asyncio" in sys.modules,
     )
     lifeline, far_end = socket.socketpair()
     node.expect(ref)
     try:
         with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output, coredumps.users_limit():
-            process = subprocess.Popen(
+            pid = _spawn(
                 interpreter_command("monarch_kernel.runtime.host.__main__"),
-                stdin=far_end.fileno(),
-                stdout=output,
-                stderr=output,
-                env=env,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=(run_dir.lock_fd,),
+                env,
+                {0: far_end.fileno(), 1: output.fileno(), 2: output.fileno(), _LOCK_FD: run_dir.lock_fd},
             )
     except OSError:
         lifeline.close()
@@ -169,6 +179,27 @@ def launch_local_agent(node: Node) -> AgentProcess:
         lifeline.sendall(len(data).to_bytes(4, "little") + data)
     except OSError:
         pass  # it is already dead, which `AgentProcess` detects
-    agent = AgentProcess(node, ref, process, lifeline)
+    agent = AgentProcess(node, ref, pid, lifeline)
     node.poller.start_background()
     return agent
+
+
+def _spawn(command: list[str], env: dict[str, str], fds: dict[int, int]) -> int:
+    """Start a program in a session of its own; ``subprocess`` does it too, but takes milliseconds to load.
+
+    Args:
+        fds: its descriptors: their numbers there, and here. It inherits no others.
+    """
+    copies = {there: fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, max(fds) + 1) for there, here in fds.items()}
+    try:
+        return os.posix_spawn(
+            command[0],
+            command,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, here, there) for there, here in copies.items()],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them, which a program would inherit
+        )
+    finally:
+        for here in copies.values():
+            os.close(here)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import platform
 import socket
 import stat
 import sys
@@ -67,9 +66,8 @@ class WorkerAgent(Agent):
             from monarch_kernel.protocol.keys import keys_in, load_keys
 
             coredumps.give_up(for_good=True)  # the fork server, and so each rank, keeps the user's limit
-            if config.key_fd >= 0:
-                with open(config.key_fd, "rb") as file:
-                    node.keys = keys_in(file.read(), start.key_from, start.allow)
+            if start.key:
+                node.keys = keys_in(start.key, start.key_from, start.allow)
             else:
                 node.keys = load_keys(start.key_file, start.allow)
             node.audit = _audit(node, start.audit)
@@ -118,7 +116,7 @@ class WorkerAgent(Agent):
             host=self._node.ref.host,
             pid=os.getpid(),
             id=self._node.id,
-            python=platform.python_version(),
+            python=".".join(map(str, sys.version_info[:3])),
             devices=None if devices is None else devices.names,
             ends_at=self._start_options.ends_at,
         )

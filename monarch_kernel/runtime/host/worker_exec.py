@@ -24,7 +24,7 @@ def exec_worker(start: WorkerStart) -> NoReturn:
         OSError: the temporary folder is not writable.
     """
     run_dir = cleanup.make_run_dir()
-    worker = f"worker-{os.urandom(4).hex()}"
+    worker = f"worker-{os.urandom(5).hex()}"
     python_path = os.environ.get("PYTHONPATH")
     # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
     key_fd = memfd("key", start.key.encode()) if start.key else -1
@@ -35,7 +35,7 @@ def exec_worker(start: WorkerStart) -> NoReturn:
             os.set_inheritable(inherited, True)
     env = {
         **os.environ,
-        cleanup.MARKER: run_dir.path,
+        cleanup.MARKER: cleanup.run_name(run_dir.path),
         cleanup.AGENT_MARKER: worker,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
     }

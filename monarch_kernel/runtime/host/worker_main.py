@@ -1,23 +1,27 @@
-"""The start of a worker: a process executes a fresh interpreter, forks its fork server, and serves.
+"""The start of a worker: a process forks its fork server, and serves.
 
-As in ``host.__main__``, each of both loads its own part after the fork.
+Either ``exec_worker`` has executed a fresh interpreter, whose environment has the markers of the run, or a process was
+started with these markers (``start_here``). As in ``host.__main__``, worker and fork server load in parallel what they
+do not both need.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import marshal
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
 from monarch_kernel.runtime.host.worker_exec import report_failure
-from monarch_kernel.runtime.host.worker_start import WorkerConfig
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart
 from monarch_kernel.runtime.node import descriptors
 
 if TYPE_CHECKING:
@@ -29,41 +33,91 @@ def main() -> None:
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.convert(marshal.load(file), WorkerConfig)
-    start = config.start
-    own = [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
-    for inherited in (config.lock_fd, *own):
+    for inherited in (config.lock_fd, *_own(config)):
         if inherited >= 0:
             os.set_inheritable(inherited, False)
-    forkserver.become_subreaper()
-    # Ctrl-C signals the terminal's whole foreground process group; only this process handles it.
-    heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    for number in heard:
-        signal.signal(number, signal.SIG_IGN)
     restore_python_path(config.python_path)
-    descriptors.raise_limit()
-    ours, theirs = forkserver.make_pair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        for inherited in own:
-            if inherited >= 0:
-                os.close(inherited)
-        serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None, asyncio=True)
-    theirs.close()
-    forkserver.set_name("monarch-worker")
-    level = logging.INFO if start.lifeline < 0 else logging.WARNING
-    logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
+    server = _FirstFork(config, _own(config))
+    start = config.start
+    if config.key_fd >= 0:
+        with open(config.key_fd) as file:
+            start = start._replace(key=file.read())
+    server.serve(config._replace(start=start))
+
+
+def start_here(
+    start: WorkerStart, worker: str, run_dir: cleanup.RunDir, complete: Callable[[], WorkerStart], own: int = -1
+) -> NoReturn:
+    """Become a worker in this process, whose environment has the markers of the run since it was started.
+
+    Args:
+        worker: its id, which a marker has.
+        run_dir: its run folder; another marker has the name of the run.
+        complete: reads the key, and returns the options with it. It is called after the fork of the fork server, so
+            that this and the ranks do not have the key in their memory.
+        own: a descriptor that they do not get either; -1: none.
+    """
+    gc.disable()
+    config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, os.environ.get("PYTHONPATH"), -1, start)
+    server = _FirstFork(config, [own, *_own(config)])
     try:
-        worker = _worker_class(config)(config, ours, pid)
-        for number in heard:
-            signal.signal(number, worker._on_sigterm)
-        code = worker.run()
+        start = complete()
     except (OSError, ValueError) as e:
-        cleanup.kill_below(pid)
+        server.fail(config, e)
+    server.serve(config._replace(start=start))
+
+
+class _FirstFork:
+    """Forks the fork server of a worker, before the worker opens anything; then this process is the worker.
+
+    Args:
+        config: its settings.
+        own: descriptors that the fork server does not get.
+    """
+
+    def __init__(self, config: WorkerConfig, own: list[int]) -> None:
+        forkserver.become_subreaper()
+        # Ctrl-C signals the terminal's whole foreground process group; only the worker handles it.
+        self._heard = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+        for number in self._heard:
+            signal.signal(number, signal.SIG_IGN)
+        descriptors.raise_limit()
+        self._socket, theirs = forkserver.make_pair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._socket.close()
+            for inherited in own:
+                if inherited >= 0:
+                    os.close(inherited)
+            serve_forks(theirs, config.id, config.run_dir, config.lock_fd, sys.path, None)
+        theirs.close()
+        forkserver.set_name("monarch-worker")
+
+    def serve(self, config: WorkerConfig) -> NoReturn:
+        """Serve until told to end."""
+        level = logging.INFO if config.start.lifeline < 0 else logging.WARNING
+        logging.basicConfig(format="%(asctime)s worker %(levelname)s %(message)s", level=level)
+        try:
+            worker = _worker_class(config)(config, self._socket, self._pid)
+            for number in self._heard:
+                signal.signal(number, worker._on_sigterm)
+            code = worker.run()
+        except (OSError, ValueError) as e:
+            self.fail(config, e)
+        sys.exit(code)
+
+    def fail(self, config: WorkerConfig, error: Exception) -> NoReturn:
+        """Report why the worker cannot start, and end."""
+        cleanup.kill_below(self._pid)
         cleanup.remove_run_dir(config.run_dir, config.lock_fd)
-        report_failure(start, e)
+        report_failure(config.start, error)
         sys.exit(1)
-    sys.exit(code)
+
+
+def _own(config: WorkerConfig) -> list[int]:
+    """The descriptors that are for the worker alone; -1: it has none."""
+    start = config.start
+    return [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
 
 
 def _worker_class(config: WorkerConfig) -> type[WorkerAgent]:

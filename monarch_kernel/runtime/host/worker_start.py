@@ -60,7 +60,7 @@ class WorkerConfig(NamedTuple):
     run_dir: str
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # the user's PYTHONPATH
-    key_fd: int  # the key, for this process alone; -1: it is in a file
+    key_fd: int  # the key, for this process alone; -1: it is in a file, or in ``start``
     start: WorkerStart
 
 

@@ -236,11 +236,6 @@ def _flush() -> None:
     output_capture.flush()
 
 
-def load_async_actors() -> None:
-    """Load what runs async actors, a fifth of what a rank may need, in the fork server of ranks that will have some."""
-    import monarch_kernel.runtime.actor.execution.async_instance  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-
 def main(config: bytes) -> None:
     """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
     decoded: RankConfig = _decode_config(config)

@@ -265,6 +265,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 tool=tool,
                 devices=devices,
                 slots=list(range(count)) if devices else [],
+                asyncio="asyncio" in sys.modules,
             )
             messages.append(message)
             if not node.send(host.agent.id, message):
