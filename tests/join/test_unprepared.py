@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from monarch_kernel.debugger.outside.look import LookRequest, chosen_here, look
 from monarch_kernel.debugger.outside.processes import OutsideError
 from monarch_kernel.debugger.outside.remote_exec import prepare_running
 from monarch_kernel.engines.join.announcements import join_folder
-from tests.conftest import wait_until
+from tests.conftest import children, wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import ROOT, listed
 from tests.kernel.harness import Kernel
@@ -129,6 +131,28 @@ def test_they_are_joined_looked_into_stopped_stepped_and_left(start: Callable[..
     notebook.ok("%mesh clear\n%mesh debug continue")
     assert "goes on" in shown(notebook.ok("%mesh leave"))
     assert all("ends after" in log for log in programs.end())
+
+
+def test_one_that_has_only_just_been_started_is_waited_for(
+    start: Callable[..., Plain], python: str, tmp_path: Path
+) -> None:
+    programs = start(([python, str(LOOP), str(tmp_path / "ends")], {"RANK": "0", "WORLD_SIZE": "1"}))
+    pid = programs.processes[0].pid
+    os.kill(pid, signal.SIGSTOP)  # before its Python has an interpreter
+    with ThreadPoolExecutor(1) as pool:
+        preparing = pool.submit(prepare_running, "young", chosen_here(programs.pids, None))
+        wait_until(lambda: preparing.done() or any(map(_retries, children())), "it was not found, and is tried again")
+        assert not preparing.done()
+        os.kill(pid, signal.SIGCONT)
+        assert preparing.result(60).refused == []
+
+
+def _retries(pid: int) -> bool:
+    """Whether a process is the one that calls ``sys.remote_exec``, and waits until it does so again."""
+    with suppress(OSError):
+        if "remote_exec" in Path(f"/proc/{pid}/cmdline").read_text():
+            return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+    return False
 
 
 def test_a_program_gets_no_name_and_no_word_of_ours(start: Callable[..., Plain]) -> None:

@@ -47,15 +47,24 @@ _CALL = 20.0
 
 _THERE = "monarch-kernel join prepare can do it there"
 _PROGRAM = re.compile(r"python(3(\.\d+)?t?)?")
+#: How long processes that have just been started may take until their Python has an interpreter, and that a main thread
+#: (seconds).
+_START = 5.0
 # In the other Python: for each process of its standard input, a line with what went wrong.
-_CALLER = """
-import json, sys
+_CALLER = f"""
+import json, sys, time
+end = time.monotonic() + {_START}
 for pid, path in json.load(sys.stdin):
-    try:
-        sys.remote_exec(pid, path)
-        said = ""
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+    while True:
+        try:
+            sys.remote_exec(pid, path)
+            said = ""
+        except Exception as error:
+            said = f"{{type(error).__name__}}: {{error}}"
+            if "Can't find" in said and time.monotonic() < end:
+                time.sleep({_LOOK})
+                continue
+        break
     print(json.dumps([pid, said]), flush=True)
 """
 # In the process. Its `__main__` gets no name of ours, and what fails goes to the file, not into the program.
