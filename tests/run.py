@@ -30,8 +30,9 @@ ROOT = TESTS.parent
 COMPILED = ["monarch_kernel", "workspace_sync", "bench", "tests"]
 #: What each file took in the last run here (seconds); the longest begin first.
 DURATIONS = ROOT / "build" / "tests" / "durations.json"
-#: A batch takes about so long, if its files allow it (seconds): long enough to make up for the start of pytest.
-BATCH = 25.0
+#: A batch takes about so long, if its files allow it (seconds): long enough to make up for the start of pytest, which
+#: computes for two seconds.
+BATCH = 60.0
 #: What is assumed for a file that was never run here, by its size (seconds a byte).
 GUESS = 1 / 1500
 #: What ``--quick`` runs: each part of the project in its everyday use, and all that needs no processes.
@@ -89,6 +90,7 @@ class Batch:
 
     files: list[Path]
     took: float = 0.0
+    computed: float = 0.0  # processor time of all its processes that were waited for (seconds)
     code: int = 0
     output: str = ""
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -179,7 +181,11 @@ def run(batch: Batch, folder: Path, rest: list[str], known: dict[str, float]) ->
         start_new_session=True,
     )
     try:
-        batch.output = ran.communicate()[0]
+        assert ran.stdout is not None
+        batch.output = ran.stdout.read()
+        _pid, status, usage = os.wait4(ran.pid, 0)
+        ran.returncode = os.waitstatus_to_exitcode(status)
+        batch.computed = usage.ru_utime + usage.ru_stime
     finally:
         try:
             os.killpg(ran.pid, signal.SIGKILL)
@@ -222,7 +228,8 @@ def read(batch: Batch, report: Path, known: dict[str, float]) -> None:
 def tell(batch: Batch) -> None:
     """One line of a batch that passed; all that pytest said of one that did not."""
     counts = ", ".join(f"{n} {what}" for what, n in sorted(batch.counts.items()))
-    print(f"{'FAILED' if batch.code else 'ok':6} {batch.took:5.0f} s  {batch.name}: {counts}", flush=True)
+    said = f"{'FAILED' if batch.code else 'ok':6} {batch.took:5.0f} s, computing {batch.computed:4.0f}"
+    print(f"{said}  {batch.name}: {counts}", flush=True)
     if batch.code:
         print(batch.output, flush=True)
 

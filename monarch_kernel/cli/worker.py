@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from monarch_kernel import environment
-
 if TYPE_CHECKING:
     import argparse
 
-    from monarch_kernel.runtime.host.cleanup import RunDir
+    from monarch_kernel.runtime.host.worker_exec import RunDir
     from monarch_kernel.runtime.host.worker_start import WorkerStart
 
 
@@ -151,8 +149,8 @@ def _field(option: _Option) -> str:
 
 def _run(options: argparse.Namespace | SimpleNamespace) -> int:
     from monarch_kernel.protocol.worker_addresses import worker_address
-    from monarch_kernel.runtime.host.worker_exec import exec_worker, report_failure
-    from monarch_kernel.runtime.host.worker_start import WorkerStart
+    from monarch_kernel.runtime.host.worker_exec import exec_worker, marked_run
+    from monarch_kernel.runtime.host.worker_start import WorkerStart, report_failure
 
     start = WorkerStart(
         address=options.listen,
@@ -174,7 +172,7 @@ def _run(options: argparse.Namespace | SimpleNamespace) -> int:
         if start.quiet:
             start.announce_to.append(os.dup(1))
             os.dup2(2, 1)
-        if (run_dir := _marked_run(options)) is not None:
+        if (run_dir := marked_run() if _may_stay(options) else None) is not None:
             _become_worker(options, start, run_dir, first)
         start = _read_input(options, start)
         if options.log:
@@ -195,29 +193,19 @@ def _run(options: argparse.Namespace | SimpleNamespace) -> int:
         return 2
 
 
-def _marked_run(options: argparse.Namespace | SimpleNamespace) -> RunDir | None:
-    """The folder of the run whose marks this process has had since it was started; None: it has none of its own, so
-    that the worker must be another interpreter, as also for variables that an interpreter reads when it starts."""
-    run, worker = os.environ.get(environment.RUN, ""), os.environ.get(environment.AGENT, "")
-    if not run.isalnum() or worker != f"worker-{run}":
-        return None
+def _may_stay(options: argparse.Namespace | SimpleNamespace) -> bool:
+    """Whether this process can become the worker itself: it needs no variables that an interpreter reads when it
+    starts, its environment has had no key, and its key, if any, comes by standard input."""
     if options.env or options.key_env or options.keep or options.allow or options.audit:
-        return None
-    if options.key_file != "-" and not options.listen.startswith("ipc://"):
-        return None
-    from monarch_kernel.runtime.host.cleanup import make_run_dir
-
-    try:
-        return make_run_dir(name=run)
-    except FileExistsError:  # they are another worker's, one of whose ranks has started this
-        return None
+        return False
+    return options.key_file == "-" or options.listen.startswith("ipc://")
 
 
 def _become_worker(
     options: argparse.Namespace | SimpleNamespace, start: WorkerStart, run_dir: RunDir, first: int
 ) -> NoReturn:
     """Become the worker without another interpreter."""
-    from monarch_kernel.runtime.host.worker_main import start_here
+    from monarch_kernel.runtime.host.worker_exec import stay_worker
 
     if options.log:
         _redirect(_absolute(options.log))
@@ -227,7 +215,7 @@ def _become_worker(
         _end_first(first, 0)
         return found
 
-    start_here(start, os.environ[environment.AGENT], run_dir, complete, first)
+    stay_worker(start, run_dir, complete, first)
 
 
 def _leave_session() -> int:

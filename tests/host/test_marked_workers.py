@@ -155,9 +155,9 @@ def test_nothing_is_left_of_one_that_is_killed(listen: str, tmp_path: Path, monk
         others = set(lookers.elsewhere.call().get(PATIENCE).values())
         family = {*children(worker.pid), *others}
         os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, family)), "all that it has started is gone")
         with pytest.raises(SupervisionError):
             lookers.environ.call().get(PATIENCE)
-        wait_until(lambda: not any(map(alive, family)), "all that it has started is gone")
 
 
 def test_a_worker_below_it_does_not_take_its_marks(tmp_path: Path) -> None:

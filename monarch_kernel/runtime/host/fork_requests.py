@@ -15,8 +15,8 @@ from monarch_kernel.runtime.host.start_command import package_root
 
 #: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: What runs async actors, a fifth of what a rank may need; named for the same reason.
-ASYNC_ACTORS = "monarch_kernel.runtime.actor.execution.async_instance"
+#: Loads what runs async actors; named for the same reason.
+ASYNC_ACTORS = "monarch_kernel.runtime.rank.async_actors"
 #: The entry point of a rank in its own interpreter.
 RANK_MODULE = "monarch_kernel.runtime.rank"
 

@@ -206,7 +206,7 @@ class ForkServer:
     Args:
         sock: this side of the packet socket.
         entry: "module:function" that a forked rank calls with its config.
-        async_actors: the module that runs async actors.
+        async_actors: the module that loads what runs async actors.
         orphaned: called when the agent's end of the socket closes; None in templates.
     """
 

@@ -1,20 +1,44 @@
-"""How a process becomes a worker: it executes a fresh interpreter, which runs ``worker_main``.
+"""How a process becomes a worker: it goes on in ``worker_main``, or executes a fresh interpreter that runs it.
 
-What is loaded here is loaded twice for each worker, before hosts can be used: it is little, and not msgspec or json.
+All that a worker starts must be found by the environment that it was started with, so the worker needs the marks of its
+run in its own from the start. Launchers give them (``WorkerCommand.marks``), and then no other interpreter is needed.
+
+Where one is, what is loaded here is loaded twice, before hosts can be used: it is little, and not msgspec or json.
 """
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import os
-import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-from monarch_kernel._version import __version__
 from monarch_kernel.runtime.host import cleanup
+from monarch_kernel.runtime.host.cleanup import RunDir
 from monarch_kernel.runtime.host.start_command import interpreter_command, memfd, package_root
-from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart, announce
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart
+
+
+def marked_run() -> RunDir | None:
+    """The folder of the run whose marks this process has had since it was started; None: it has none of its own.
+
+    Raises:
+        OSError: the temporary folder is not writable.
+    """
+    run = os.environ.get(cleanup.MARKER, "")
+    if not run.isalnum() or os.environ.get(cleanup.AGENT_MARKER) != f"worker-{run}":
+        return None
+    try:
+        return cleanup.make_run_dir(name=run)
+    except FileExistsError:  # they are another worker's, one of whose ranks has started this
+        return None
+
+
+def stay_worker(start: WorkerStart, run_dir: RunDir, complete: Callable[[], WorkerStart], own: int) -> NoReturn:
+    """Become a worker without executing another interpreter; the arguments are those of ``worker_main.start_here``."""
+    from monarch_kernel.runtime.host.worker_main import start_here
+
+    start_here(start, os.environ[cleanup.AGENT_MARKER], run_dir, complete, own)
 
 
 def exec_worker(start: WorkerStart) -> NoReturn:
@@ -41,15 +65,3 @@ def exec_worker(start: WorkerStart) -> NoReturn:
     }
     command = interpreter_command(f"{__package__}.worker_main", str(fd))
     os.execve(command[0], command, env)
-
-
-def report_failure(start: WorkerStart, error: Exception) -> None:
-    """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
-    import socket
-
-    from monarch_kernel.protocol.announcement import WorkerAnnouncement
-
-    announce(start, WorkerAnnouncement(monarch_kernel=__version__, host=socket.gethostname(), error=str(error)))
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"monarch-kernel worker: {error}\n")
-        sys.stderr.flush()

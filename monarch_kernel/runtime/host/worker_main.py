@@ -20,8 +20,7 @@ import msgspec
 
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.__main__ import restore_python_path, serve_forks
-from monarch_kernel.runtime.host.worker_exec import report_failure
-from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart
+from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart, report_failure
 from monarch_kernel.runtime.node import descriptors
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def start_here(
-    start: WorkerStart, worker: str, run_dir: cleanup.RunDir, complete: Callable[[], WorkerStart], own: int = -1
+    start: WorkerStart, worker: str, run_dir: cleanup.RunDir, complete: Callable[[], WorkerStart], own: int
 ) -> NoReturn:
     """Become a worker in this process, whose environment has the markers of the run since it was started.
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from monarch_kernel._version import __version__
 from monarch_kernel.protocol.private_files import write_own_file
 
 if TYPE_CHECKING:
@@ -78,3 +80,15 @@ def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
             os.close(fd)
     start.announce_to.clear()
     start.announce_in.clear()
+
+
+def report_failure(start: WorkerStart, error: Exception) -> None:
+    """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
+    import socket
+
+    from monarch_kernel.protocol.announcement import WorkerAnnouncement
+
+    announce(start, WorkerAnnouncement(monarch_kernel=__version__, host=socket.gethostname(), error=str(error)))
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"monarch-kernel worker: {error}\n")
+        sys.stderr.flush()
