@@ -73,7 +73,7 @@ def started(
         wait_until(lambda: not any(map(alive, family - {process.pid})), "the worker's processes have ended")
         process.wait(PATIENCE)
         process.stdout.close()
-        assert not os.path.exists(worker.folder)
+        wait_until(lambda: not os.path.exists(worker.folder), "its run folder is gone")
 
 
 @pytest.fixture(params=["ipc", "tcp"])
