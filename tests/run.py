@@ -11,6 +11,7 @@ import argparse
 import compileall
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,7 +35,40 @@ DURATIONS = ROOT / "build" / "tests" / "durations.json"
 #: computes for two seconds.
 BATCH = 60.0
 #: What is assumed for a file that was never run here, by its size (seconds a byte).
-GUESS = 1 / 1500
+GUESS = 1 / 2000
+#: Files that take far longer than their size tells, on two idle cores (seconds).
+LONG = {
+    "transfer/test_verbs.py": 170,
+    "launchers/test_ray.py": 95,
+    "join/test_ray.py": 95,
+    "test_chaos.py": 75,
+    "launchers/test_slurm.py": 70,
+    "debugger/dap/test_front_end.py": 70,
+    "launchers/test_sky.py": 65,
+    "tensor/test_sharded_matrix.py": 60,
+    "join/test_frameworks.py": 55,
+    "host/test_workers.py": 50,
+    "actor/test_waits.py": 48,
+    "notebooks/test_titan_notebook.py": 45,
+    "launchers/test_kubernetes_meshes.py": 44,
+    "transfer/test_tcp.py": 42,
+    "join/test_reports.py": 42,
+    "kept/test_kernels.py": 40,
+    "launchers/test_kubernetes_sets.py": 40,
+    "network/test_training.py": 37,
+    "actor/test_healing.py": 34,
+    "sync/reload/test_ranks.py": 32,
+    "notebooks/test_tensors_notebook.py": 32,
+    "network/test_deaths.py": 32,
+    "join/test_meeting.py": 30,
+    "notebooks/test_notebooks.py": 29,
+    "notebooks/test_fault_tolerance_notebook.py": 29,
+    "join/test_front_end.py": 25,
+    "join/test_torchrun.py": 22,
+    "join/test_chaos.py": 21,
+}
+#: A line of a test file that loads torch when the file is collected.
+TORCH = re.compile(r"^(import torch|from torch|\w+ = pytest\.importorskip\(.torch)\b", re.MULTILINE)
 #: What ``--quick`` runs: each part of the project in its everyday use, and all that needs no processes.
 QUICK = [
     "actor/test_casting.py",
@@ -148,13 +182,19 @@ def files_of(quick: bool) -> list[Path]:
 
 
 def divide(files: list[Path], known: dict[str, float]) -> list[Batch]:
-    """Neighbouring files in batches, the longest batch first."""
+    """Neighbouring files in batches, the longest batch first.
+
+    Files that load torch have batches of their own: a process that has it loads it for the ranks of all its tests.
+    """
     batches: list[tuple[float, Batch]] = []
-    for path in files:
-        took = known.get(str(path.relative_to(TESTS)), path.stat().st_size * GUESS)
+    torch = {path: bool(TORCH.search(path.read_text())) for path in files}
+    for path in sorted(files, key=lambda path: (path.parent, torch[path])):
+        name = str(path.relative_to(TESTS))
+        took = known.get(name, LONG.get(name, path.stat().st_size * GUESS))
         if batches:
             total, last = batches[-1]
-            if total + took <= BATCH and last.files[-1].parent == path.parent:
+            before = last.files[-1]
+            if total + took <= BATCH and before.parent == path.parent and torch[before] == torch[path]:
                 last.files.append(path)
                 batches[-1] = total + took, last
                 continue

@@ -18,13 +18,12 @@ from typing import NoReturn
 
 import msgspec
 
+# Both sides need it, so it is loaded before the fork.
+import monarch_kernel.runtime.node.node  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.fork_requests import ASYNC_ACTORS, RANK_ENTRY
 from monarch_kernel.runtime.node import descriptors
-
-# Both sides need it, so it is loaded before the fork.
-from monarch_kernel.runtime.node.node import Node as _  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 #: How long a killed agent may take to exit (seconds).
 _END_TIME = 5.0

@@ -21,6 +21,7 @@ from __future__ import annotations
 import _signal  # pyright: ignore[reportMissingImports]  # no stub; that of ``signal`` makes enums of all
 import array
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -279,7 +280,8 @@ class ForkServer:
             self._report(ForkFailed(request.proc, f"the agent passed {len(fds)} descriptors instead of 2"))
             return None
         if request.asyncio and not request.argv and self._async_actors not in sys.modules:
-            importlib.import_module(self._async_actors)
+            with contextlib.suppress(Exception):  # the rank that needs it reports why it cannot be loaded
+                importlib.import_module(self._async_actors)
             freeze()
         # If the command cannot be executed, the child writes the reason to this pipe; a successful exec closes it.
         read, write = os.pipe2(os.O_CLOEXEC) if request.argv else (-1, -1)

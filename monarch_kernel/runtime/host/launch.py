@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import select
@@ -124,7 +125,8 @@ class AgentProcess:
             self._reap(timeout)
         except TimeoutError:
             log.warning("the host agent (pid %d) did not end within %g s and was killed", self.pid, timeout)
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._reap()
         remove_run_dir(self._node.run_dir)
 
