@@ -40,7 +40,7 @@ _START_TIME = 120.0
 #: How long a worker may take to end in good order (tenths of a second, as sh counts).
 _GRACE = 60
 #: How long the answer of a host holds, before it is asked again (seconds).
-_FRESH = 2.0
+FRESH = 2.0
 #: How long an attempt to connect directly may take (seconds).
 _DIRECT_TIME = 1.5
 #: Nobody is there to answer a prompt, and the worker has no terminal.
@@ -61,7 +61,7 @@ class _Start:
 
     def holds(self, now: float) -> bool:
         """Whether the status need not be asked for again."""
-        return self.status is not None and (self.status.state is HostPhase.GONE or now - self.seen < _FRESH)
+        return self.status is not None and (self.status.state is HostPhase.GONE or now - self.seen < FRESH)
 
 
 class SSHLauncher(Launcher):
@@ -260,7 +260,14 @@ class SSHLauncher(Launcher):
             )
         with self._lock:
             start.said, start.status, start.seen = text, status, time.monotonic()
-            if found is None or all(one.status is not None for one in list(self._starts.values())):
+            over = all(one.status is not None for one in self._starts.values())
+            if over:
+                # The others announced themselves before. Whoever connects to them next sees whether they have died:
+                # to ask each by a connection of its own would take as long again as the start.
+                for other, one in self._starts.items():
+                    if other.startswith(f"{command.job}."):
+                        one.seen = start.seen
+            if found is None or over:
                 self._news.set()
 
     def _preparation(self, job: str) -> str:

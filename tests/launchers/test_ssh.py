@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from monarch_kernel.errors import InfeasibleError, LaunchError, StartFailedError
 from monarch_kernel.job import SSHJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import Launcher
-from monarch_kernel.launchers.ssh import SSHLauncher, hostfile
+from monarch_kernel.launchers.ssh import FRESH, SSHLauncher, hostfile
+from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.sshd import Sshd, sshd
 
@@ -84,6 +87,26 @@ def test_a_lost_host_moves_to_a_spare_of_the_list(sshd: Sshd) -> None:
     with pytest.raises(InfeasibleError, match="1 more hosts were asked for, and 0 .* free"):
         job.resize(3)
     assert len(job.status().hosts) == 2
+    job.kill()
+
+
+def test_hosts_that_wait_for_the_last_one_are_not_asked_again_by_ssh(sshd: Sshd, tmp_path: Path) -> None:
+    counted, gate = tmp_path / "counted", tmp_path / "gate"
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        f"#!/bin/sh\nfor last; do host=$before; before=$last; done\necho $host >> {counted}\n"
+        f'[ $host = node0 ] || until [ -e {gate} ]; do sleep 0.05; done\nexec {shlex.join(sshd.command)} "$@"\n'
+    )
+    ssh.chmod(0o700)
+    job = SSHJob(["node0", "node1"], ssh=[str(ssh)], idle=60)
+    job.apply()
+    said = Path(os.path.expanduser(f"~/.local/state/monarch_kernel/workers/{job.job_id}.0.json"))
+    wait_until(said.exists, "the first has announced itself")
+    announced = time.monotonic()
+    wait_until(lambda: time.monotonic() > announced + FRESH, "what it said is old")
+    gate.touch()
+    job.state(cached_path=None)
+    assert sorted(counted.read_text().split()) == ["node0", "node1"]
     job.kill()
 
 
