@@ -27,10 +27,10 @@ LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 # Jupyter must find this checkout's kernel, whatever is installed elsewhere for the user.
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help venv test quick check format demo lab bench lock clean
+.PHONY: help venv test test-engines quick check format demo lab bench lock clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 venv: $(STAMP) $(LAB_STAMP) ## .venv with the project (editable) and all that its tests and notebooks need
 
@@ -61,10 +61,12 @@ $(LAB_STAMP): $(STAMP)
 	@test -e $@ || echo "The panel of JupyterLab and the widget are not built: that needs node 20 or later, with npm. All else works."
 endif
 
-test: venv ## the whole suite, notebooks included; says first what is skipped on this machine
-	@tests/prepare.sh
+test: venv ## the tests, notebooks included; says first what is skipped on this machine
 	@test ! -e $(LAB_NODE) || npm --prefix $(LAB) run --silent test
 	$(PY) -m tests.run $(TEST_ARGS)
+
+test-engines: venv ## tests against Ray, Slurm, Kubernetes, frameworks, a browser, RDMA in a virtual machine
+	$(PY) -m tests.run --engines $(TEST_ARGS)
 
 quick: venv ## what tells most, in under three minutes
 	$(PY) -m tests.run --quick $(TEST_ARGS)
