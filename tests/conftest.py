@@ -17,6 +17,9 @@ import pytest
 
 from tests.deaths import KINDS, Death
 
+#: How long a test waits for what must happen (seconds); never reached when things work.
+PATIENCE = 60.0
+
 # A shell ignores SIGINT in background jobs, nohup ignores SIGHUP, and every process below inherits that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -152,11 +155,87 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
     return True
 
 
+#: What is checked at once where a check after each test would end what the tests share, or cost more than they do: by
+#: folder, a fixture below. A test with the mark ``own_runtime`` is checked by itself wherever it is.
+CHECKED = {
+    **dict.fromkeys(("actor", "debugger", "tensor", "transfer", "watch"), "runtime"),
+    **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    # Runtimes live on hosts, which are watched; in the guest, everything is slow.
+    "network": "",
+    "rdma_guest": "checked_session",
+}
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """A test that leaves anything behind fails."""
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves anything behind fails, or its module or batch does, where they share what they start."""
+    from monarch_kernel.runtime.actor import system
+
+    together = CHECKED.get(request.path.relative_to(Path(__file__).parent).parts[0])
+    if request.node.get_closest_marker("own_runtime"):
+        system.shutdown()
+    elif together is not None:
+        if together:
+            request.getfixturevalue(together)
+        yield
+        return
     with leak_check():
         yield
+
+
+@pytest.fixture(scope="session")
+def checked_session() -> Iterator[None]:
+    """All tests of this process leave nothing behind; until then, what they start is one another's."""
+    with leak_check("tests of this batch"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def checked_module() -> Iterator[None]:
+    """The tests of a file leave nothing behind."""
+    with leak_check("module"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def runtime(checked_session: None) -> Iterator[None]:
+    """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file."""
+    yield
+    stop_all_meshes("the file is over")
+
+
+def stop_all_meshes(reason: str) -> None:
+    """End the meshes and actors of this process's runtime, if it has one; the runtime stays."""
+    from monarch_kernel.protocol.messages import StopProcs
+    from monarch_kernel.runtime.actor import process, system
+
+    if not process.started():
+        return
+    running = system.get_actor_system()
+    meshes = list(running.proc_meshes.values())
+    running.tree.ending(ref.id for mesh in meshes for ref in mesh._procs)
+    stopping = [mesh._ask_agents(lambda call, procs: StopProcs(call, procs, reason, 0.05), "stop") for mesh in meshes]
+    for mesh, stopped in zip(meshes, stopping, strict=True):
+        stopped.exception(PATIENCE)  # its agent may be dead
+        mesh._stopped = True
+        running.proc_meshes.pop(mesh._uid, None)
+    running.stop_all_actors(reason, PATIENCE)
+    running.client.owned.clear()
+    agent = running.agent_process
+    if agent is not None:
+        wait_until(lambda: not _ranks(agent.pid), "all ranks of the test have ended")
+
+
+def _ranks(agent: int) -> set[int]:
+    """All below the agent but its fork server and templates."""
+    return {pid for pid in children(agent) if not _command(pid).startswith(("monarch-forks", "monarch-templ"))}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 @pytest.fixture(params=KINDS)

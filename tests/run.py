@@ -45,15 +45,27 @@ LIMIT = 20.0
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
 IDLE, MOST = 0.75, 2
-#: Needs another product's engine or a virtual machine, or injects faults for a long time: the lane of ``--engines``.
+#: Needs another product's engine, a browser, a virtual machine or jobs of torchrun and other launchers, or injects faults
+#: for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [
     "browser",
     "debugger/outside/test_look_slurm.py",
     "engines",
     "join/test_chaos.py",
+    "join/test_elastic.py",
     "join/test_frameworks.py",
+    "join/test_front_end.py",
+    "join/test_holding.py",
     "join/test_launchers.py",
+    "join/test_meeting.py",
+    "join/test_parallel.py",
+    "join/test_places.py",
     "join/test_ray.py",
+    "join/test_remote.py",
+    "join/test_reports.py",
+    "join/test_stragglers.py",
+    "join/test_tools.py",
+    "join/test_torchrun.py",
     "join/test_unprepared.py",
     "launchers/test_kubernetes.py",
     "launchers/test_kubernetes_meshes.py",
@@ -62,6 +74,8 @@ ENGINES = [
     "launchers/test_ray.py",
     "launchers/test_sky.py",
     "launchers/test_slurm.py",
+    "launchers/test_ssh.py",
+    "notebooks/test_join_notebook.py",
     "notebooks/test_lightning_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
