@@ -491,6 +491,22 @@ def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:
     assert len(mesh.where.call().get(30)) == 2
 
 
+def test_a_host_that_is_lost_unheard_of_gets_no_successor(workers: Start) -> None:
+    made = workers(2, "tcp")
+    hosts = made.attach()
+    p = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="p")
+    mesh = p.spawn("w", Saved, 10)
+    mesh.add.call(1).get(30)
+    mesh.checkpoint.call().get(30)
+    kill(mesh, 1)
+    os.kill(made[0].pid, signal.SIGSTOP)  # it has told of its rank, and takes nothing in any more
+    healing = p.heal(hosts=hosts.slice(hosts=1))
+    made[0].end(signal.SIGKILL)
+    done = healing.get(60)
+    assert {(one.rank, one.host) for one in done.replaced} == {(0, made[1].name), (1, made[1].name)}
+    assert [value[2] for value in mesh.where.call().get(30).values()] == [11, 11]
+
+
 def test_two_concurrent_heals() -> None:
     p = this_host().spawn_procs({"gpus": 2})
     mesh = p.spawn("w", Counter, 0)
