@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.deaths import KINDS, Death
+from tests import waiting
+
+waiting.measure()  # before what counts with it is loaded
+
+from tests.deaths import KINDS, Death  # noqa: E402
+from tests.waiting import patience, wait_until  # noqa: E402
 
 #: How long a test waits for what must happen (seconds); never reached when things work.
-PATIENCE = 60.0
+PATIENCE = patience(60)
 
 # A shell ignores SIGINT in background jobs, nohup ignores SIGHUP, and every process below inherits that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -65,15 +70,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
-    """Poll a condition that no event announces (the state of another process), with a deadline."""
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline} s: {what}")
-        time.sleep(0.005)
-
-
 def describe(pid: int) -> str:
     """A process as a failure message shows it."""
     try:
@@ -91,6 +87,9 @@ def _threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.is_alive() and not t.name.startswith("pytest_timeout")}
 
 
+_NUMBER = re.compile(r"\d+")
+
+
 @contextmanager
 def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
     """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left.
@@ -101,6 +100,7 @@ def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
     threads = set(threading.enumerate())
     memory = set(os.listdir("/dev/shm"))
     yield
+    family = {os.getpid(), *children()}
     from monarch_kernel.runtime.actor import process, system
 
     folder = process.get_system().node.run_dir if process.started() else None
@@ -125,26 +125,20 @@ def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
             left.append(f"open sockets in {folder}")
     if not _within(10, lambda: all(t.daemon and not t.name.startswith("monarch") for t in _threads() - threads)):
         left.append(f"threads: {', '.join(sorted(t.name for t in _threads() - threads))}")
-    # What the tests beside these have just made is not mapped yet; what they have just removed is not any more.
-    if not _within(5, lambda: not _unused_memory(memory)):
-        left.append(f"shared memory: {', '.join(sorted(_unused_memory(memory)))}")
+    if not _within(5, lambda: not _left_memory(memory, family)):
+        left.append(f"shared memory: {', '.join(sorted(_left_memory(memory, family)))}")
     assert not left, f"the {what} left behind " + "; ".join(left)
 
 
-def _unused_memory(before: set[str]) -> set[str]:
-    """Shared memory that was not there before, and that no living process uses."""
-    return {name for name in set(os.listdir("/dev/shm")) - before if not _mapped(name)}
+def _left_memory(before: set[str], family: set[int]) -> set[str]:
+    """Shared memory that was not there before, and is these processes' by its name: ``torch_PID_...``, or ours.
 
-
-def _mapped(name: str) -> bool:
-    """Whether a living process uses this shared memory: it is of the tests that run beside these."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if f" /dev/shm/{name}\n" in maps.read_text():
-                return True
-        except OSError:  # it has ended
-            continue
-    return False
+    Other programs of this machine come and go with theirs.
+    """
+    new = set(os.listdir("/dev/shm")) - before
+    return {
+        name for name in new if name.startswith(("mk-", "monarch")) or family & set(map(int, _NUMBER.findall(name)))
+    }
 
 
 def _within(deadline: float, condition: Callable[[], object]) -> bool:

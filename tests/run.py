@@ -45,8 +45,8 @@ LIMIT = 20.0
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
 IDLE, MOST = 0.75, 2
-#: Needs another product's engine, a browser, a virtual machine or jobs of torchrun and other launchers, or injects faults
-#: for a long time: the lane of ``--engines``. Folders, and files.
+#: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers, or injects
+#: faults for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [
     "browser",
     "debugger/outside/test_look_slurm.py",

@@ -16,9 +16,10 @@ import pytest
 from tests.conftest import wait_until
 from tests.kernel.harness import Kernel, Outcome
 from tests.kernel.screen import text
+from tests.waiting import patience
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-PATIENCE = 60
+PATIENCE = patience(60)
 
 
 def blocks(heading: str) -> list[str]:

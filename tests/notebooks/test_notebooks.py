@@ -18,13 +18,14 @@ import nbformat
 import pytest
 
 from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, install
+from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RUNNER = ROOT / "notebooks" / "run.py"
 
 #: No notebook may take longer than this (seconds).
-PATIENCE = 150
+PATIENCE = patience(150)
 
 
 @dataclass
