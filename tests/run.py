@@ -28,6 +28,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.reach import reached
+from tests.waiting import measured
 from tests.warm import Ended, Warm
 
 TESTS = Path(__file__).parent
@@ -45,8 +46,8 @@ LIMIT = 20.0
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
 IDLE, MOST = 0.75, 2
-#: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers, or injects
-#: faults for a long time: the lane of ``--engines``. Folders, and files.
+#: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers; or trains or
+#: injects faults for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [
     "browser",
     "debugger/outside/test_look_slurm.py",
@@ -75,13 +76,18 @@ ENGINES = [
     "launchers/test_sky.py",
     "launchers/test_slurm.py",
     "launchers/test_ssh.py",
+    "notebooks/test_debugging_notebook.py",
+    "notebooks/test_fault_tolerance_notebook.py",
     "notebooks/test_join_notebook.py",
     "notebooks/test_lightning_notebook.py",
+    "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
     "test_chaos.py",
     "transfer/test_verbs.py",
 ]
+#: What one test may take on an idle machine (seconds); by hand, it is as pyproject.toml says.
+TIMEOUT = 180.0
 #: A line of a test file that loads torch when the file is collected.
 TORCH = re.compile(r"^(import torch|from torch|\w+ = pytest\.importorskip\(.torch)\b", re.MULTILINE)
 #: What ``--quick`` runs: each part of the project in its everyday use, and all that needs no processes.
@@ -135,7 +141,7 @@ QUICK = [
 
 @dataclass
 class Took:
-    """What a file took when it ran alone (seconds)."""
+    """What a file took (seconds)."""
 
     wall: float
     computed: float
@@ -178,6 +184,7 @@ class Batch:
     failed: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
+    walls: dict[Path, float] = field(default_factory=dict[Path, float])  # the time of its tests, by file (seconds)
 
     @property
     def name(self) -> str:
@@ -214,12 +221,12 @@ def main() -> int:
         return 0
     if not named and lane != "quick":
         subprocess.run([TESTS / "prepare.sh", lane], stdin=subprocess.DEVNULL)
-    batches = divide(files, record, alone=options.record)
+    batches = divide(files, record)
     for name in COMPILED:
         compileall.compile_dir(str(ROOT / name), quiet=2, workers=options.jobs)
     folder = Path(tempfile.mkdtemp(prefix="mkt-"))
     try:
-        passed = Suite(batches, folder, rest, record).run(options.jobs, 1 if options.record else MOST)
+        passed = Suite(batches, folder, rest, record).run(options.jobs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.record:
@@ -291,7 +298,7 @@ def clean_commit() -> str | None:
     return head.stdout.strip() if differs is not None and differs <= {str(DURATIONS.relative_to(ROOT))} else None
 
 
-def divide(files: list[Path], record: Record, alone: bool = False) -> list[Batch]:
+def divide(files: list[Path], record: Record) -> list[Batch]:
     """Neighbouring files in batches, the longest batch first.
 
     Files that load torch have batches of their own: a process that has it loads it for the ranks of all its tests. So
@@ -303,7 +310,7 @@ def divide(files: list[Path], record: Record, alone: bool = False) -> list[Batch
     for path in sorted(files, key=lambda path: (path.parent, torch[path])):
         took = record.files.get(str(path.relative_to(TESTS)))
         guess = took or Took(path.stat().st_size * GUESS, BATCH)
-        if open_one and took and not alone:
+        if open_one and took:
             wall, computed, last = batches[-1]
             if (
                 computed + guess.computed <= BATCH
@@ -330,13 +337,13 @@ class Suite:
         self._running = 0
         self._cores = Cores()
 
-    def run(self, jobs: int, most: int) -> bool:
+    def run(self, jobs: int) -> bool:
         """Run them all, so many at a time at least; returns whether all passed."""
         # Both are forked while this process has loaded little, and has no thread.
         servers = {torch: Warm(torch) for torch in sorted({batch.torch for batch in self._batches})}
         try:
             while self._running or self._started < len(self._batches):
-                while self._started < len(self._batches) and self._may_start(jobs, most):
+                while self._started < len(self._batches) and self._may_start(jobs):
                     self._start(servers)
                 ready, _, _ = select.select(list(servers.values()), [], [], 1.0)
                 for server in ready:
@@ -348,8 +355,8 @@ class Suite:
                 server.close()
         return not any(batch.failed for batch in self._batches)
 
-    def _may_start(self, jobs: int, most: int) -> bool:
-        return self._running < jobs or (self._running < jobs * most and self._cores.busy() < IDLE)
+    def _may_start(self, jobs: int) -> bool:
+        return self._running < jobs or (self._running < jobs * MOST and self._cores.busy() < IDLE)
 
     def _start(self, servers: dict[bool, Warm]) -> None:
         number, batch = self._started, self._batches[self._started]
@@ -361,10 +368,11 @@ class Suite:
         options = [
             f"--junitxml={folder / 'report.xml'}",
             f"--basetemp={folder / 'p'}",
+            f"--timeout={TIMEOUT * measured():.0f}",
             "-o",
             f"cache_dir={folder / 'cache'}",
         ]
-        servers[batch.torch].start(number, ["-q", *options, *self._rest, *map(str, batch.files)], folder / "output")
+        servers[batch.torch].start(number, ["-q", *options, *self._rest, *map(str, batch.files)], folder)
 
     def _finish(self, batch: Batch, ended: Ended) -> None:
         folder = self._folder / str(ended.number)
@@ -376,15 +384,31 @@ class Suite:
             batch.counts["failed"] += 1  # the number of further failures is unknown
         if ended.left:
             batch.failed.append(f"{batch.name} left processes behind: {'; '.join(ended.left)}")
-        if len(batch.files) == 1:
-            name = str(batch.files[0].relative_to(TESTS))
-            if ended.computed > 1.5 * LIMIT and name not in self._record.files and not is_engines(batch.files[0]):
-                batch.failed.append(
-                    f"{name} computes for {ended.computed:.0f} s, where {LIMIT:.0f} are allowed: see CONTRIBUTING.md"
-                )
+        took = shares(batch, ended, folder)
+        new = [path for path in batch.files if str(path.relative_to(TESTS)) not in self._record.files]
+        for path, each in took.items():
+            if path in new and each.computed > 1.5 * LIMIT and not is_engines(path):
+                what = f"computes for {each.computed:.0f} s, where {LIMIT:.0f} are allowed: see CONTRIBUTING.md"
+                batch.failed.append(f"{path.relative_to(ROOT)} {what}")
             if ended.code == 0:
-                self._record.files[name] = Took(round(ended.took, 1), round(ended.computed, 1))
+                self._record.files[str(path.relative_to(TESTS))] = each
         tell(batch, ended)
+
+
+def shares(batch: Batch, ended: Ended, folder: Path) -> dict[Path, Took]:
+    """What each file of a batch took: the processor time that it told of, and its part of what nobody waited for."""
+    if not (folder / "computed").exists():
+        return {}
+    told: dict[Path, float] = {}
+    before = 0.0
+    for line in (folder / "computed").read_text().splitlines():
+        name, _, seconds = line.rpartition(" ")
+        told[Path(name)] = float(seconds) - before
+        before = float(seconds)
+    return {
+        path: Took(round(batch.walls.get(path, 0.0), 1), round(ended.computed * seconds / before, 1))
+        for path, seconds in told.items()
+    }
 
 
 class Cores:
@@ -415,12 +439,13 @@ def read(batch: Batch, report: Path) -> None:
     for case in ElementTree.parse(report).iter("testcase"):
         group = case.get("classname", "")
         module = next((name for name in by_module if group == name or group.startswith(f"{name}.")), "")
+        path = by_module.get(module, batch.files[0])
+        batch.walls[path] = batch.walls.get(path, 0.0) + float(case.get("time", 0))
         tags = {child.tag: child for child in case}
         if "failure" in tags or "error" in tags:
             batch.counts["failed"] += 1
-            path = by_module.get(module, batch.files[0]).relative_to(ROOT)
             inner = group[len(module) :].lstrip(".").replace(".", "::")
-            batch.failed.append("::".join(filter(None, (str(path), inner, case.get("name", "")))))
+            batch.failed.append("::".join(filter(None, (str(path.relative_to(ROOT)), inner, case.get("name", "")))))
         elif "skipped" in tags:
             batch.counts["skipped"] += 1
             batch.skipped[str(tags["skipped"].get("message"))] += 1

@@ -60,7 +60,8 @@ class Ended:
 class Warm:
     """A server, for the process that runs the suite."""
 
-    def __init__(self, torch: bool) -> None:
+    def __init__(self, torch: bool, grace: float = _GRACE) -> None:
+        self._grace = grace
         self._socket, there = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -73,9 +74,9 @@ class Warm:
         """For ``select``: readable when a batch has ended."""
         return self._socket.fileno()
 
-    def start(self, number: int, arguments: list[str], output: Path) -> None:
-        """Run pytest with these arguments; what it prints goes to a file."""
-        request = {"number": number, "arguments": arguments, "output": str(output)}
+    def start(self, number: int, arguments: list[str], folder: Path) -> None:
+        """Run pytest with these arguments; in this folder ``output`` is what it prints, ``computed`` what each cost."""
+        request = {"number": number, "arguments": arguments, "folder": str(folder), "grace": self._grace}
         self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def ended(self) -> list[Ended]:
@@ -174,7 +175,7 @@ def _guard(request: dict[str, Any], answer: int) -> None:
     signal.signal(signal.SIGTERM, _give_up)
     if os.getppid() != server:
         os._exit(1)
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = os.open(os.path.join(request["folder"], "output"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     began = time.monotonic()
     tests = os.fork()
@@ -185,6 +186,7 @@ def _guard(request: dict[str, Any], answer: int) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         _close_all_but(2)
+        os.environ["MK_TEST_COMPUTED"] = os.path.join(request["folder"], "computed")
         _leave(lambda: _pytest(request["arguments"]))
     code = 0
     while True:
@@ -193,7 +195,7 @@ def _guard(request: dict[str, Any], answer: int) -> None:
             code = os.waitstatus_to_exitcode(status)
             break
     took = time.monotonic() - began
-    left = _end_rest(_GRACE)
+    left = _end_rest(request["grace"])
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = Ended(request["number"], code, took, usage.ru_utime + usage.ru_stime, left)
     os.write(answer, json.dumps(asdict(ended)).encode() + b"\n")
