@@ -45,6 +45,15 @@ def pytest_configure() -> None:
         os.environ.pop(named, None)
 
 
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Before a file with generated examples is loaded: none of them is too slow, on a machine that has other work."""
+    if "from hypothesis import" in module_path.read_text():
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("tests")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Tell ``tests.run`` what each file of a batch has computed: this process, and those that it has waited for."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import alive, leak_check
+from tests.waiting import patience
 
 
 def test_a_process_that_is_left_is_named_and_ended() -> None:
@@ -19,7 +20,7 @@ def test_a_process_that_is_left_is_named_and_ended() -> None:
     assert not alive(left.pid)
     with leak_check("neighbour", deadline=0.1):
         pass
-    left.wait(10)
+    left.wait(patience(10))
 
 
 def test_all_that_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +39,7 @@ def test_all_that_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(patience(10))
         shared.unlink()
         others.unlink()
 

@@ -12,6 +12,7 @@ from monarch_kernel.actor import Actor, HostMesh, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMAError
 from tests.network.cluster import Cluster, Controller
 from tests.network.driver import forget, say
+from tests.waiting import patience
 
 np = pytest.importorskip("numpy")
 N = 1 << 20
@@ -66,7 +67,7 @@ def read_until_it_fails(hosts: HostMesh) -> list[Any]:
     told: list[Any] = []
     while time.monotonic() < end and len(told) < 2:
         try:
-            buffer.read_into(into, timeout=None).get(30)
+            buffer.read_into(into, timeout=None).get(patience(30))
         except RDMAError as error:
             told.append([str(error), error.owner == buffer.owner])
     forget(hosts)
