@@ -68,6 +68,7 @@ ENGINES = [
     "join/test_tools.py",
     "join/test_torchrun.py",
     "join/test_unprepared.py",
+    "kernel/test_training.py",
     "launchers/test_kubernetes.py",
     "launchers/test_kubernetes_meshes.py",
     "launchers/test_kubernetes_sets.py",
@@ -83,13 +84,17 @@ ENGINES = [
     "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
+    "tensor/test_healing.py",
+    "tensor/test_pipes.py",
+    "tensor/test_repeated_operations.py",
+    "tensor/test_sharded_matrix.py",
     "test_chaos.py",
     "transfer/test_verbs.py",
 ]
 #: What one test may take on an idle machine (seconds); by hand, it is as pyproject.toml says.
 TIMEOUT = 180.0
 #: A line of a test file that loads torch when the file is collected.
-TORCH = re.compile(r"^(import torch|from torch|\w+ = pytest\.importorskip\(.torch)\b", re.MULTILINE)
+TORCH = re.compile(r"^(import torch|from torch|(\w+ = )?pytest\.importorskip\(.torch)\b", re.MULTILINE)
 #: What ``--quick`` runs: each part of the project in its everyday use, and all that needs no processes.
 QUICK = [
     "actor/test_casting.py",

@@ -11,6 +11,7 @@ import pytest
 
 from monarch_kernel.actor import Channel, HostMesh
 from monarch_kernel.errors import ActorError
+from tests.conftest import needs
 from tests.network.actors import Remote
 from tests.network.cluster import Cluster, Controller
 from tests.network.driver import pause
@@ -227,7 +228,7 @@ def test_sixteen_megabytes_there_and_back(controller: Controller, kind: str) -> 
 @pytest.mark.torch
 def test_a_large_tensor_there_and_back(shared: Cluster) -> None:
     """By a controller of its own: what it has imported, ranks get, too."""
-    pytest.importorskip("torch")
+    needs("torch")
     controller = shared.control(shared.urls[:1])
     assert controller.run(large, "torch") == [True]
     controller.finish()

@@ -18,6 +18,7 @@ import nbformat
 import pytest
 
 from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, install
+from tests.conftest import needs
 from tests.waiting import patience
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs a notebook; fails if it leaves a process behind."""
-    pytest.importorskip("nbconvert", reason="the notebooks need the demo extra")
+    needs("nbconvert")
     root = tmp_path_factory.mktemp("jupyter")
     install(prefix=str(root / "prefix"))
 
@@ -103,9 +104,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 @pytest.fixture(scope="module")
 def quickstart(run: Callable[[Path], Run]) -> Run:
     """The demo."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    pytest.importorskip("matplotlib")
+    needs("torch")
+    needs("sklearn")
+    needs("matplotlib")
     return run(ROOT / "notebooks" / "01_quickstart.ipynb")
 
 

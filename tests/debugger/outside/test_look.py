@@ -21,7 +21,7 @@ from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.outside.report import Look
 from monarch_kernel.debugger.outside.selection import named
-from tests.conftest import alive, children, wait_until
+from tests.conftest import alive, children, needs, wait_until
 from tests.waiting import patience
 
 # Rank 1 never comes to the second collective.
@@ -69,7 +69,7 @@ def until(request: LookRequest, good: Callable[[Look], bool], deadline: float = 
 @pytest.fixture(scope="module")
 def torchrun(runtime: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     """A job of three ranks that hangs. It ends before what ``runtime`` checks for leaks."""
-    pytest.importorskip("torch")
+    needs("torch")
     folder = tmp_path_factory.mktemp("job")
     (folder / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
