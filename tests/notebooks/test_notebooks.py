@@ -220,24 +220,3 @@ def test_actors_judge_the_network_that_was_trained(quickstart: Run) -> None:
 def test_the_mesh_is_healthy_to_its_end(quickstart: Run) -> None:
     assert quickstart.text("status").count("alive") == 4
     assert "4 ranks stopped" in quickstart.text("down")
-
-
-# -- when it goes wrong ------------------------------------------------------------------------------
-
-
-def test_a_cell_that_fails_is_told_and_nothing_stays(run: Callable[[Path], Run], tmp_path: Path) -> None:
-    cells = [
-        nbformat.v4.new_code_cell("from monarch.actor import this_host", id="fine"),
-        nbformat.v4.new_code_cell("await this_host().spawn_procs({'gpus': 2})", id="procs"),
-        nbformat.v4.new_code_cell("1 / 0", id="broken"),
-        nbformat.v4.new_code_cell("print('never')", id="never"),
-    ]
-    kernelspec = {"name": KERNEL_NAME, "display_name": DISPLAY_NAME}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec})
-    nbformat.write(notebook, tmp_path / "broken.ipynb")
-    result = run(tmp_path / "broken.ipynb")
-    assert result.status == 1
-    assert "Failed in cell 3 (broken)" in result.printed
-    assert "ZeroDivisionError: division by zero" in result.printed
-    assert result.error("broken") == "ZeroDivisionError"
-    assert result.outputs("never") == []
