@@ -186,7 +186,7 @@ def test_one_peers_last_words_can_be_handled_without_disturbing_the_order_of_oth
     def react(link: TcpLink, message: Any, body: Any) -> None:
         steps.append(message.proc)
         if message.proc == "busy 1":
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patience(20)
             while "last words" not in steps and time.monotonic() < deadline:
                 for other in theirs.links:
                     if other is not link:

@@ -97,7 +97,7 @@ def test_the_ranks_that_a_death_leaves_run_the_program_again(
 ) -> None:
     monkeypatch.setattr(public, "unhandled_fault_hook", lambda failure: None)
     running = start(spmd, program, tmp_path, 10**9)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while not (tmp_path / "at-1").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -53,7 +53,7 @@ def hangs(seen: Look) -> bool:
 
 def until(request: LookRequest, good: Callable[[Look], bool], deadline: float = 60.0) -> Look:
     """Look again and again, until what is seen is what the processes are about to do."""
-    end = time.monotonic() + deadline
+    end = time.monotonic() + patience(deadline)
     while True:
         try:
             found: Look | None = look(request)
