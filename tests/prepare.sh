@@ -3,7 +3,7 @@
 # what cannot be had, and so is skipped. tests/run.py calls it.
 set -uo pipefail
 cd "$(dirname "$0")"
-lane=$1
+lane=${1:-test}
 exec 9> "/tmp/monarch-kernel-prepare-$lane-$(id -u).lock" # who comes second finds all there
 flock 9
 

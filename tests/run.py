@@ -185,6 +185,7 @@ class Batch:
 
     files: list[Path]
     torch: bool
+    new: list[Path] = field(default_factory=list[Path])  # those of its files that were never recorded
     output: str = ""
     failed: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -231,7 +232,7 @@ def main() -> int:
         compileall.compile_dir(str(ROOT / name), quiet=2, workers=options.jobs)
     folder = Path(tempfile.mkdtemp(prefix="mkt-"))
     try:
-        passed = Suite(batches, folder, rest, record).run(options.jobs)
+        passed = Suite(batches, folder, rest, record if options.record else None).run(options.jobs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.record:
@@ -325,7 +326,8 @@ def divide(files: list[Path], record: Record) -> list[Batch]:
                 last.files.append(path)
                 batches[-1] = wall + guess.wall, computed + guess.computed, last
                 continue
-        batches.append((guess.wall, guess.computed, Batch([path], torch[path])))
+        new = [] if took else [path]
+        batches.append((guess.wall, guess.computed, Batch([path], torch[path], new)))
         open_one = took is not None
     return [batch for _wall, _computed, batch in sorted(batches, key=lambda entry: -entry[0])]
 
@@ -333,7 +335,7 @@ def divide(files: list[Path], record: Record) -> list[Batch]:
 class Suite:
     """A run of some batches."""
 
-    def __init__(self, batches: list[Batch], folder: Path, rest: list[str], record: Record) -> None:
+    def __init__(self, batches: list[Batch], folder: Path, rest: list[str], record: Record | None) -> None:
         self._batches = batches
         self._folder = folder
         self._rest = rest
@@ -390,13 +392,13 @@ class Suite:
         if ended.left:
             batch.failed.append(f"{batch.name} left processes behind: {'; '.join(ended.left)}")
         took = shares(batch, ended, folder)
-        new = [path for path in batch.files if str(path.relative_to(TESTS)) not in self._record.files]
         for path, each in took.items():
-            if path in new and each.computed > 1.5 * LIMIT and not is_engines(path):
+            if path in batch.new and each.computed > 1.5 * LIMIT and not is_engines(path):
                 what = f"computes for {each.computed:.0f} s, where {LIMIT:.0f} are allowed: see CONTRIBUTING.md"
                 batch.failed.append(f"{path.relative_to(ROOT)} {what}")
-            if ended.code == 0:
+            if self._record is not None and ended.code == 0:
                 self._record.files[str(path.relative_to(TESTS))] = each
+                self._record.write()
         tell(batch, ended)
 
 

@@ -174,7 +174,7 @@ def test_survivors_are_freed_and_meet_anew() -> None:
     p = procs(5)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    first = groups.form().get(patience(60))
+    first = groups.form(patience=patience(10)).get(patience(60))
     assert (first.number, bool(first.healed), first.stuck) == (1, False, ())
     assert list(mesh.join.call(first).get(patience(60)).values()) == [0, 1, 2, 3, 4]
     assert set(mesh.add.call().get(patience(20)).values()) == {5.0}
@@ -182,7 +182,7 @@ def test_survivors_are_freed_and_meet_anew() -> None:
         # Ranks that are not the victim's neighbours would wait for half an hour.
         calls = all_stuck(mesh, victim)
         os.kill(p.pids().get(victim), signal.SIGKILL)
-        group = groups.form().get(patience(60))
+        group = groups.form(patience=patience(10)).get(patience(60))
         for call in calls:
             with pytest.raises(ActorError, match=r"(?i)connection|gloo"):
                 call.get(patience(20))
@@ -196,7 +196,7 @@ def test_a_rank_that_stands_still_is_replaced() -> None:
     p = procs(3)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    mesh.join.call(groups.form().get(patience(60))).get(patience(60))
+    mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60))
     calls = all_stuck(mesh, 1)
     before = p.pids()
     os.kill(before.get(1), signal.SIGSTOP)
@@ -214,10 +214,10 @@ def test_a_death_while_the_others_join() -> None:
     p = procs(3)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    group = groups.form().get(patience(60))
+    group = groups.form(patience=patience(10)).get(patience(60))
     waiting = [mesh.slice(gpus=k).join.call_one(group) for k in (0, 1)]
     os.kill(p.pids().get(2), signal.SIGKILL)
-    group = groups.form().get(patience(60))
+    group = groups.form(patience=patience(10)).get(patience(60))
     for call in waiting:
         assert isinstance(call.exception(patience(30)), ActorError)
     assert list(mesh.join.call(group).get(patience(60)).values()) == [0, 1, 2]
@@ -240,7 +240,7 @@ def test_only_the_groups_connections_are_broken() -> None:
         p = procs(2)
         mesh = p.spawn("sum", Connected)
         groups = ProcessGroups(p)
-        group = groups.form().get(patience(60))
+        group = groups.form(patience=patience(10)).get(patience(60))
         mesh.slice(gpus=0).connect.call_one(server.getsockname()[1]).get(patience(20))
         connection, _ = server.accept()
         with connection:
@@ -277,13 +277,13 @@ def test_the_one_that_came_furthest_is_followed(victims: tuple[int, ...]) -> Non
     p = procs(4)
     mesh = p.spawn("learner", Learner)
     groups = ProcessGroups(p)
-    assert set(mesh.join.call(groups.form().get(patience(60))).get(patience(60)).values()) == {0}
+    assert set(mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60)).values()) == {0}
     mesh.learn.call().get(patience(20))
     mesh.slice(gpus=3).learn.call().get(patience(20))  # a step that the others have failed in
     wanted = mesh.slice(gpus=3).state.call_one().get(patience(20))
     for victim in victims:
         os.kill(p.pids().get(victim), signal.SIGKILL)
-    assert set(mesh.join.call(groups.form().get(patience(60))).get(patience(60)).values()) == {2}
+    assert set(mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60)).values()) == {2}
     assert set(mesh.state.call().get(patience(20)).values()) == {wanted}
 
 
