@@ -157,11 +157,12 @@ def test_a_batch_says_how_it_ended_and_what_it_has_left(tmp_path: Path) -> None:
     runner = start(
         tmp_path,
         """
-        import subprocess
+        import atexit, pathlib, subprocess
 
         def test_one():
             left = subprocess.Popen(["setsid", "sleep", "600"], start_new_session=True)
             left.returncode = 0
+            atexit.register(pathlib.Path(__file__).with_name("exits").touch)
 
         def test_two():
             assert __name__ == "test_it" and 1 == 2
@@ -173,6 +174,7 @@ def test_a_batch_says_how_it_ended_and_what_it_has_left(tmp_path: Path) -> None:
     assert len(found.left) == 1 and found.left[0].endswith("sleep 600")
     assert not alive(int(found.left[0].partition(":")[0]))
     assert found.computed > 0 and found.took > 0
+    assert (tmp_path / "exits").exists(), "its exit handlers have run"
     assert "1 failed, 1 passed" in (tmp_path / "output").read_text()
 
 

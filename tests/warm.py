@@ -9,11 +9,13 @@ left, ends that, and counts the processor time of all. *pytest* runs the tests.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import resource
 import select
@@ -236,4 +238,8 @@ def _pytest(arguments: list[str]) -> int:
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:
         del sys.modules[name]  # pytest loads them in its own way
     sys.argv = [main.__file__ or "pytest", *arguments]
-    return int(pytest.main(arguments))
+    atexit._clear()  # what is registered is the server's
+    atexit.register(logging.shutdown)
+    code = int(pytest.main(arguments))
+    atexit._run_exitfuncs()
+    return code

@@ -37,6 +37,9 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_autoscaler_v2": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    # A node starts some Python of its own, and gives up where that takes 30 s, on any machine.
+    "RAY_agent_register_timeout_ms": f"{patience(60) * 1000:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{patience(60):.0f}",
     "RAY_gcs_server_port_wait_time_s": f"{patience(30):.0f}",
     "RAY_gcs_server_request_timeout_seconds": f"{patience(60):.0f}",
 }
@@ -129,16 +132,20 @@ def ray_nodes() -> Iterator[Ray]:
         pytest.skip(str(why))
 
 
-def _with_head(start: Callable[[], Any]) -> Any:
-    """Start a cluster. Ray gives its head 30 s on any machine: where that is not enough, another one is started."""
-    end = Deadline(30)
-    while True:
-        try:
-            return start()
-        except Exception as error:
-            if not end.left():
-                raise
-            print(f"Ray's head did not start: {error}", file=sys.stderr, flush=True)
+def _patient(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Looks for a node that starts for as long as this machine needs: Ray gives it 30 s on any machine."""
+
+    def get_node(*args: Any, **options: Any) -> Any:
+        end = Deadline(60)
+        while True:
+            try:
+                return find(*args, **options)
+            except RuntimeError:
+                if not end.left():
+                    raise
+                time.sleep(0.1)
+
+    return get_node
 
 
 def main(folder: str) -> None:
@@ -146,12 +153,14 @@ def main(folder: str) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _MEMORY, "temp_dir": folder}
-    cluster = _with_head(lambda: Cluster(initialize_head=True, head_node_args={**head, "_system_config": _CONFIG}))
+    services.get_node = _patient(services.get_node)
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": _CONFIG})
     nodes: dict[str, Any] = {}
 
     def add(*names: str) -> None:
