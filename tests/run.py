@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -146,10 +146,15 @@ QUICK = [
 
 @dataclass
 class Took:
-    """What a file took (seconds)."""
+    """What a file took (seconds), and how many of its tests were skipped: what they tell is not known."""
 
     wall: float
     computed: float
+    skipped: int = 0
+
+
+#: A file that was never recorded.
+UNKNOWN = Took(0, 0, 1)
 
 
 @dataclass
@@ -175,7 +180,7 @@ class Record:
     def write(self) -> None:
         """Keep it: a file a line, without those that are gone."""
         files = {name: took for name, took in sorted(self.files.items()) if (TESTS / name).exists()}
-        rows = ",\n".join(f"{json.dumps(name)}: [{took.wall}, {took.computed}]" for name, took in files.items())
+        rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(astuple(took))}" for name, took in files.items())
         DURATIONS.write_text(f'{{"passed": {json.dumps(self.passed, sort_keys=True)},\n"files": {{\n{rows}\n}}}}\n')
 
 
@@ -190,6 +195,7 @@ class Batch:
     failed: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
+    unrun: Counter[Path] = field(default_factory=Counter[Path])  # its skipped tests, by file
     walls: dict[Path, float] = field(default_factory=dict[Path, float])  # the time of its tests, by file (seconds)
 
     @property
@@ -219,7 +225,7 @@ def main() -> int:
     rest = [word for word in rest if not word.endswith(".py")]
     record, files = Record.read(), named or files_of(lane)
     if options.changed:
-        files = only_reached(lane, files, record.passed.get(lane))
+        files = only_reached(lane, files, record)
         if not files:
             return 0
     if options.list:
@@ -262,13 +268,19 @@ def files_of(lane: str) -> list[Path]:
     return found
 
 
-def only_reached(lane: str, files: list[Path], commit: str | None) -> list[Path]:
-    """The files that a change since a commit can reach; says which are skipped, or why none is."""
+def only_reached(lane: str, files: list[Path], record: Record) -> list[Path]:
+    """The files that a change since the recorded commit can reach, and those of which tests were skipped then.
+
+    It says which are left out, or why none is.
+    """
+    commit = record.passed.get(lane)
     changed = changed_since(commit) if commit else None
     if changed is None:
         print(f"Lane {lane}: everything runs; there is no earlier commit at which all of it passed.", flush=True)
         return files
-    found = reached(files, changed)
+    unknown = {path for path in files if record.files.get(str(path.relative_to(TESTS)), UNKNOWN).skipped}
+    reach = {*reached(files, changed), *unknown}
+    found = [path for path in files if path in reach]
     for path in files:
         if path not in found:
             print(f"not reached, and so skipped: {path.relative_to(ROOT)}")
@@ -413,7 +425,7 @@ def shares(batch: Batch, ended: Ended, folder: Path) -> dict[Path, Took]:
         told[Path(name)] = float(seconds) - before
         before = float(seconds)
     return {
-        path: Took(round(batch.walls.get(path, 0.0), 1), round(ended.computed * seconds / before, 1))
+        path: Took(round(batch.walls.get(path, 0.0), 1), round(ended.computed * seconds / before, 1), batch.unrun[path])
         for path, seconds in told.items()
     }
 
@@ -455,6 +467,7 @@ def read(batch: Batch, report: Path) -> None:
             batch.failed.append("::".join(filter(None, (str(path.relative_to(ROOT)), inner, case.get("name", "")))))
         elif "skipped" in tags:
             batch.counts["skipped"] += 1
+            batch.unrun[path] += 1
             batch.skipped[str(tags["skipped"].get("message"))] += 1
         else:
             batch.counts["passed"] += 1

@@ -123,6 +123,19 @@ def test_nothing_changed_reaches_nothing() -> None:
     assert not reached(files_of("engines"), {"tests/durations.json"})
 
 
+def test_what_was_skipped_when_it_was_recorded_runs_whatever_has_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [TESTS / "mesh/test_shape.py", TESTS / "mesh/test_rankset.py", TESTS / "mesh/test_ndslice.py"]
+    record = Record({"test": "c0ffee"}, {"mesh/test_shape.py": Took(1, 1), "mesh/test_rankset.py": Took(1, 1, 2)})
+    monkeypatch.setattr(run, "changed_since", lambda commit: {"docs/ray.md"} if commit == "c0ffee" else None)
+    assert run.only_reached("test", files, record) == files[1:]
+    assert "skipped: tests/mesh/test_shape.py" in capsys.readouterr().out
+    assert run.only_reached("test", files, Record(files=record.files)) == files
+    monkeypatch.setattr(run, "changed_since", lambda _commit: set(PRODUCT))
+    assert run.only_reached("test", files, record) == files
+
+
 def test_a_commit_that_is_unknown_is_no_base() -> None:
     assert run.changed_since("0" * 40) is None
 
