@@ -38,7 +38,7 @@ class Pipe:
 
     def _on_event(self, _events: int) -> None:
         self.handled_by = threading.get_ident()
-        self.future._resolve(self.ours.recv(patience(100)))
+        self.future._resolve(self.ours.recv(100))
 
     def close(self) -> None:
         self._poller.unregister(self.ours.fileno())
