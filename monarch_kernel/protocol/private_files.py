@@ -496,6 +496,26 @@ def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
         os.close(folder)
 
 
+def remove_torch_memory(pid: int, folder: str = "/dev/shm") -> None:
+    """Remove the named shared memory of torch that a process of this user has left: ``torch_PID_...``.
+
+    A process that shares memory of a GPU counts there who uses it. torch removes it where the process comes to the end
+    of its program; ranks end before.
+    """
+    prefix = f"torch_{pid}_"
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(prefix)]
+        if names:
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for name in names:
+                    _unlink(name, fd, (stat.S_IFREG,), None)
+            finally:
+                os.close(fd)
+    except OSError:  # a system without it
+        pass
+
+
 def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
     """Read a regular file that belongs to this user and that no other user can write to.
 

@@ -125,31 +125,41 @@ def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) 
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """Reduce a large plain CPU tensor to a buffer; torch's own pickling would copy its storage into the pickle."""
+    """Reduce a large plain CPU tensor, or any on a GPU, to a buffer.
+
+    torch's own pickling would copy its storage into the pickle, and fail in a process that has no such GPU.
+    """
     if kind.__module__ != "torch":
         return NotImplemented
     import torch
 
+    kind_of_device = tensor.device.type
     nbytes = tensor.numel() * tensor.element_size()
     if (
-        nbytes < OUT_OF_BAND
-        or tensor.device.type != "cpu"
+        ((kind_of_device != "cpu" or nbytes < OUT_OF_BAND) and (kind_of_device != "cuda" or not nbytes))
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
     ):
         return NotImplemented
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+    # One element may have any stride.
+    raw = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    device = None if kind_of_device == "cpu" else tensor.device.index
+    return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, device)
 
 
-def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _rebuild_tensor(
+    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
+) -> Any:
+    """A tensor of this memory; on the GPU of this number, on the current one if there are fewer, else on the CPU."""
     import torch
 
     if memoryview(buffer).readonly:  # it came within the message, and a tensor can be written
         buffer = bytearray(buffer)
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    if device is not None and torch.cuda.is_available():
+        tensor = tensor.to(f"cuda:{device}" if device < torch.cuda.device_count() else "cuda")
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -46,6 +46,10 @@ class _Stays(TypeError):
 class _ValuePickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         check_not_bound(obj)
+        kind = type(obj)
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch" and obj.is_cuda:
+            # The notebook may have no GPU, and one that has would hold a context on it for a value that it shows.
+            return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         return super().reducer_override(obj)
 
 

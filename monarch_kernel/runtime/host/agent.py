@@ -53,7 +53,7 @@ from monarch_kernel.protocol.messages import (
     encode,
 )
 from monarch_kernel.protocol.placement import Placement
-from monarch_kernel.protocol.private_files import remove_socket
+from monarch_kernel.protocol.private_files import remove_socket, remove_torch_memory
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.devices import device_environment
@@ -434,6 +434,8 @@ class Agent:
             self._tell(peer, proc.exit)
         self._node.declare_dead(proc.id, proc.exit.death())
         remove_socket(proc.address)
+        if proc.pid and status:
+            remove_torch_memory(proc.pid)
         self._drain(proc)
         self._dead.append(proc)
         if len(self._dead) > MAX_DEAD_LOGS:
