@@ -419,6 +419,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     cpu_percent: float = 0.0
     uptime_s: Seconds = 0.0
     devices: str = ""  # the GPUs that it was given, if not all of its host
+    gpus: dict[int, tuple[int, float]] = {}  # by GPU: the memory it uses there (bytes), how busy the GPU is (percent)
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):

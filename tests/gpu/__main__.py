@@ -111,7 +111,8 @@ def _run(check: Check, deadline: float) -> tuple[str, Check, str]:
         env={**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"},
     )
     os.close(writer)
-    killer = threading.Timer(deadline, _end_all, [process])
+    hangs = threading.Event()
+    killer = threading.Timer(deadline, _end_all, [process, hangs])
     killer.start()
     output = ""
     with open(reader, errors="replace") as said:
@@ -120,7 +121,6 @@ def _run(check: Check, deadline: float) -> tuple[str, Check, str]:
             if line.startswith("result: "):
                 break
     code = process.wait()
-    killed = not killer.is_alive()
     killer.cancel()
     last = output.rstrip().rsplit("\n", 1)[-1]
     if code == 0 and last.startswith("result: "):
@@ -128,7 +128,7 @@ def _run(check: Check, deadline: float) -> tuple[str, Check, str]:
         if kind != "FAILED":
             return kind, check, text
         return kind, check, f"{text}\n{_indented(output.rpartition(chr(10) + 'result: ')[0])}"
-    why = f"it did not end within {deadline:.0f} s" if killed else f"its process ended with {code}"
+    why = f"it did not end within {deadline:.0f} s" if hangs.is_set() else f"its process ended with {code}"
     return "FAILED", check, f"{why}\n{_indented(output)}"
 
 
@@ -136,8 +136,9 @@ def _indented(text: str, lines: int = 40) -> str:
     return "\n".join(f"        {line[:WIDTH]}" for line in text.rstrip().split("\n")[-lines:])
 
 
-def _end_all(process: subprocess.Popen[bytes]) -> None:
+def _end_all(process: subprocess.Popen[bytes], hangs: threading.Event) -> None:
     """End a check that hangs, with the stacks of its threads in its output, and all that it has started."""
+    hangs.set()
     try:
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGABRT)  # faulthandler prints them

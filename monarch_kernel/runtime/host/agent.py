@@ -52,6 +52,7 @@ from monarch_kernel.protocol.messages import (
     WatchProcs,
     encode,
 )
+from monarch_kernel.protocol.observation import GpuFigures
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.private_files import remove_socket, remove_torch_memory
 from monarch_kernel.protocol.serialize import Body
@@ -634,7 +635,20 @@ class Agent:
         check()
 
     def _on_status(self, link: PeerLink, message: GetStatus, _body: Body) -> None:
-        _reply(link, message.call, msgspec.msgpack.encode([self._status_of(name) for name in message.procs]))
+        def answer(gpus: list[GpuFigures], memory: dict[int, dict[int, int]]) -> None:
+            use = {gpu.index: gpu.use for gpu in gpus}
+            found = [self._status_of(name) for name in message.procs]
+            told = [
+                msgspec.structs.replace(
+                    each, gpus={gpu: (held, use.get(gpu, 0.0)) for gpu, held in memory[each.pid].items()}
+                )
+                if each.pid in memory
+                else each
+                for each in found
+            ]
+            _reply(link, message.call, msgspec.msgpack.encode(told))
+
+        self._observer.gpus.ask(self._poller, answer)
 
     def _status_of(self, name: str) -> ProcStatus:
         """The state of a proc now."""

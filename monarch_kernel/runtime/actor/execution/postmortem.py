@@ -1,8 +1,8 @@
 """Exceptions that ended an endpoint or a cell, kept for a while with their frames for post-mortem debugging.
 
-They are bounded in number and in time, as frames keep the values of their variables alive; where memory has run out, the
-values are dropped at once. A newer failure of the same endpoint replaces the older one. This module costs nothing until
-an endpoint fails.
+They are bounded in number and in time, as frames keep the values of their variables alive; where memory has run out,
+the values are dropped at once. A newer failure of the same endpoint replaces the older one. This module costs nothing
+until an endpoint fails.
 """
 
 from __future__ import annotations
