@@ -96,7 +96,10 @@ def tensors_in_cells() -> str:
         printed = shown(kernel.ok("%mesh debug print float(total)"))
         assert "15." in printed and "nan" in printed, printed
         kernel.ok("%mesh debug continue")
-        status = until(kernel, "%mesh status", r"MB|GB|MiB|GiB") if has_gpu() else shown(kernel.ok("%mesh status"))
+        status = shown(kernel.ok("%mesh status"))
+        if has_gpu():
+            assert re.search(r" gpu\n(.* 0: \d+ MB, \d+ %\n){2}", status), status
+            assert re.search(r"ranks 0-1 share GPU 0 of ", status), status
     return status.strip().split("\n")[-1]
 
 
