@@ -27,6 +27,8 @@
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
 
+* Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts.
+
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
@@ -34,6 +36,7 @@ from monarch_kernel.protocol import trace_records
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
 from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
+from monarch_kernel.protocol.serialize import by_value_pickler
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
@@ -101,6 +104,7 @@ __all__ = [
     "awaited_here",
     "begin_record",
     "between_messages",
+    "by_value_pickler",
     "call_in_wait",
     "called_method",
     "controllers",

@@ -14,6 +14,7 @@ import io
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
@@ -87,8 +88,12 @@ class _FastPickler(pickle.Pickler):
 
 
 @functools.cache
-def _by_value_pickler() -> Any:
-    """cloudpickle's pickler, with tensors' memory out of band."""
+def by_value_pickler() -> Any:
+    """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
+
+    cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
+    attributes again, to what they were on the sender.
+    """
     import cloudpickle
 
     class ByValuePickler(cloudpickle.Pickler):
@@ -99,9 +104,43 @@ def _by_value_pickler() -> Any:
                 reduced = reduce(obj, kind)
                 if reduced is not NotImplemented:
                     return reduced
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(obj, type) and type(reduced) is tuple and len(reduced) == 6:
+                make, arguments, state, items, pairs, fill = reduced
+                return _class_of, (make, *arguments), state, items, pairs, functools.partial(_fill_class, fill)
+            return reduced
 
     return ByValuePickler
+
+
+def by_value(obj: Any) -> bytes:
+    """Serialize like ``cloudpickle.dumps``."""
+    out = io.BytesIO()
+    by_value_pickler()(out, 5).dump(obj)
+    return out.getvalue()
+
+
+#: Classes that have been made here from a pickle, and have no attributes yet.
+_empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _class_of(make: Callable[..., type], *arguments: Any) -> type:
+    """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
+    from cloudpickle import cloudpickle
+
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    if known is not None:
+        return known
+    made = make(*arguments)
+    _empty_classes.add(made)
+    return made
+
+
+def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> None:
+    """Set the attributes of a class that has none yet; another is used as it is."""
+    if made in _empty_classes:
+        fill(made, state)
+        _empty_classes.discard(made)
 
 
 def _reduce_array(array: Any, kind: type) -> Any:
@@ -155,8 +194,6 @@ def _rebuild_tensor(
     """A tensor of this memory; on the GPU of this number, on the current one if there are fewer, else on the CPU."""
     import torch
 
-    if memoryview(buffer).readonly:  # it came within the message, and a tensor can be written
-        buffer = bytearray(buffer)
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
     if device is not None and torch.cuda.is_available():
         tensor = tensor.to(f"cuda:{device}" if device < torch.cuda.device_count() else "cuda")
@@ -210,7 +247,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
         # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
         kept.clear()
         out = io.BytesIO()
-        _by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
+        by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
     if not kept:
         return out.getvalue(), ()
     pieces: Buffers = []
@@ -233,9 +270,7 @@ def dumps_flat(obj: Any) -> bytes:
     try:
         _FastPickler(out, 5).dump(obj)
     except (_ByValue, pickle.PicklingError, AttributeError):
-        import cloudpickle
-
-        return cloudpickle.dumps(obj, 5)  # type: ignore[no-untyped-call]
+        return by_value(obj)
     return out.getvalue()
 
 
@@ -275,7 +310,7 @@ class Unpickling:
 
 
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
-    """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive."""
+    """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only."""
     if not buffers:
         return Unpickling.function(body.memory() if type(body) is Apart else body)
     if type(body) is Apart:
@@ -283,6 +318,8 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
         rest: Any = body.pickled
     else:
         view = memoryview(body)
+        if view.readonly:  # what is unpickled can be written, as it could at its sender
+            view = memoryview(bytearray(view))
         rest = None
     parts: list[memoryview] = []
     at = 0
