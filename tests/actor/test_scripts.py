@@ -164,7 +164,6 @@ class Color(enum.Enum):
 
 class Reading:
     made = 0
-
     def __init__(self):
         Reading.made += 1
 
