@@ -8,7 +8,7 @@
   ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
   ``interrupt_main_thread`` stops what runs on its main thread.
 * Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
-  their frames; ``on_failure`` reports new ones.
+  their frames, and ``latest_failure`` is the one that ended what ran last; ``on_failure`` reports new ones.
 * Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
   extracts its message.
 * Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
@@ -53,7 +53,7 @@ from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, await
 from monarch_kernel.runtime.actor.inspection.code_change import actor_class_changed, between_messages
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
-from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
+from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, latest_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
 from monarch_kernel.runtime.actor.inspection.mesh_observer import MeshObserver, ObservedMesh
 from monarch_kernel.runtime.actor.inspection.recording import (
@@ -120,6 +120,7 @@ __all__ = [
     "is_recording",
     "issued_at",
     "keep_failure",
+    "latest_failure",
     "living_ranks",
     "observe_calls",
     "on_failure",

@@ -503,7 +503,8 @@ class ActorInstance(Instance):
         if isinstance(error, KeyboardInterrupt):
             interrupted = self._system.was_interrupted(self) or interrupted
         elif not self._spec.tool:
-            postmortem.failed(error, self.name, message.endpoint, message.cell, self._system.node.poller.call_later)
+            later = self._system.node.poller.call_later
+            postmortem.failed(error, self.name, message.endpoint, message.cell, later, self.calls)
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)

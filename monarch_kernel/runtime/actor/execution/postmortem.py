@@ -36,6 +36,7 @@ class Failure(msgspec.Struct, frozen=True):
         endpoint: the name of the endpoint that failed.
         cell: the id of the notebook cell that it ran for; "" for none.
         when: `time.time()`.
+        begun: how many endpoints the actor had begun; -1 if it is not counted.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Failure(msgspec.Struct, frozen=True):
     endpoint: str
     cell: str
     when: float
+    begun: int = -1
 
 
 _kept: list[Failure] = []
@@ -55,12 +57,18 @@ failed_here: Subscribers[[BaseException]] = Subscribers("a callback of on_failur
 
 
 def failed(
-    error: BaseException, actor: str, endpoint: str, cell: str, later: Callable[[float, Callable[[], None]], object]
+    error: BaseException,
+    actor: str,
+    endpoint: str,
+    cell: str,
+    later: Callable[[float, Callable[[], None]], object],
+    begun: int = -1,
 ) -> None:
     """Keep an exception that ended an endpoint or a cell, and notify the debugger if there is one.
 
     Args:
         later: calls a function after a delay in seconds, so that failures expire even if nothing else happens here.
+        begun: see `Failure`.
     """
     global _count
     if isinstance(error, KeyboardInterrupt):
@@ -71,7 +79,7 @@ def failed(
     with _lock:
         _count += 1
         _kept[:] = [each for each in _kept if each.actor != actor or each.endpoint != endpoint][1 - LIMIT :]
-        _kept.append(Failure(_count, error, actor, endpoint, cell, time.time()))
+        _kept.append(Failure(_count, error, actor, endpoint, cell, time.time(), begun))
         _schedule(later)
     no_memory = any(_is_out_of_memory(each) for each in _chain(error))  # what the frames hold is needed
     for frame in _frames(error):
