@@ -24,7 +24,8 @@ LARGE = 1 << 20
 _ALIGN = 64
 _PADDING = bytes(_ALIGN)
 
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+#: Types of small immutable scalars.
+PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 Buffers = list[Any]  # bytes-like pieces, in order
 #: The part of a message after its header. To send: bytes-like, or ``Buffers``. Handlers get bytes-like data, an
@@ -160,13 +161,18 @@ _OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array,
 def is_plain(obj: Any) -> bool:
     """Whether an ``(args, kwargs)`` pair or a result holds only small immutable scalars."""
     kind = type(obj)
-    if kind in _PLAIN:
-        return True
     if kind is tuple:
-        return all(type(x) in _PLAIN or (type(x) in (tuple, dict) and is_plain(x)) for x in obj)
-    if kind is dict:
-        return not obj
-    return False
+        # One call in C for a tuple of scalars; a pair of arguments has a tuple and, mostly, an empty dict.
+        if PLAIN.issuperset(map(type, obj)):
+            return True
+        for x in obj:
+            kind = type(x)
+            if kind in PLAIN or (kind is dict and not x):
+                continue
+            if kind is not tuple or not (PLAIN.issuperset(map(type, x)) or is_plain(x)):
+                return False
+        return True
+    return kind in PLAIN or (kind is dict and not obj)
 
 
 def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:

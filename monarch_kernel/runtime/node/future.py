@@ -51,11 +51,13 @@ class Future(Generic[R]):
     def _finish(self) -> None:
         self._done = True
         self._poller.notify(self)
-        callbacks = self._callbacks
-        if callbacks is not None:
-            self._callbacks = None
-            for callback in callbacks:
-                self._run(callback)
+        if self._callbacks is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            self._run(callback)
 
     def _run(self, callback: Callable[[Future[R]], None]) -> None:
         try:
@@ -82,12 +84,13 @@ class Future(Generic[R]):
             TimeoutError: there is no result yet; ``get`` can be called again later.
         """
         __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not these frames
-        self._wait(timeout)
+        if not self._done:
+            self._wait(timeout)
         return self._result()
 
     def _wait(self, timeout: float | None) -> None:
         __tracebackhide__ = True
-        if not self._done and not self._poller.wait(self, timeout):
+        if not self._poller.wait(self, timeout):
             raise TimeoutError(
                 f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
             )
@@ -121,9 +124,7 @@ class Future(Generic[R]):
             self._callbacks = []
         self._callbacks.append(callback)
         if self._done:  # it became done between the two checks
-            callbacks, self._callbacks = self._callbacks, None
-            for pending in callbacks or ():
-                self._run(pending)
+            self._call_back()
 
     def then(self, convert: Callable[[R], S]) -> Future[S]:
         """A future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pickle import dumps
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import LARGE, explain
+from monarch_kernel.protocol.serialize import LARGE, PLAIN, explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
-from monarch_kernel.runtime.actor.context import calling_origin, current
+from monarch_kernel.runtime.actor.context import caller
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.extensions import TensorCall, tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
@@ -65,8 +66,11 @@ class Endpoint(Generic[R]):
         Args:
             rank: the only one that is called, if there is one.
         """
-        if self._spec is not None:
-            self._spec.check(args, kwargs)
+        spec = self._spec
+        if spec is not None and (kwargs or not spec.least <= len(args) <= spec.most):
+            spec.check(args, kwargs)
+        if not kwargs and PLAIN.issuperset(map(type, args)):  # the usual case
+            return dumps((args, kwargs), 5), (), (), None
         try:
             return *pickled((args, kwargs)), None
         except TensorArgument:
@@ -78,10 +82,6 @@ class Endpoint(Generic[R]):
         except Exception as e:
             explain(e, f"an argument of {self._label}")
             raise
-
-    def _sender(self) -> str:
-        here = current.get()
-        return here.actor_instance.mesh_id if here is not None else ""
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -229,15 +229,24 @@ class Endpoint(Generic[R]):
         if link is None and (link := mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
             return
-        sender = self._sender()
         extent = target.extent
         segment = None
         if buffers or (type(body) is bytes and len(body) >= LARGE):
             body, segment = node.pack(body, buffers, [ref.id])
+        sender, cell = caller()
         message = Call(
-            mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
+            mesh._actor,
+            self._name,
+            call._number,
+            rank,
+            extent.names,
+            extent.shape,
+            sender,
+            buffers,
+            None,
+            segment,
+            cell,
         )
-        message.cell = calling_origin()
         if tensors is not None:
             message.tensors = tensors.tensors
         if call_hooks.sending is not None:
@@ -287,10 +296,10 @@ class Endpoint(Generic[R]):
         if ports:
             give(ports, target)
         extent = target.extent
+        sender, cell = caller()
         message = Call(
-            mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
+            mesh._actor, self._name, number, 0, extent.names, extent.shape, sender, buffers, reply_to, None, cell
         )
-        message.cell = calling_origin()
         if tensors is not None:
             message.tensors, message.stays = tensors.tensors, tensors.stays
         recorded = None
