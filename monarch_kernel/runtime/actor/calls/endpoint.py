@@ -51,7 +51,18 @@ class Endpoint(Generic[R]):
     is sent.
     """
 
-    __slots__ = ("_label", "_mesh", "_name", "_propagate", "_spec")
+    __slots__ = (
+        "_actor",
+        "_generation",
+        "_label",
+        "_mesh",
+        "_name",
+        "_node",
+        "_propagate",
+        "_spec",
+        "_system",
+        "_target",
+    )
 
     def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
         self._mesh = mesh
@@ -59,6 +70,20 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._propagate = propagate
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
+        # Of the mesh: its own attributes are slow, as its class has a `__getattr__`.
+        self._actor = mesh._actor
+        self._system = mesh._system
+        self._node = mesh._system.node
+        self._generation = -1  # of the node, when the target was taken
+        self._target: Target
+
+    def _current(self) -> Target:
+        """The target of the mesh; another one after procs were replaced."""
+        generation = self._node.generation
+        if self._generation != generation:
+            self._target = self._mesh._target()
+            self._generation = generation
+        return self._target
 
     def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Prepared:
         """The body of the message, the ports in it, and what becomes of the tensors of a mesh in it.
@@ -74,7 +99,7 @@ class Endpoint(Generic[R]):
         try:
             return *pickled((args, kwargs)), None
         except TensorArgument:
-            procs = self._mesh._target().procs
+            procs = self._current().procs
             tensors = tensor_functions().lend_arguments(self._label, procs if rank is None else (procs[rank],))
             with tensors.pickling():
                 message = pickled((args, kwargs))
@@ -92,10 +117,9 @@ class Endpoint(Generic[R]):
             ActorError: the endpoint raised on some ranks; the error lists them, and has the values of the others.
             SupervisionError: a rank died, before or during the call.
         """
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
-        call = ManyCall(mesh._system.node, self._label, target)
+        call = ManyCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         if tensors is not None:
             tensors.sent()
@@ -107,8 +131,7 @@ class Endpoint(Generic[R]):
         Raises:
             ValueError: the mesh has more than one actor; raised at once.
         """
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         if len(target.procs) != 1:
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
@@ -117,15 +140,15 @@ class Endpoint(Generic[R]):
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
-        target = self._mesh._target()
+        target = self._current()
         rank = _any_of(target)
         return self._single(rank, target, *self._body(args, kwargs, rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
         """Call all ranks; iterating yields one future per rank, in order of completion."""
-        target = self._mesh._target()
+        target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
-        call = StreamCall(self._mesh._system.node, self._label, target)
+        call = StreamCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         if tensors is not None:
             tensors.sent()
@@ -158,8 +181,7 @@ class Endpoint(Generic[R]):
             Exception: what ``propagate`` raises for these arguments.
         """
         __tracebackhide__ = True
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         spec, propagate, function = self._spec, self._propagate, None
         if self._name.endswith("!port") or (spec is not None and spec.explicit_port):
             raise ValueError(f"{self._label}.rref: it answers through a port, and a reference needs what is returned")
@@ -170,7 +192,7 @@ class Endpoint(Generic[R]):
         tensors = tensor_functions().refer_to_result(self._label, target, propagate, function, args, kwargs)
         with tensors.pickling():
             body, buffers, ports = pickled((args, kwargs))
-        call = ManyCall(mesh._system.node, self._label, target)
+        call = ManyCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         return tensors.sent()
 
@@ -195,14 +217,10 @@ class Endpoint(Generic[R]):
         ports: Sequence[GivenPort],
         tensors: TensorCall | None,
     ) -> Future[Any]:
-        mesh = self._mesh
-        system = mesh._system
-        call = OneCall(system.node, self._label, target, rank)
-        if not (
-            system.held_calls.active
-            and system.held_calls.keep(
-                (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target(), tensors)
-            )
+        call = OneCall(self._node, self._label, target, rank)
+        held = self._system.held_calls
+        if not held.active or not held.keep(
+            (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, self._current(), tensors)
         ):
             self._send_one(call, body, buffers, ports, target, tensors)
         if tensors is not None:
@@ -218,15 +236,14 @@ class Endpoint(Generic[R]):
         target: Target,
         tensors: TensorCall | None,
     ) -> None:
-        mesh = self._mesh
-        node = mesh._system.node
+        node = self._node
         rank = call._rank
         call._target = target
         if ports:
             give(ports, target, (rank,))
         ref = target.procs[rank]
         link: MessageLink | None = node.links.get(ref.id)
-        if link is None and (link := mesh._reach(ref)) is None:
+        if link is None and (link := self._mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
             return
         extent = target.extent
@@ -234,19 +251,8 @@ class Endpoint(Generic[R]):
         if buffers or (type(body) is bytes and len(body) >= LARGE):
             body, segment = node.pack(body, buffers, [ref.id])
         sender, cell = caller()
-        message = Call(
-            mesh._actor,
-            self._name,
-            call._number,
-            rank,
-            extent.names,
-            extent.shape,
-            sender,
-            buffers,
-            None,
-            segment,
-            cell,
-        )
+        actor, name, number = self._actor, self._name, call._number
+        message = Call(actor, name, number, rank, extent.names, extent.shape, sender, buffers, None, segment, cell)
         if tensors is not None:
             message.tensors = tensors.tensors
         if call_hooks.sending is not None:
@@ -264,17 +270,17 @@ class Endpoint(Generic[R]):
         tensors: TensorCall | None = None,
     ) -> dict[int, Death]:
         """Send to all ranks. Returns the ranks known to be dead, except those reached through agents."""
-        waiting = self._mesh._system.held_calls
+        waiting = self._system.held_calls
         if waiting.active:
 
             def later() -> None:
                 if sink is not None:
-                    sink.retarget(self._mesh._target())
+                    sink.retarget(self._current())
                 lost = self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
                 if lost and not number:
                     tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
-            if waiting.keep((ref.id for ref in self._mesh._target().procs), later):
+            if waiting.keep((ref.id for ref in self._current().procs), later):
                 return {}
         return self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
 
@@ -288,17 +294,16 @@ class Endpoint(Generic[R]):
         reply_to: ProcRef | None,
         tensors: TensorCall | None,
     ) -> dict[int, Death]:
-        mesh = self._mesh
-        system = mesh._system
-        node = system.node
+        system = self._system
+        node = self._node
         links = node.links
-        target = mesh._target()
+        target = self._current()
         if ports:
             give(ports, target)
         extent = target.extent
         sender, cell = caller()
         message = Call(
-            mesh._actor, self._name, number, 0, extent.names, extent.shape, sender, buffers, reply_to, None, cell
+            self._actor, self._name, number, 0, extent.names, extent.shape, sender, buffers, reply_to, None, cell
         )
         if tensors is not None:
             message.tensors, message.stays = tensors.tensors, tensors.stays
@@ -326,7 +331,7 @@ class Endpoint(Generic[R]):
         lost: dict[int, Death] = {}
         for rank, ref in near:
             link: MessageLink | None = links.get(ref.id)
-            if link is None and (link := mesh._reach(ref)) is None:
+            if link is None and (link := self._mesh._reach(ref)) is None:
                 lost[rank] = node.deaths[ref.id]
                 if sink is not None:
                     sink.on_peer_dead(ref.id, lost[rank])
@@ -394,7 +399,7 @@ def send(
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         mesh = endpoint._mesh
-        endpoint = endpoint.at(dict(mesh.extent.point(_any_of(mesh._target()))))
+        endpoint = endpoint.at(dict(mesh.extent.point(_any_of(endpoint._current()))))
     body, buffers, ports, tensors = endpoint._body(args, kwargs)
     if port is not None:
         ports = (*ports, port)
@@ -420,7 +425,7 @@ class Accumulator(Generic[A, R]):
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
         """Call all ranks; the future resolves to the folded value, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
-        poller = self._endpoint._mesh._system.node.poller
+        poller = self._endpoint._node.poller
         whole: Future[A] = Future(poller, self._endpoint._label)
         left = len(elements)
         total = self._identity
