@@ -38,6 +38,8 @@ TICK = 0.005
 #: The longest sleep of the main thread (seconds). A signal that arrives between the interpreter's check for signals and
 #: the system call does not interrupt that call, so this is also the longest delay of a Ctrl-C.
 LOOK_UP = 0.2
+#: How long an event loop waits for the background thread to give the lead back (seconds).
+STEAL = 0.05
 #: How many ready descriptors one poll takes; for more than 42 the interpreter would allocate a buffer each time.
 _READY = 42
 #: The longest sleep (seconds): the kernel counts milliseconds in 32 bits.
@@ -478,9 +480,10 @@ class Poller:
         """Poll once, for an idle event loop; timeout -1: until something arrives.
 
         Returns:
-            False at once if another thread leads.
+            False if another thread leads; the background thread gives the lead back.
         """
-        if not self._lead.acquire(False):
+        lead = self._lead
+        if not lead.acquire(False) and not self._steal_lead():
             return False
         self._leader = get_ident()
         try:
@@ -488,9 +491,21 @@ class Poller:
         finally:
             self._leader = 0
             self._epoch += 1
-            self._lead.release()
-            self._pass_on()
+            lead.release()
+            if self._followers or self._background_parked or self._background is None:
+                self._pass_on()
         return True
+
+    def _steal_lead(self) -> bool:
+        """Take the lead from the background thread; False if another thread leads, or a handler runs for long."""
+        if not self._background_leads:
+            return False
+        self._steal = True
+        self.wake()
+        if self._lead.acquire(timeout=STEAL):
+            return True
+        self._steal = False
+        return False
 
     def in_leader(self) -> bool:
         """Whether the calling thread is the leader, which handles messages."""

@@ -6,7 +6,6 @@ mailbox is empty. The main thread can drive one actor per proc. `async_instance`
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import weakref
@@ -32,7 +31,7 @@ from monarch_kernel.protocol.messages import (
     StopActor,
 )
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import PLAIN, dumps, loads
+from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
@@ -418,10 +417,10 @@ class ActorInstance(Instance):
             if endpoint.explicit_port or not message.call:
                 self._end_of_tensors(message)
                 return None
-            if type(result) in PLAIN and not message.tensors:  # the usual case
-                reply, buffers, ports = pickle.dumps(result, 5), (), ()
-            else:
-                reply, buffers, ports = self._pickled(message, result)
+            if message.stays:
+                tensor_functions().keep_result(message.tensors, result)
+                result = None
+            reply, buffers, ports = pickled(result)
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
         if ports or message.tensors or message.endpoint == "checkpoint":
@@ -445,13 +444,6 @@ class ActorInstance(Instance):
         cell = message.cell or None
         if origin.get() != cell:
             origin.set(cell)
-
-    def _pickled(self, message: Call, result: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
-        """What is sent of the result of an endpoint."""
-        if message.stays:
-            tensor_functions().keep_result(message.tensors, result)
-            result = None
-        return pickled(result)
 
     def _end_of_tensors(self, message: Call) -> None:
         """Operations on tensors that wait for the end of a call go on."""
