@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from monarch_kernel import logs
@@ -136,11 +137,12 @@ class Future(Generic[R]):
             import asyncio
 
             loop = asyncio.get_running_loop()
+            thread = get_ident()
             waiter: asyncio.Future[None] = loop.create_future()
 
             def wake(_future: Future[R]) -> None:
                 try:
-                    if _running_here(loop):
+                    if get_ident() == thread:  # the loop polls, or its thread does for another wait
                         _settle(waiter)
                     else:
                         loop.call_soon_threadsafe(_settle, waiter)
@@ -172,15 +174,6 @@ class Future(Generic[R]):
 def _settle(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _running_here(loop: asyncio.AbstractEventLoop) -> bool:
-    import asyncio
-
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 class _Converted(Future[S], Generic[R, S]):

@@ -149,7 +149,7 @@ class Poller:
         heapq.heappush(self._timers, (timer.due, next(self._counter), timer))
         if self._leader != get_ident():
             self.wake()
-            self._ensure_background()
+            self.start_background()
         return timer
 
     def say_late(self, peer: str, message: Message) -> None:
@@ -413,15 +413,12 @@ class Poller:
             self._background_parked = False
             _release(self._background_signal)
         elif self._background is None:
-            self._ensure_background()
+            self.start_background()
 
     # -- the background thread ---------------------------------------------------------------
 
     def start_background(self) -> None:
         """From now on, handle messages even when no thread waits."""
-        self._ensure_background()
-
-    def _ensure_background(self) -> None:
         if self._background is not None or not self._background_wanted or self._closed:
             return
         with self._start_lock:
