@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pickle import dumps
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -216,48 +217,59 @@ class Endpoint(Generic[R]):
         buffers: Buffers,
         ports: Sequence[GivenPort],
         tensors: TensorCall | None,
+        held: OneCall | None = None,
     ) -> Future[Any]:
-        call = OneCall(self._node, self._label, target, rank)
-        held = self._system.held_calls
-        if not held.active or not held.keep(
-            (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, self._current(), tensors)
-        ):
-            self._send_one(call, body, buffers, ports, target, tensors)
-        if tensors is not None:
-            tensors.sent()
-        return call
+        """Call one rank of a target, at once or after a heal.
 
-    def _send_one(
-        self,
-        call: OneCall,
-        body: Body,
-        buffers: Buffers,
-        ports: Sequence[GivenPort],
-        target: Target,
-        tensors: TensorCall | None,
-    ) -> None:
+        Args:
+            held: the call, if it has waited for a heal.
+        """
         node = self._node
-        rank = call._rank
-        call._target = target
+        ref = target.procs[rank]
+        if held is None:
+            call = OneCall(node, self._label, target, rank)
+            hold = self._system.held_calls
+            if hold.active and hold.keep(
+                (ref.id,), partial(self._single_late, call, rank, body, buffers, ports, tensors)
+            ):
+                if tensors is not None:
+                    tensors.sent()
+                return call
+        else:
+            call = held
+            call.retarget(target)
         if ports:
             give(ports, target, (rank,))
-        ref = target.procs[rank]
         link: MessageLink | None = node.links.get(ref.id)
         if link is None and (link := self._mesh._reach(ref)) is None:
             call.on_peer_dead(ref.id, node.deaths[ref.id])
-            return
-        extent = target.extent
-        segment = None
-        if buffers or (type(body) is bytes and len(body) >= LARGE):
-            body, segment = node.pack(body, buffers, [ref.id])
-        sender, cell = caller()
-        actor, name, number = self._actor, self._name, call._number
-        message = Call(actor, name, number, rank, extent.names, extent.shape, sender, buffers, None, segment, cell)
-        if tensors is not None:
-            message.tensors = tensors.tensors
-        if call_hooks.sending is not None:
-            message.trace = call_hooks.sending(self._label, target, call).trace
-        link.send(encode_header(message), body)
+        else:
+            extent = target.extent
+            segment = None
+            if buffers or (type(body) is bytes and len(body) >= LARGE):
+                body, segment = node.pack(body, buffers, [ref.id])
+            sender, cell = caller()
+            actor, name, number = self._actor, self._name, call._number
+            message = Call(actor, name, number, rank, extent.names, extent.shape, sender, buffers, None, segment, cell)
+            if tensors is not None:
+                message.tensors = tensors.tensors
+            if call_hooks.sending is not None:
+                message.trace = call_hooks.sending(self._label, target, call).trace
+            link.send(encode_header(message), body)
+        if tensors is not None and held is None:
+            tensors.sent()
+        return call
+
+    def _single_late(
+        self,
+        call: OneCall,
+        rank: int,
+        body: Body,
+        buffers: Buffers,
+        ports: Sequence[GivenPort],
+        tensors: TensorCall | None,
+    ) -> None:
+        self._single(rank, self._current(), body, buffers, ports, tensors, call)
 
     def _cast(
         self,

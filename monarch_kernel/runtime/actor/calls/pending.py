@@ -59,6 +59,10 @@ class OneCall(Future[Any]):
         self._decoded = False
         self._number = node.new_call(self)
 
+    def retarget(self, target: Target) -> None:
+        """Switch to another target, as the rank was replaced before anything was sent to it."""
+        self._target = target
+
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._done:
             return
