@@ -33,8 +33,9 @@ from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, 
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
-#: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 9
+#: Incremented whenever a header changes its shape, or a body needs a newer reader (``serialize``); two sides must have
+#: the same version, and report it otherwise.
+WIRE_VERSION = 10
 
 PREFIX = struct.Struct("<IQ")
 

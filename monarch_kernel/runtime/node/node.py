@@ -473,7 +473,9 @@ class Node:
             body = self.apart(reply.segment, body)
         if reply.written and self.reply_gate is not None and self.reply_gate.holds(link.peer, reply, body):
             return
-        self.settle(reply, body)
+        sink = self.calls.get(reply.call)  # as in `settle`
+        if sink is not None:
+            sink.on_reply(reply.rank, reply.status, body, reply.buffers)
 
     def settle(self, reply: Reply, body: Body) -> None:
         """Pass a reply to the call that waits for it."""
@@ -484,6 +486,14 @@ class Node:
     # -- receiving ----------------------------------------------------------------------------
 
     def _dispatch(self, link: PeerLink, message: Message, body: Body) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is None or not link.peer:
+            self._dispatch_unusual(link, message, body)
+            return
+        handler(link, message, body)
+
+    def _dispatch_unusual(self, link: PeerLink, message: Message, body: Body) -> None:
+        """Handle the message of a link whose other end has not said Hello, or one without a handler."""
         kind = type(message)
         if not link.peer and kind not in _STRANGERS:
             log.warning("closed a link that did not begin with Hello")
