@@ -80,7 +80,7 @@ def digest(*contents: Any) -> str:
 
 
 def uv_settings() -> dict[str, str]:
-    """Environment variables that give uv the indexes and files that pip is set to use here; what is set already stays."""
+    """Environment variables that give uv the indexes and files that pip is set to use here; those that are set stay."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
     found: dict[str, tuple[int, str]] = {}
     for line in listed.stdout.splitlines():
@@ -151,7 +151,7 @@ def set_up(target: str, extras: list[str]) -> None:
     try:
         state = json.loads(STATE.read_text())
     except (OSError, ValueError):
-        state = {"extras": {}, "project": ""}
+        state = dict[str, Any](extras={}, project="")
     wanted = {name: digest(requirements(name), PINS) for name in ("", *extras)}
     project = digest(*(ROOT / name for name in COPIED))
     packages = not wanted.items() <= state["extras"].items()

@@ -165,7 +165,7 @@ def get_build_hook() -> type[Any]:
     class BundlesHook(BuildHookInterface[Any]):
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             wrong = fault(Path(self.root))
-            # Whoever works on the sources has another version of them than the bundles' in a checkout: that may be installed.
+            # In a checkout whose sources are being worked on, the bundles of before may be installed.
             if wrong is not None and not (version == "editable" and state(Path(self.root))["bundles"]):
                 self.app.abort(
                     f"monarch_kernel cannot be packed: {wrong}. Run `make bundles`, which needs node and npm."
