@@ -105,30 +105,31 @@ def install(arguments: list[str]) -> None:
     uv = shutil.which("uv")
     if uv is not None:
         command = [uv, "pip", "install", "--python", sys.executable, *arguments]
-        done = subprocess.run(command, env={**os.environ, **uv_settings()}, cwd=ROOT)
+        status = subprocess.run(command, env={**os.environ, **uv_settings()}, cwd=ROOT).returncode
     else:
-        command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off", *arguments]
-        done = _pip(command)
-    if done.returncode:
-        sys.exit(f"{Path(command[0]).name} has failed, so the environment is not complete; the next make tries again")
+        status = _pip(["install", "--no-compile", "--progress-bar", "off", *arguments])
+    if status:
+        sys.exit(f"{'uv' if uv else 'pip'} has failed, so the environment is not complete; the next make tries again")
 
 
-def _pip(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run pip, and show the number of packages that it has found, and then of those that it installs."""
+def _pip(arguments: list[str]) -> int:
+    """Run pip, and show how many packages it has found and installs; its exit status."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [sys.executable, "-m", "pip", *arguments]
     found, loaded = 0, 0.0
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
             if re.match(r"(Collecting|Processing) ", line):
                 found += 1
-            elif size := re.match(r" *Downloading \S+ \((?:size )?([\d.]+) (kB|MB|GB)\)", line):
+            elif size := re.match(r" *Downloading \S+ \(([\d.]+) (kB|MB|GB)\)", line):
                 loaded += float(size[1]) * {"kB": 1e-3, "MB": 1, "GB": 1e3}[size[2]]
             elif line.startswith("Installing collected packages: "):
                 print(f"    {line.count(',') + 1} packages to install, {loaded:.0f} MB were downloaded", flush=True)
-            if sys.stdout.isatty() and found:
+                continue
+            if sys.stdout.isatty():
                 print(f"    {found} packages found, {loaded:.0f} MB downloaded", end="\r", flush=True)
-    return subprocess.CompletedProcess(command, pip.returncode)
+    return pip.returncode
 
 
 def compile_packages() -> None:
