@@ -6,8 +6,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 # The first Python of the supported range that really runs here.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+	$$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,6 +43,7 @@ help: ## this list
 
 $(PY):
 	@test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 was found. Install one, or name it: make venv PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13: name one of these by PYTHON="; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
 # What a target needs is there: the work of milliseconds when it was already.

@@ -127,7 +127,7 @@ def _pip(arguments: list[str]) -> int:
             elif line.startswith("Installing collected packages: "):
                 print(f"    {line.count(',') + 1} packages to install, {loaded:.0f} MB were downloaded", flush=True)
                 continue
-            if sys.stdout.isatty():
+            if sys.stdout.isatty() and found:
                 print(f"    {found} packages found, {loaded:.0f} MB downloaded", end="\r", flush=True)
     return pip.returncode
 
