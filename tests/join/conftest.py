@@ -86,7 +86,7 @@ class Job:
 def needs(package: str) -> None:
     """Skip the test where this package is missing; importing it here would take seconds."""
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: monarch_kernel[frameworks]")
+        pytest.skip(f"{package} is not installed: monarch_kernel[engines]")
 
 
 def listed(name: str) -> list[JoinableJob]:
