@@ -53,12 +53,11 @@ set-up-%: $(PY)
 
 venv: set-up-venv ## .venv with all that tests, checks, notebooks and the bench need
 
-test: set-up-test ## the whole suite, notebooks included; says first what is skipped on this machine
-	@tests/prepare.sh
+test: set-up-test ## the tests, notebooks included; says first what is skipped on this machine
 	@test ! -e $(LAB_NODE) || npm --prefix $(LAB) run --silent test
 	$(PY) -m tests.run $(TEST_ARGS)
 
-test-engines: set-up-test-engines ## tests against engines and frameworks of others
+test-engines: set-up-test-engines ## tests against Ray, Slurm, Kubernetes, frameworks, a browser, RDMA in a virtual machine
 	$(PY) -m tests.run --engines $(TEST_ARGS)
 
 quick: set-up-test ## what tells most, in under three minutes

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.deaths import KINDS, Death
+from tests import waiting
+
+waiting.measure()  # before what counts with it is loaded
+
+from tests.deaths import KINDS, Death  # noqa: E402
+from tests.waiting import patience, wait_until  # noqa: E402
+
+#: How long a test waits for what must happen (seconds); never reached when things work.
+PATIENCE = patience(60)
 
 # A shell ignores SIGINT in background jobs, nohup ignores SIGHUP, and every process below inherits that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+#: Where ``tests.run`` reads what the files of a batch have computed; another pytest, of a test, does not write there.
+_COMPUTED = os.environ.pop("MK_TEST_COMPUTED", "")
 
 
 def pytest_configure() -> None:
@@ -31,6 +44,25 @@ def pytest_configure() -> None:
     os.environ["XDG_STATE_HOME"] = os.path.join(config, "state")
     for named in ("MONARCH_KERNEL_KEY_FILE", "MONARCH_KERNEL_ALLOW"):
         os.environ.pop(named, None)
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Before a file with generated examples is loaded: none of them is too slow, on a machine that has other work."""
+    if "from hypothesis import" in module_path.read_text():
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Tell ``tests.run`` what each file of a batch has computed: this process, and those that it has waited for."""
+    result = yield
+    if _COMPUTED and (nextitem is None or nextitem.path != item.path):
+        with open(_COMPUTED, "a") as file:
+            print(item.path, sum(os.times()[:4]), file=file)
+    return result
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -62,13 +94,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
-    """Poll a condition that no event announces (the state of another process), with a deadline."""
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline} s: {what}")
-        time.sleep(0.005)
+def needs(package: str) -> None:
+    """Skip the test or file where this package is missing; importing it here would take seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 
 def describe(pid: int) -> str:
@@ -88,6 +117,9 @@ def _threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.is_alive() and not t.name.startswith("pytest_timeout")}
 
 
+_NUMBER = re.compile(r"\d+")
+
+
 @contextmanager
 def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
     """Ends the runtime afterwards, and fails if a process, run folder, socket, shared memory or thread is left.
@@ -98,6 +130,7 @@ def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
     threads = set(threading.enumerate())
     memory = set(os.listdir("/dev/shm"))
     yield
+    family = {os.getpid(), *children()}
     from monarch_kernel.runtime.actor import process, system
 
     folder = process.get_system().node.run_dir if process.started() else None
@@ -122,26 +155,20 @@ def leak_check(what: str = "test", deadline: float = 20) -> Generator[None]:
             left.append(f"open sockets in {folder}")
     if not _within(10, lambda: all(t.daemon and not t.name.startswith("monarch") for t in _threads() - threads)):
         left.append(f"threads: {', '.join(sorted(t.name for t in _threads() - threads))}")
-    # What the tests beside these have just made is not mapped yet; what they have just removed is not any more.
-    if not _within(5, lambda: not _unused_memory(memory)):
-        left.append(f"shared memory: {', '.join(sorted(_unused_memory(memory)))}")
+    if not _within(5, lambda: not _left_memory(memory, family)):
+        left.append(f"shared memory: {', '.join(sorted(_left_memory(memory, family)))}")
     assert not left, f"the {what} left behind " + "; ".join(left)
 
 
-def _unused_memory(before: set[str]) -> set[str]:
-    """Shared memory that was not there before, and that no living process uses."""
-    return {name for name in set(os.listdir("/dev/shm")) - before if not _mapped(name)}
+def _left_memory(before: set[str], family: set[int]) -> set[str]:
+    """Shared memory that was not there before, and is these processes' by its name: ``torch_PID_...``, or ours.
 
-
-def _mapped(name: str) -> bool:
-    """Whether a living process uses this shared memory: it is of the tests that run beside these."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if f" /dev/shm/{name}\n" in maps.read_text():
-                return True
-        except OSError:  # it has ended
-            continue
-    return False
+    Other programs of this machine come and go with theirs.
+    """
+    new = set(os.listdir("/dev/shm")) - before
+    return {
+        name for name in new if name.startswith(("mk-", "monarch")) or family & set(map(int, _NUMBER.findall(name)))
+    }
 
 
 def _within(deadline: float, condition: Callable[[], object]) -> bool:
@@ -152,11 +179,87 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
     return True
 
 
+#: What is checked at once where a check after each test would end what the tests share, or cost more than they do: by
+#: folder, a fixture below. A test with the mark ``own_runtime`` is checked by itself wherever it is.
+CHECKED = {
+    **dict.fromkeys(("actor", "debugger", "tensor", "transfer", "watch"), "runtime"),
+    **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    # Runtimes live on hosts, which are watched; in the guest, everything is slow.
+    "network": "",
+    "rdma_guest": "checked_session",
+}
+
+
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
-    """A test that leaves anything behind fails."""
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves anything behind fails, or its module or batch does, where they share what they start."""
+    from monarch_kernel.runtime.actor import system
+
+    together = CHECKED.get(request.path.relative_to(Path(__file__).parent).parts[0])
+    if request.node.get_closest_marker("own_runtime"):
+        system.shutdown()
+    elif together is not None:
+        if together:
+            request.getfixturevalue(together)
+        yield
+        return
     with leak_check():
         yield
+
+
+@pytest.fixture(scope="session")
+def checked_session() -> Iterator[None]:
+    """All tests of this process leave nothing behind; until then, what they start is one another's."""
+    with leak_check("tests of this batch"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def checked_module() -> Iterator[None]:
+    """The tests of a file leave nothing behind."""
+    with leak_check("module"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def runtime(checked_session: None) -> Iterator[None]:
+    """One controller and host agent, with what its fork server has loaded; a file's meshes end with the file."""
+    yield
+    stop_all_meshes("the file is over")
+
+
+def stop_all_meshes(reason: str) -> None:
+    """End the meshes and actors of this process's runtime, if it has one; the runtime stays."""
+    from monarch_kernel.protocol.messages import StopProcs
+    from monarch_kernel.runtime.actor import process, system
+
+    if not process.started():
+        return
+    running = system.get_actor_system()
+    meshes = list(running.proc_meshes.values())
+    running.tree.ending(ref.id for mesh in meshes for ref in mesh._procs)
+    stopping = [mesh._ask_agents(lambda call, procs: StopProcs(call, procs, reason, 0.05), "stop") for mesh in meshes]
+    for mesh, stopped in zip(meshes, stopping, strict=True):
+        stopped.exception(PATIENCE)  # its agent may be dead
+        mesh._stopped = True
+        running.proc_meshes.pop(mesh._uid, None)
+    running.stop_all_actors(reason, PATIENCE)
+    running.client.owned.clear()
+    agent = running.agent_process
+    if agent is not None:
+        wait_until(lambda: not _ranks(agent.pid), "all ranks of the test have ended")
+
+
+def _ranks(agent: int) -> set[int]:
+    """All below the agent but its fork server and templates."""
+    return {pid for pid in children(agent) if not _command(pid).startswith(("monarch-forks", "monarch-templ"))}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 @pytest.fixture(params=KINDS)

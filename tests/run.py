@@ -1,8 +1,12 @@
-"""Run the suite in batches of files, two of them at a time: ``python -m tests.run``, which is what ``make test`` calls.
+"""Run the suite in batches of files, several at a time: ``python -m tests.run``, which is what ``make test`` calls.
 
-Most tests wait: for a process to start, to die, to be missed. So two cores carry two batches. Each batch is a pytest
-process of its own: a test that ends its process (``pytest-timeout`` does, when one hangs) takes its batch with it and
-no other, and the report names the batch. Arguments go to every pytest.
+There are two lanes: ``--engines`` (``make test-engines``) has the tests that need another product's engine, a virtual
+machine or a long time, and the plain one all others.
+
+Each batch is a pytest of its own, forked from a process that has loaded pytest (``tests/warm.py``): a test that ends
+its process (``pytest-timeout`` does, when one hangs) takes its batch with it and no other, and the report names the
+batch. Most tests wait for processes: where two batches leave the cores idle, others begin. Names of test files run
+these alone; other arguments go to every pytest.
 """
 
 from __future__ import annotations
@@ -12,63 +16,85 @@ import compileall
 import json
 import os
 import re
+import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
+
+from tests.reach import reached
+from tests.waiting import measured
+from tests.warm import Ended, Warm
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 #: What the processes of the tests import: compiled once, where the environment says that imports leave no bytecode.
 #: Otherwise each of thousands of processes compiles it, which takes as long as all the rest.
 COMPILED = ["monarch_kernel", "workspace_sync", "bench", "tests"]
-#: What each file took in the last run here (seconds); the longest begin first.
-DURATIONS = ROOT / "build" / "tests" / "durations.json"
-#: A batch takes about so long, if its files allow it (seconds): long enough to make up for the start of pytest, which
-#: computes for two seconds.
-BATCH = 60.0
-#: What is assumed for a file that was never run here, by its size (seconds a byte).
+#: What each file took when it was last recorded (``--record``), and the commit at which all tests of a lane passed.
+DURATIONS = TESTS / "durations.json"
+#: A batch computes about so long, if its files allow it (seconds): its files share a runtime and its templates.
+BATCH = 15.0
+#: No file outside the lane of engines may compute longer (seconds).
+LIMIT = 20.0
+#: What is assumed for a file that was never recorded, by its size (seconds a byte).
 GUESS = 1 / 2000
-#: Files that take far longer than their size tells, on two idle cores (seconds).
-LONG = {
-    "transfer/test_verbs.py": 170,
-    "launchers/test_ray.py": 95,
-    "join/test_ray.py": 95,
-    "test_chaos.py": 75,
-    "launchers/test_slurm.py": 70,
-    "debugger/dap/test_front_end.py": 70,
-    "launchers/test_sky.py": 65,
-    "tensor/test_sharded_matrix.py": 60,
-    "join/test_frameworks.py": 55,
-    "host/test_workers.py": 50,
-    "actor/test_waits.py": 48,
-    "notebooks/test_titan_notebook.py": 45,
-    "launchers/test_kubernetes_meshes.py": 44,
-    "transfer/test_tcp.py": 42,
-    "join/test_reports.py": 42,
-    "kept/test_kernels.py": 40,
-    "launchers/test_kubernetes_sets.py": 40,
-    "network/test_training.py": 37,
-    "actor/test_healing.py": 34,
-    "sync/reload/test_ranks.py": 32,
-    "notebooks/test_tensors_notebook.py": 32,
-    "network/test_deaths.py": 32,
-    "join/test_meeting.py": 30,
-    "notebooks/test_notebooks.py": 29,
-    "notebooks/test_fault_tolerance_notebook.py": 29,
-    "join/test_front_end.py": 25,
-    "join/test_torchrun.py": 22,
-    "join/test_chaos.py": 21,
-}
+#: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
+IDLE, MOST = 0.75, 2
+#: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers; or trains or
+#: injects faults for a long time: the lane of ``--engines``. Folders, and files.
+ENGINES = [
+    "browser",
+    "debugger/outside/test_look_slurm.py",
+    "engines",
+    "join/test_chaos.py",
+    "join/test_elastic.py",
+    "join/test_frameworks.py",
+    "join/test_front_end.py",
+    "join/test_holding.py",
+    "join/test_launchers.py",
+    "join/test_meeting.py",
+    "join/test_parallel.py",
+    "join/test_places.py",
+    "join/test_ray.py",
+    "join/test_remote.py",
+    "join/test_reports.py",
+    "join/test_stragglers.py",
+    "join/test_tools.py",
+    "join/test_torchrun.py",
+    "join/test_unprepared.py",
+    "kernel/test_training.py",
+    "launchers/test_kubernetes.py",
+    "launchers/test_kubernetes_meshes.py",
+    "launchers/test_kubernetes_sets.py",
+    "launchers/test_lightning.py",
+    "launchers/test_ray.py",
+    "launchers/test_sky.py",
+    "launchers/test_slurm.py",
+    "launchers/test_ssh.py",
+    "notebooks/test_debugging_notebook.py",
+    "notebooks/test_fault_tolerance_notebook.py",
+    "notebooks/test_join_notebook.py",
+    "notebooks/test_lightning_notebook.py",
+    "notebooks/test_tensors_notebook.py",
+    "notebooks/test_titan_notebook.py",
+    "notebooks/test_torchft_notebook.py",
+    "tensor/test_healing.py",
+    "tensor/test_pipes.py",
+    "tensor/test_repeated_operations.py",
+    "tensor/test_sharded_matrix.py",
+    "test_chaos.py",
+    "transfer/test_verbs.py",
+]
+#: What one test may take on an idle machine (seconds); by hand, it is as pyproject.toml says.
+TIMEOUT = 180.0
 #: A line of a test file that loads torch when the file is collected.
-TORCH = re.compile(r"^(import torch|from torch|\w+ = pytest\.importorskip\(.torch)\b", re.MULTILINE)
+TORCH = re.compile(r"^(import torch|from torch|(\w+ = )?pytest\.importorskip\(.torch)\b", re.MULTILINE)
 #: What ``--quick`` runs: each part of the project in its everyday use, and all that needs no processes.
 QUICK = [
     "actor/test_casting.py",
@@ -119,17 +145,58 @@ QUICK = [
 
 
 @dataclass
+class Took:
+    """What a file took (seconds), and how many of its tests were skipped: what they tell is not known."""
+
+    wall: float
+    computed: float
+    skipped: int = 0
+
+
+#: A file that was never recorded.
+UNKNOWN = Took(0, 0, 1)
+
+
+@dataclass
+class Record:
+    """What is kept of earlier runs.
+
+    Attributes:
+        passed: the commit at which all tests of each lane passed.
+        files: what each test file took.
+    """
+
+    passed: dict[str, str] = field(default_factory=dict[str, str])
+    files: dict[str, Took] = field(default_factory=dict[str, Took])
+
+    @classmethod
+    def read(cls) -> Record:
+        """What was kept; nothing, if there is none."""
+        if not DURATIONS.exists():
+            return cls()
+        data = json.loads(DURATIONS.read_text())
+        return cls(data["passed"], {name: Took(*took) for name, took in data["files"].items()})
+
+    def write(self) -> None:
+        """Keep it: a file a line, without those that are gone."""
+        files = {name: took for name, took in sorted(self.files.items()) if (TESTS / name).exists()}
+        rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(astuple(took))}" for name, took in files.items())
+        DURATIONS.write_text(f'{{"passed": {json.dumps(self.passed, sort_keys=True)},\n"files": {{\n{rows}\n}}}}\n')
+
+
+@dataclass
 class Batch:
     """Some files that one pytest runs, and what came out."""
 
     files: list[Path]
-    took: float = 0.0
-    computed: float = 0.0  # processor time of all its processes that were waited for (seconds)
-    code: int = 0
+    torch: bool
+    new: list[Path] = field(default_factory=list[Path])  # those of its files that were never recorded
     output: str = ""
+    failed: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
-    again: list[str] = field(default_factory=list[str])  # what has to be run once more
     skipped: Counter[str] = field(default_factory=Counter[str])
+    unrun: Counter[Path] = field(default_factory=Counter[Path])  # its skipped tests, by file
+    walls: dict[Path, float] = field(default_factory=dict[Path, float])  # the time of its tests, by file (seconds)
 
     @property
     def name(self) -> str:
@@ -140,37 +207,57 @@ class Batch:
 def main() -> int:
     """Run the batches; 0 if all tests passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="what tells most, in under three minutes")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many batches at a time (2)")
-    parser.add_argument("--again", action="store_true", help="run what failed once more, on its own and in plain sight")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="what tells most, in under three minutes")
+    which.add_argument(
+        "--engines", action="store_true", help="what needs another product's engine or a virtual machine"
+    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many batches at a time, at least (2)")
+    parser.add_argument("--changed", action="store_true", help="only what changes since the recorded run can reach")
+    parser.add_argument(
+        "--record", action="store_true", help=f"each file alone; keeps what it took in {DURATIONS.name}"
+    )
+    parser.add_argument("--list", action="store_true", help="print the files that would run, and run none")
     options, rest = parser.parse_known_args()
     began = time.monotonic()
-    known: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    batches = divide(files_of(options.quick), known)
+    lane = "quick" if options.quick else "engines" if options.engines else "test"
+    named = [TESTS.parent / word for word in rest if word.endswith(".py")]
+    rest = [word for word in rest if not word.endswith(".py")]
+    record, files = Record.read(), named or files_of(lane)
+    if options.changed:
+        files = only_reached(lane, files, record)
+        if not files:
+            return 0
+    if options.list:
+        print(*(path.relative_to(ROOT) for path in files), sep="\n")
+        return 0
+    if not named and lane != "quick":
+        subprocess.run([TESTS / "prepare.sh", lane], stdin=subprocess.DEVNULL)
+    batches = divide(files, record)
     for name in COMPILED:
         compileall.compile_dir(str(ROOT / name), quiet=2, workers=options.jobs)
     folder = Path(tempfile.mkdtemp(prefix="mkt-"))
-    failed: list[Batch] = []
     try:
-        with ThreadPoolExecutor(options.jobs) as pool:
-            running = [pool.submit(run, batch, folder / str(n), rest, known) for n, batch in enumerate(batches)]
-            for done in as_completed(running):
-                batch = done.result()
-                tell(batch)
-                if batch.code:
-                    failed.append(batch)
-        save(known)
-        if failed and options.again:
-            failed = once_more(failed, folder, rest)
-        return summary(batches, failed, time.monotonic() - began)
+        passed = Suite(batches, folder, rest, record if options.record else None).run(options.jobs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if options.record:
+        if passed and not named and (commit := clean_commit()):
+            record.passed[lane] = commit
+        record.write()
+    return summary(batches, time.monotonic() - began)
 
 
-def files_of(quick: bool) -> list[Path]:
-    """The test files, by folder."""
-    if not quick:
-        return sorted(TESTS.rglob("test_*.py"))
+def is_engines(path: Path) -> bool:
+    """Whether a test file is in the lane of ``--engines``."""
+    name = str(path.relative_to(TESTS))
+    return any(name == entry or name.startswith(f"{entry}/") for entry in ENGINES)
+
+
+def files_of(lane: str) -> list[Path]:
+    """The test files of a lane, by folder."""
+    if lane != "quick":
+        return [path for path in sorted(TESTS.rglob("test_*.py")) if is_engines(path) == (lane == "engines")]
     found: list[Path] = []
     for name in QUICK:
         path = TESTS / name
@@ -181,119 +268,221 @@ def files_of(quick: bool) -> list[Path]:
     return found
 
 
-def divide(files: list[Path], known: dict[str, float]) -> list[Batch]:
+def only_reached(lane: str, files: list[Path], record: Record) -> list[Path]:
+    """The files that a change since the recorded commit can reach, and those of which tests were skipped then.
+
+    It says which are left out, or why none is.
+    """
+    commit = record.passed.get(lane)
+    changed = changed_since(commit) if commit else None
+    if changed is None:
+        print(f"Lane {lane}: everything runs; there is no earlier commit at which all of it passed.", flush=True)
+        return files
+    unknown = {path for path in files if record.files.get(str(path.relative_to(TESTS)), UNKNOWN).skipped}
+    reach = {*reached(files, changed), *unknown}
+    found = [path for path in files if path in reach]
+    for path in files:
+        if path not in found:
+            print(f"not reached, and so skipped: {path.relative_to(ROOT)}")
+    what = f"{len(found)} of {len(files)} files run" if found else "SKIPPED, all of it"
+    print(
+        f"Lane {lane}: {what}. All passed at {commit}; changed since: {' '.join(sorted(changed)) or 'nothing'}",
+        flush=True,
+    )
+    return found
+
+
+def changed_since(commit: str) -> set[str] | None:
+    """Files that differ from a commit before this one, or are new; None if that cannot be known."""
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+        return [name for name in done.stdout.split("\0") if name]
+
+    try:
+        git("merge-base", "--is-ancestor", commit, "HEAD")
+        return {
+            *git("diff", "--name-only", "--no-renames", "-z", commit),
+            *git("ls-files", "--others", "--exclude-standard", "-z"),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def clean_commit() -> str | None:
+    """The commit that is checked out, if nothing differs from it but the record."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    differs = changed_since(head.stdout.strip())
+    return head.stdout.strip() if differs is not None and differs <= {str(DURATIONS.relative_to(ROOT))} else None
+
+
+def divide(files: list[Path], record: Record) -> list[Batch]:
     """Neighbouring files in batches, the longest batch first.
 
-    Files that load torch have batches of their own: a process that has it loads it for the ranks of all its tests.
+    Files that load torch have batches of their own: a process that has it loads it for the ranks of all its tests. So
+    has a file that was never recorded.
     """
-    batches: list[tuple[float, Batch]] = []
+    batches: list[tuple[float, float, Batch]] = []  # the wall-clock time that it is about to take, and the computing
     torch = {path: bool(TORCH.search(path.read_text())) for path in files}
+    open_one = False
     for path in sorted(files, key=lambda path: (path.parent, torch[path])):
-        name = str(path.relative_to(TESTS))
-        took = known.get(name, LONG.get(name, path.stat().st_size * GUESS))
-        if batches:
-            total, last = batches[-1]
-            before = last.files[-1]
-            if total + took <= BATCH and before.parent == path.parent and torch[before] == torch[path]:
+        took = record.files.get(str(path.relative_to(TESTS)))
+        guess = took or Took(path.stat().st_size * GUESS, BATCH)
+        if open_one and took:
+            wall, computed, last = batches[-1]
+            if (
+                computed + guess.computed <= BATCH
+                and last.files[-1].parent == path.parent
+                and last.torch == torch[path]
+            ):
                 last.files.append(path)
-                batches[-1] = total + took, last
+                batches[-1] = wall + guess.wall, computed + guess.computed, last
                 continue
-        batches.append((took, Batch([path])))
-    return [batch for _took, batch in sorted(batches, key=lambda entry: -entry[0])]
+        new = [] if took else [path]
+        batches.append((guess.wall, guess.computed, Batch([path], torch[path], new)))
+        open_one = took is not None
+    return [batch for _wall, _computed, batch in sorted(batches, key=lambda entry: -entry[0])]
 
 
-def run(batch: Batch, folder: Path, rest: list[str], known: dict[str, float]) -> Batch:
-    """Run a batch in a process of its own, and read what came out."""
-    folder.mkdir(mode=0o700)
-    report = folder / "report.xml"
-    options = [f"--junitxml={report}", f"--basetemp={folder / 'p'}", "-o", f"cache_dir={folder / 'cache'}"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, *rest, *map(str, batch.files)]
-    began = time.monotonic()
-    # A group of its own: what a test that hangs has started ends with it.
-    ran = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        assert ran.stdout is not None
-        batch.output = ran.stdout.read()
-        _pid, status, usage = os.wait4(ran.pid, 0)
-        ran.returncode = os.waitstatus_to_exitcode(status)
-        batch.computed = usage.ru_utime + usage.ru_stime
-    finally:
+class Suite:
+    """A run of some batches."""
+
+    def __init__(self, batches: list[Batch], folder: Path, rest: list[str], record: Record | None) -> None:
+        self._batches = batches
+        self._folder = folder
+        self._rest = rest
+        self._record = record
+        self._started = 0
+        self._running = 0
+        self._cores = Cores()
+
+    def run(self, jobs: int) -> bool:
+        """Run them all, so many at a time at least; returns whether all passed."""
+        # Both are forked while this process has loaded little, and has no thread.
+        servers = {torch: Warm(torch) for torch in sorted({batch.torch for batch in self._batches})}
         try:
-            os.killpg(ran.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    batch.took = time.monotonic() - began
-    batch.code = 0 if ran.returncode == 5 else ran.returncode  # 5: nothing in these files is for this machine
-    if report.exists():
-        read(batch, report, known)
-    elif batch.code:
-        batch.again = [str(path.relative_to(ROOT)) for path in batch.files]
-        batch.counts["failed"] = 1  # the number of further failures is unknown
-    return batch
+            while self._running or self._started < len(self._batches):
+                while self._started < len(self._batches) and self._may_start(jobs):
+                    self._start(servers)
+                ready, _, _ = select.select(list(servers.values()), [], [], 1.0)
+                for server in ready:
+                    for ended in server.ended():
+                        self._running -= 1
+                        self._finish(self._batches[ended.number], ended)
+        finally:
+            for server in servers.values():
+                server.close()
+        return not any(batch.failed for batch in self._batches)
+
+    def _may_start(self, jobs: int) -> bool:
+        return self._running < jobs or (self._running < jobs * MOST and self._cores.busy() < IDLE)
+
+    def _start(self, servers: dict[bool, Warm]) -> None:
+        number, batch = self._started, self._batches[self._started]
+        self._started += 1
+        self._running += 1
+        self._cores.begin()
+        folder = self._folder / str(number)
+        folder.mkdir(mode=0o700)
+        options = [
+            f"--junitxml={folder / 'report.xml'}",
+            f"--basetemp={folder / 'p'}",
+            f"--timeout={TIMEOUT * measured():.0f}",
+            "-o",
+            f"cache_dir={folder / 'cache'}",
+        ]
+        servers[batch.torch].start(number, ["-q", *options, *self._rest, *map(str, batch.files)], folder)
+
+    def _finish(self, batch: Batch, ended: Ended) -> None:
+        folder = self._folder / str(ended.number)
+        batch.output = (folder / "output").read_text(errors="replace")
+        if (folder / "report.xml").exists():
+            read(batch, folder / "report.xml")
+        if ended.code not in (0, 5) and not batch.failed:  # 5: nothing in these files is for this machine
+            batch.failed = [f"{path.relative_to(ROOT)} (pytest ended with {ended.code})" for path in batch.files]
+            batch.counts["failed"] += 1  # the number of further failures is unknown
+        if ended.left:
+            batch.failed.append(f"{batch.name} left processes behind: {'; '.join(ended.left)}")
+        took = shares(batch, ended, folder)
+        for path, each in took.items():
+            if path in batch.new and each.computed > 1.5 * LIMIT and not is_engines(path):
+                what = f"computes for {each.computed:.0f} s, where {LIMIT:.0f} are allowed: see CONTRIBUTING.md"
+                batch.failed.append(f"{path.relative_to(ROOT)} {what}")
+            if self._record is not None and ended.code == 0:
+                self._record.files[str(path.relative_to(TESTS))] = each
+                self._record.write()
+        tell(batch, ended)
 
 
-def read(batch: Batch, report: Path, known: dict[str, float]) -> None:
-    """Count, and note what each file took."""
-    spent: dict[str, float] = {}
+def shares(batch: Batch, ended: Ended, folder: Path) -> dict[Path, Took]:
+    """What each file of a batch took: the processor time that it told of, and its part of what nobody waited for."""
+    if not (folder / "computed").exists():
+        return {}
+    told: dict[Path, float] = {}
+    before = 0.0
+    for line in (folder / "computed").read_text().splitlines():
+        name, _, seconds = line.rpartition(" ")
+        told[Path(name)] = float(seconds) - before
+        before = float(seconds)
+    return {
+        path: Took(round(batch.walls.get(path, 0.0), 1), round(ended.computed * seconds / before, 1), batch.unrun[path])
+        for path, seconds in told.items()
+    }
+
+
+class Cores:
+    """How busy this machine's processors are."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on: what begins needs a moment until it computes."""
+        self._since, self._idle = time.monotonic(), self._now()
+
+    def busy(self) -> float:
+        """The part of the time since a batch began in which they computed; 1.0 in the first seconds."""
+        passed = time.monotonic() - self._since
+        if passed < 3.0:
+            return 1.0
+        return 1.0 - (self._now() - self._idle) / (passed * (os.cpu_count() or 1))
+
+    def _now(self) -> float:
+        idle, waiting = Path("/proc/stat").read_text().split(None, 6)[4:6]
+        return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
+
+
+def read(batch: Batch, report: Path) -> None:
+    """Count what a batch reports."""
     by_module = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in batch.files}
     for case in ElementTree.parse(report).iter("testcase"):
         group = case.get("classname", "")
         module = next((name for name in by_module if group == name or group.startswith(f"{name}.")), "")
-        if module:
-            name = str(by_module[module].relative_to(TESTS))
-            spent[name] = spent.get(name, 0.0) + float(case.get("time", 0))
+        path = by_module.get(module, batch.files[0])
+        batch.walls[path] = batch.walls.get(path, 0.0) + float(case.get("time", 0))
         tags = {child.tag: child for child in case}
         if "failure" in tags or "error" in tags:
             batch.counts["failed"] += 1
-            path = by_module.get(module, batch.files[0]).relative_to(ROOT)
             inner = group[len(module) :].lstrip(".").replace(".", "::")
-            batch.again.append("::".join(filter(None, (str(path), inner, case.get("name", "")))))
+            batch.failed.append("::".join(filter(None, (str(path.relative_to(ROOT)), inner, case.get("name", "")))))
         elif "skipped" in tags:
             batch.counts["skipped"] += 1
+            batch.unrun[path] += 1
             batch.skipped[str(tags["skipped"].get("message"))] += 1
         else:
             batch.counts["passed"] += 1
-    known.update({name: round(seconds, 1) for name, seconds in spent.items()})
 
 
-def tell(batch: Batch) -> None:
+def tell(batch: Batch, ended: Ended) -> None:
     """One line of a batch that passed; all that pytest said of one that did not."""
     counts = ", ".join(f"{n} {what}" for what, n in sorted(batch.counts.items()))
-    said = f"{'FAILED' if batch.code else 'ok':6} {batch.took:5.0f} s, computing {batch.computed:4.0f}"
+    said = f"{'FAILED' if batch.failed else 'ok':6} {ended.took:5.0f} s, computing {ended.computed:4.0f}"
     print(f"{said}  {batch.name}: {counts}", flush=True)
-    if batch.code:
+    if batch.failed:
         print(batch.output, flush=True)
 
 
-def once_more(failed: list[Batch], folder: Path, rest: list[str]) -> list[Batch]:
-    """Run what failed again, alone; gives the batches that fail again."""
-    print("\n*** Failed at first; once more, only those, one after the other:", flush=True)
-    left: list[Batch] = []
-    for n, batch in enumerate(failed):
-        command = [sys.executable, "-m", "pytest", f"--basetemp={folder / f'again{n}'}", *rest, *batch.again]
-        if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode:
-            left.append(batch)
-        else:
-            batch.counts["passed"] += batch.counts.pop("failed", 0)
-    return left
-
-
-def save(known: dict[str, float]) -> None:
-    """Remember what each file took."""
-    DURATIONS.parent.mkdir(parents=True, exist_ok=True)
-    DURATIONS.write_text(json.dumps(known, indent=0, sort_keys=True))
-
-
-def summary(batches: list[Batch], failed: list[Batch], took: float) -> int:
+def summary(batches: list[Batch], took: float) -> int:
     """What was skipped and why, what failed, and the sums."""
     total: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
@@ -303,9 +492,9 @@ def summary(batches: list[Batch], failed: list[Batch], took: float) -> int:
     print()
     for reason, n in sorted(skipped.items()):
         print(f"skipped {n}: {reason.splitlines()[0][:200]}")
-    for batch in failed:
-        for name in batch.again:
-            print(f"FAILED {name}")
+    failed = [name for batch in batches for name in batch.failed]
+    for name in failed:
+        print(f"FAILED {name}")
     print(f"\n{took / 60:.1f} minutes")
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return 1 if failed else 0

@@ -12,6 +12,7 @@ import pytest
 from bench import report, spent
 from bench.__main__ import arguments, plan
 from bench.metrics import ROWS, Row
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,7 +90,7 @@ def test_the_stages_of_a_call_leave_no_gap() -> None:
 
 def test_every_stage_of_a_call_is_measured() -> None:
     command = [sys.executable, "-m", "bench.spent", "--calls", "200"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 1 + len(spent.STAGES) + 3

@@ -13,6 +13,7 @@ from bench import report
 from bench.sync.rows import ROWS, SyncRow
 from bench.sync.trees import BenchTree, TreeSpec
 from tests.sync.trees import snapshot
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,7 +65,7 @@ def test_a_change_inside_a_large_file_is_measured(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, "-m", "bench.sync", "--quick", "--peers", "ours,rsync", "--folder", str(tmp_path)]
     done = subprocess.run(
-        [*command, "--json", str(found), "inside"], cwd=ROOT, capture_output=True, text=True, timeout=150
+        [*command, "--json", str(found), "inside"], cwd=ROOT, capture_output=True, text=True, timeout=patience(150)
     )
     assert done.returncode == 0, done.stderr
     medians = report.medians(json.loads(found.read_text())["results"])

@@ -13,6 +13,7 @@ import pytest
 
 from monarch_kernel import environment
 from monarch_kernel.config import EnvironmentVariable, InvalidSettingError, environment_variables
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = (ROOT / "docs" / "configuration.md").read_text()
@@ -116,7 +117,9 @@ def test_what_is_not_valid_is_named(
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=patience(120), cwd=ROOT, env={**os.environ, **env}
+    )
 
 
 def test_a_controller_refuses_what_its_host_agent_could_not_use() -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from monarch_kernel.loading import NoCollection
+from tests.waiting import patience
 
 _WHILE_OTHERS_IMPORT = """
 import builtins, sys, threading
@@ -59,7 +60,7 @@ else:
 
 @pytest.mark.parametrize("program", [_WHILE_OTHERS_IMPORT, _AS_BEFORE], ids=["another thread", "as before"])
 def test_typing_extensions_can_be_imported_all_the_same(program: str) -> None:
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(60))
 
 
 def test_collection_is_as_before_the_block() -> None:

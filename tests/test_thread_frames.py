@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 
 from monarch_kernel.thread_frames import current_frames
+from tests.waiting import patience
 
 
 def test_outer_frames_of_other_threads_are_made_before_anybody_reads_them() -> None:
@@ -22,7 +23,7 @@ def test_outer_frames_of_other_threads_are_made_before_anybody_reads_them() -> N
     thread = threading.Thread(target=deep, args=(50,))
     thread.start()
     try:
-        assert there.wait(10) and thread.ident is not None
+        assert there.wait(patience(10)) and thread.ident is not None
         innermost = current_frames()[thread.ident]
         gc.disable()
         before = gc.get_count()[0]

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import alive, children, describe, wait_until
+from tests.waiting import patience
 
 #: How long a test waits for what must happen (seconds); never reached when things work.
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 
 
 class Worker:

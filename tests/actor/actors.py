@@ -22,9 +22,10 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
+from tests.waiting import patience
 
 #: How long a test waits for what must happen (seconds); never reached when things work.
-PATIENCE = 30.0
+PATIENCE = patience(30.0)
 
 
 class Basic(Actor):

@@ -20,10 +20,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
-from monarch_kernel.protocol.messages import StopProcs
-from monarch_kernel.runtime.actor import process, system
 from tests.actor.actors import PATIENCE, Basic, hook
-from tests.conftest import children, describe, leak_check, wait_until
+from tests.conftest import describe, stop_all_meshes, wait_until
 from tests.workers import workers as workers
 
 Procs = Callable[..., ProcMesh]
@@ -57,29 +55,13 @@ def one(procs: Procs) -> Any:
     return procs(1).spawn("basic", Basic)
 
 
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[None]:
-    """One controller and host agent for all tests of a module."""
-    with leak_check("module"):
-        yield
-
-
 @pytest.fixture(autouse=True)
-def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing that a test has started outlives it, and what nobody expected did not happen.
-
-    The tests of a module share a runtime; with the mark ``own_runtime`` a test gets one of its own.
-    """
-    if request.node.get_closest_marker("own_runtime"):
-        system.shutdown()
-        with leak_check(), _faults() as seen:
-            yield
-    else:
-        request.getfixturevalue("runtime")
-        with _faults() as seen:
-            yield
-            if process.started():
-                _stop_everything(system.get_actor_system())
+def no_faults(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[None]:
+    """What nobody expected did not happen; the meshes of the test end with it."""
+    with _faults() as seen:
+        yield
+        if not request.node.get_closest_marker("own_runtime"):
+            stop_all_meshes("the test is over")
     if "faults" not in request.fixturenames:
         assert seen.empty(), f"a fault that nobody expected: {seen.get().report()}"
 
@@ -93,35 +75,6 @@ def _faults() -> Iterator[queue.Queue[Any]]:
         _seen.get()
     with hook(_seen.put):
         yield _seen
-
-
-def _stop_everything(running: system.ActorSystem) -> None:
-    meshes = list(running.proc_meshes.values())
-    running.tree.ending(ref.id for mesh in meshes for ref in mesh._procs)
-    stopping = [
-        mesh._ask_agents(lambda call, procs: StopProcs(call, procs, "the test is over", 0.05), "stop")
-        for mesh in meshes
-    ]
-    for mesh, stopped in zip(meshes, stopping, strict=True):
-        stopped.exception(PATIENCE)  # its agent may be dead
-        mesh._stopped = True
-        running.proc_meshes.pop(mesh._uid, None)
-    running.stop_all_actors("the test is over", PATIENCE)
-    running.client.owned.clear()
-    if running.agent_process is not None:
-        wait_until(lambda: not _ranks(running.agent_process.pid), "all ranks of the test have ended")
-
-
-def _ranks(agent: int) -> set[int]:
-    """All below the agent but its fork server and templates."""
-    return {pid for pid in children(agent) if not _command(pid).startswith(("monarch-forks", "monarch-templ"))}
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.process import get_system
 from tests.conftest import wait_until
 from tests.deaths import KINDS, PROCESS_KINDS, Mortal
+from tests.waiting import patience
 from tests.workers import Start
 
 
@@ -136,7 +137,7 @@ def procs(n: int = 3, **options: Any) -> ProcMesh:
 
 def kill(mesh: ActorMesh[Any], rank: int, kind: str = "sigkill") -> None:
     with pytest.raises(SupervisionError):
-        mesh.slice(gpus=rank).die.call_one(kind).get(20)
+        mesh.slice(gpus=rank).die.call_one(kind).get(patience(20))
 
 
 # -- heal ------------------------------------------------------------------------------------------
@@ -152,14 +153,14 @@ def test_every_death_is_healed(kind: str) -> None:
         mesh.slice(gpus=1).die.broadcast(kind)
         with pytest.raises(SupervisionError):
             while True:
-                mesh.slice(gpus=1).where.call_one().get(20)
+                mesh.slice(gpus=1).where.call_one().get(patience(20))
     else:
         kill(mesh, 1, kind)
-    done = p.heal().get(60)
+    done = p.heal().get(patience(60))
     assert [one.rank for one in done.replaced] == [1]
     assert done.respawned == ["w"] and not done.restored
     assert done.replaced[0].what == ("proc" if kind in PROCESS_KINDS else "actor")
-    after = mesh.where.call().get(20)
+    after = mesh.where.call().get(patience(20))
     assert [after.get(k)[2] for k in range(3)] == [6, 5, 6]  # its __init__ ran again, with its argument
     for k in (0, 2):
         assert after.get(k)[1] == before.get(k)[1]
@@ -170,7 +171,7 @@ def test_every_death_is_healed(kind: str) -> None:
 def test_nothing_to_heal() -> None:
     p = procs(2)
     p.spawn("w", Counter, 0).where.call().get()
-    done = p.heal().get(20)
+    done = p.heal().get(patience(20))
     assert not done and "nothing to heal" in str(done)
 
 
@@ -179,10 +180,10 @@ def test_it_can_die_and_be_healed_again_and_again() -> None:
     mesh = p.spawn("w", Counter, 0)
     pids = set()
     for _ in range(4):
-        pids.add(mesh.where.call().get(20).get(1)[1])
+        pids.add(mesh.where.call().get(patience(20)).get(1)[1])
         kill(mesh, 1)
-        assert p.heal().get(60)
-    pids.add(mesh.where.call().get(20).get(1)[1])
+        assert p.heal().get(patience(60))
+    pids.add(mesh.where.call().get(patience(20)).get(1)[1])
     assert len(pids) == 5
 
 
@@ -190,52 +191,52 @@ def test_all_ranks_at_once() -> None:
     p = procs(4)
     mesh = p.spawn("w", Counter, 1)
     mesh.where.call().get()
-    p.kill().get(20)
-    done = p.heal().get(60)
+    p.kill().get(patience(20))
+    done = p.heal().get(patience(60))
     assert [one.rank for one in done.replaced] == [0, 1, 2, 3]
-    assert [v[::2] for v in mesh.where.call().get(20).values()] == [(k, 1) for k in range(4)]
+    assert [v[::2] for v in mesh.where.call().get(patience(20)).values()] == [(k, 1) for k in range(4)]
 
 
 def test_a_slice_heals_only_its_ranks() -> None:
     p = procs(3)
     mesh = p.spawn("w", Counter, 1)
     mesh.where.call().get()
-    p.slice(gpus=slice(0, 2)).kill().get(20)
-    assert [one.rank for one in p.slice(gpus=1).heal().get(60).replaced] == [1]
-    assert mesh.slice(gpus=slice(1, 3)).where.call().get(20)
+    p.slice(gpus=slice(0, 2)).kill().get(patience(20))
+    assert [one.rank for one in p.slice(gpus=1).heal().get(patience(60)).replaced] == [1]
+    assert mesh.slice(gpus=slice(1, 3)).where.call().get(patience(20))
     with pytest.raises(SupervisionError):
-        mesh.slice(gpus=0).where.call_one().get(20)
-    assert [one.rank for one in p.heal().get(60).replaced] == [0]
+        mesh.slice(gpus=0).where.call_one().get(patience(20))
+    assert [one.rank for one in p.heal().get(patience(60)).replaced] == [0]
 
 
 def test_references_in_other_processes_reach_the_successor() -> None:
     p = procs(2)
     mesh = p.spawn("w", Counter, 1)
     holder = this_host().spawn_procs(name="q").spawn("h", Holder)
-    holder.keep.call_one(mesh).get(20)
-    assert holder.ask.call_one().get(20) == [0, 1]
+    holder.keep.call_one(mesh).get(patience(20))
+    assert holder.ask.call_one().get(patience(20)) == [0, 1]
     kill(mesh, 0)
     with pytest.raises(ActorError, match=r"rank 0"):
-        holder.ask.call_one().get(20)
-    p.heal().get(60)
-    assert holder.ask.call_one().get(20) == [0, 1]
+        holder.ask.call_one().get(patience(20))
+    p.heal().get(patience(60))
+    assert holder.ask.call_one().get(patience(20)) == [0, 1]
     # and one that was never used before its rank died
     late = this_host().spawn_procs(name="r").spawn("h", Holder)
-    late.keep.call_one(mesh).get(20)
-    assert late.ask.call_one().get(20) == [0, 1]
+    late.keep.call_one(mesh).get(patience(20))
+    assert late.ask.call_one().get(patience(20)) == [0, 1]
 
 
 def test_actors_of_other_owners_come_back_too() -> None:
     p = procs(2)
     p.initialized.get()
     holder = this_host().spawn_procs(name="q").spawn("h", Holder)
-    guests = holder.spawn_on.call_one(p).get(20)
-    assert [v[::2] for v in guests.where.call().get(20).values()] == [(0, 7), (1, 7)]
-    p.slice(gpus=1).kill().get(20)
-    p.heal().get(60)
+    guests = holder.spawn_on.call_one(p).get(patience(20))
+    assert [v[::2] for v in guests.where.call().get(patience(20)).values()] == [(0, 7), (1, 7)]
+    p.slice(gpus=1).kill().get(patience(20))
+    p.heal().get(patience(60))
     # The holder owns them, and has made them anew when heal() is done.
-    assert [v[::2] for v in guests.where.call().get(20).values()] == [(0, 7), (1, 7)]
-    assert holder.ask.call_one().get(20) == [0, 1]
+    assert [v[::2] for v in guests.where.call().get(patience(20)).values()] == [(0, 7), (1, 7)]
+    assert holder.ask.call_one().get(patience(20)) == [0, 1]
 
 
 def test_calls_that_failed_are_not_repeated() -> None:
@@ -244,14 +245,14 @@ def test_calls_that_failed_are_not_repeated() -> None:
     mesh.where.call().get()
     port, receiver = Channel.open()
     pending = mesh.slice(gpus=1).hold.call_one(port)
-    receiver.recv().get(20)
+    receiver.recv().get(patience(20))
     behind = mesh.slice(gpus=1).add.call_one(1)
-    p.slice(gpus=1).kill().get(20)
-    p.heal().get(60)
+    p.slice(gpus=1).kill().get(patience(20))
+    p.heal().get(patience(60))
     for call in (pending, behind):
         with pytest.raises(SupervisionError, match="killed"):
-            call.get(20)
-    assert mesh.slice(gpus=1).where.call_one().get(20)[2] == 0
+            call.get(patience(20))
+    assert mesh.slice(gpus=1).where.call_one().get(patience(20))[2] == 0
 
 
 def test_a_loop_that_heals_and_repeats() -> None:
@@ -260,15 +261,15 @@ def test_a_loop_that_heals_and_repeats() -> None:
     steps = 0
     while steps < 3:
         try:
-            mesh.add.call(1).get(20)
-            mesh.checkpoint.call().get(20)
+            mesh.add.call(1).get(patience(20))
+            mesh.checkpoint.call().get(patience(20))
             steps += 1
-            if steps == 2 and mesh.where.call().get(20).get(0)[2] == 2:
+            if steps == 2 and mesh.where.call().get(patience(20)).get(0)[2] == 2:
                 kill(mesh, 1)
                 steps += 0
         except MeshFailure:
-            p.heal().get(60)
-    assert [v[2] for v in mesh.where.call().get(20).values()][1] == 3
+            p.heal().get(patience(60))
+    assert [v[2] for v in mesh.where.call().get(patience(20)).values()][1] == 3
 
 
 def test_bootstrap_and_environment_are_as_at_first() -> None:
@@ -282,10 +283,10 @@ def test_bootstrap_and_environment_are_as_at_first() -> None:
 
     p = this_host().spawn_procs(per_host={"gpus": 2}, bootstrap=bootstrap, env={"GIVEN": "x"})
     mesh = p.spawn("e", Env)
-    before = mesh.env.call().get(20)
-    p.kill().get(20)
-    p.heal().get(60)
-    assert list(mesh.env.call().get(20).values()) == list(before.values())
+    before = mesh.env.call().get(patience(20))
+    p.kill().get(patience(20))
+    p.heal().get(patience(60))
+    assert list(mesh.env.call().get(patience(20)).values()) == list(before.values())
 
 
 def test_output_of_a_successor_belongs_to_its_place() -> None:
@@ -298,13 +299,13 @@ def test_output_of_a_successor_belongs_to_its_place() -> None:
 
     p = procs(2)
     mesh = p.spawn("t", Talker)
-    mesh.pid.call().get(20)
-    p.slice(gpus=1).kill().get(20)
-    p.heal().get(60)
+    mesh.pid.call().get(patience(20))
+    p.slice(gpus=1).kill().get(patience(20))
+    p.heal().get(patience(60))
     heard: list[tuple[str, int, dict[str, int], str]] = []
     stop = output.subscribe(lambda o: heard.append((o.mesh, o.rank, o.coords, str(o.data))))
     try:
-        mesh.say.call("hello").get(20)
+        mesh.say.call("hello").get(patience(20))
         wait_until(lambda: len([h for h in heard if "hello" in h[3]]) == 2, "both were heard", 20)
     finally:
         stop()
@@ -319,10 +320,10 @@ async def _awaited(mesh: Any) -> Any:
 def test_heal_mesh_gives_the_healed_proc_mesh() -> None:
     p = procs(2)
     p.spawn("w", Counter, 3).where.call().get()
-    p.kill().get(20)
+    p.kill().get(patience(20))
     again = heal_mesh(p)
     mesh = again.spawn("later", Counter, 5)
-    assert [v[2] for v in mesh.where.call().get(60).values()] == [5, 5]
+    assert [v[2] for v in mesh.where.call().get(patience(60)).values()] == [5, 5]
     assert len(again.healed.replaced) == 2
     assert asyncio.run(_awaited(again.slice(gpus=0))).extent == again.slice(gpus=0).extent
 
@@ -347,13 +348,13 @@ def test_calls_behind_heal_wait_for_it() -> None:
         assert not any(call.done() for call in (healing, one, many, chosen, *streamed, folded, healthy))
     finally:
         agent.resume()
-    assert one.get(60) == 102, "the checkpoint was restored before the first of them came"
-    assert [v for _, v in many.get(20).items()] == [102, 103, 102]
-    assert healing.get(20).restored == ["w"]
-    assert chosen.get(20)[2] == 103
-    assert sorted(element.get(20)[2] for element in streamed) == [102, 102, 103]
-    assert folded.get(20) == 103 + 104 + 103
-    assert [v[2] for v in healthy.get(20).values()] == [103, 103]
+    assert one.get(patience(60)) == 102, "the checkpoint was restored before the first of them came"
+    assert [v for _, v in many.get(patience(20)).items()] == [102, 103, 102]
+    assert healing.get(patience(20)).restored == ["w"]
+    assert chosen.get(patience(20))[2] == 103
+    assert sorted(element.get(patience(20))[2] for element in streamed) == [102, 102, 103]
+    assert folded.get(patience(20)) == 103 + 104 + 103
+    assert [v[2] for v in healthy.get(patience(20)).values()] == [103, 103]
 
 
 def test_a_call_behind_a_heal_that_fails_meets_the_death(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,10 +370,10 @@ def test_a_call_behind_a_heal_that_fails_meets_the_death(monkeypatch: pytest.Mon
         patch.setattr(Healer, "_places", no_place)
         again = heal_mesh(mesh)
         with pytest.raises(SupervisionError, match="SIGKILL"):
-            again.where.call().get(20)
+            again.where.call().get(patience(20))
         with pytest.raises(HealError, match="there is no place"):
             _ = again.healed
-    assert len(heal_mesh(mesh).where.call().get(60)) == 2
+    assert len(heal_mesh(mesh).where.call().get(patience(60))) == 2
 
 
 def test_actors_that_are_replaced_twice_at_once_are_one_actor() -> None:
@@ -380,19 +381,19 @@ def test_actors_that_are_replaced_twice_at_once_are_one_actor() -> None:
     mesh = p.spawn("w", Lives, 5)
     mesh.add.call(1).get()
     mesh.checkpoint.call().get()
-    done = [each.get(60) for each in [respawn_actors(p) for _ in range(4)]]
+    done = [each.get(patience(60)) for each in [respawn_actors(p) for _ in range(4)]]
     assert [each.respawned for each in done] == [["w"]] * 4
-    assert set(map(tuple, mesh.lives.call().get(20).values())) == {("begins", "ends") * 4 + ("begins",)}
+    assert set(map(tuple, mesh.lives.call().get(patience(20)).values())) == {("begins", "ends") * 4 + ("begins",)}
     kill(mesh, 1)
     futures = [p.heal(), respawn_actors(p), p.heal(), respawn_actors(p)]
-    mesh.add.call(1).get(60)  # it waits for all of them
-    done = [each.get(60) for each in futures]
+    mesh.add.call(1).get(patience(60))  # it waits for all of them
+    done = [each.get(patience(60)) for each in futures]
     assert sorted(len(each.replaced) for each in (done[0], done[2])) == [0, 1], "one of them heals"
-    lives = mesh.lives.call().get(20)
+    lives = mesh.lives.call().get(patience(20))
     assert lives.get(0) == ["begins", "ends"] * 6 + ["begins"]
     rest = lives.get(1)  # how many it has depends on which was first
     assert rest == ["begins", "ends"] * (len(rest) // 2) + ["begins"]
-    assert [count for _, _, count in mesh.where.call().get(20).values()] == [7, 7]
+    assert [count for _, _, count in mesh.where.call().get(patience(20)).values()] == [7, 7]
 
 
 def test_heal_mesh_takes_an_actor_mesh() -> None:
@@ -401,10 +402,10 @@ def test_heal_mesh_takes_an_actor_mesh() -> None:
     mesh.where.call().get()
     kill(mesh, 0)
     again = heal_mesh(mesh)
-    assert len(again.where.call().get(60)) == 2, "it can be used at once"
+    assert len(again.where.call().get(patience(60))) == 2, "it can be used at once"
     assert again.healed.respawned == ["w"]
     assert asyncio.run(_awaited(again)) is again
-    assert mesh.where.call().get(20)
+    assert mesh.where.call().get(patience(20))
     with pytest.raises(RuntimeError, match="did not come from heal_mesh"):
         _ = mesh.healed
     with pytest.raises(TypeError, match="heal_mesh takes a proc mesh or an actor mesh"):
@@ -421,20 +422,20 @@ def test_a_failing_init_is_reported_and_can_be_retried(tmp_path: Any) -> None:
 
     p = procs(2)
     mesh = p.spawn("f", Fragile, str(flag))
-    mesh.pid.call().get(20)
+    mesh.pid.call().get(patience(20))
     kill(mesh, 0)
     flag.touch()
     with pytest.raises(ActorError, match="not yet"):
-        p.heal().get(60)
+        p.heal().get(patience(60))
     flag.unlink()
-    assert p.heal().get(60)
-    assert mesh.pid.call().get(20)
+    assert p.heal().get(patience(60))
+    assert mesh.pid.call().get(patience(20))
 
 
 def test_only_the_spawner_heals_and_not_after_the_stop() -> None:
     p = procs(1)
     p.initialized.get()
-    p.stop().get(20)
+    p.stop().get(patience(20))
     with pytest.raises(HealError, match="only until it is stopped"):
         p.heal()
 
@@ -449,30 +450,30 @@ def test_a_lost_host_is_replaced_by_a_spare_one(workers: Start, transport: str) 
     p = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}, name="p", spares=hosts.slice(hosts=2))
     mesh = p.spawn("w", Saved, 10)
     holder = p.slice(hosts=0, gpus=0).spawn("h", Holder)
-    holder.keep.call_one(mesh.slice(hosts=1)).get(30)
-    mesh.add.call(1).get(30)
-    mesh.checkpoint.call().get(30)
-    before = mesh.where.call().get(30)
+    holder.keep.call_one(mesh.slice(hosts=1)).get(patience(30))
+    mesh.add.call(1).get(patience(30))
+    mesh.checkpoint.call().get(patience(30))
+    before = mesh.where.call().get(patience(30))
     made[1].end(signal.SIGKILL)
     with pytest.raises(MeshFailure):
-        mesh.where.call().get(30)
-    done = p.heal().get(60)
+        mesh.where.call().get(patience(30))
+    done = p.heal().get(patience(60))
     assert [one.rank for one in done.replaced] == [2, 3]
     assert {one.host for one in done.replaced} == {made[2].name} and done.restored == ["w"]
-    after = mesh.where.call().get(30)
+    after = mesh.where.call().get(patience(30))
     assert [v[0] for v in after.values()] == [0, 1, 2, 3] and [v[2] for v in after.values()] == [11] * 4
     assert [v[1] for v in after.values()][:2] == [v[1] for v in before.values()][:2]
     # A reference in another process, which had its own links to the lost host.
-    assert holder.ask.call_one().get(30) == [0, 1]
+    assert holder.ask.call_one().get(patience(30)) == [0, 1]
     # Nothing is left to go to.
     made[2].end(signal.SIGKILL)
     with pytest.raises(MeshFailure):
-        mesh.where.call().get(30)
+        mesh.where.call().get(patience(30))
     if transport == "tcp":
         with pytest.raises(HealError, match=rf"{made[2].name} is gone .*no spare host"):
-            p.heal().get(60)
+            p.heal().get(patience(60))
     assert p.healthy().sizes == {"hosts": 1, "gpus": 2}
-    assert len(p.healthy().spawn("again", Counter, 0).where.call().get(30)) == 2
+    assert len(p.healthy().spawn("again", Counter, 0).where.call().get(patience(30))) == 2
 
 
 def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:
@@ -480,15 +481,31 @@ def test_a_lost_host_is_replaced_by_one_that_is_given(workers: Start) -> None:
     hosts = made.attach()
     p = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="p")
     mesh = p.spawn("w", Counter, 10)
-    mesh.where.call().get(30)
+    mesh.where.call().get(patience(30))
     made[0].end(signal.SIGKILL)
     with pytest.raises(MeshFailure):
-        mesh.where.call().get(30)
+        mesh.where.call().get(patience(30))
     with pytest.raises(HealError, match=rf"{made[0].name} is gone \(ranks 0, 1\), and there is no spare host"):
-        p.heal().get(60)
-    done = p.heal(hosts=hosts.slice(hosts=1)).get(60)
+        p.heal().get(patience(60))
+    done = p.heal(hosts=hosts.slice(hosts=1)).get(patience(60))
     assert {(one.old_host, one.host) for one in done.replaced} == {(made[0].name, made[1].name)}
-    assert len(mesh.where.call().get(30)) == 2
+    assert len(mesh.where.call().get(patience(30))) == 2
+
+
+def test_a_host_that_is_lost_unheard_of_gets_no_successor(workers: Start) -> None:
+    made = workers(2, "tcp")
+    hosts = made.attach()
+    p = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, name="p")
+    mesh = p.spawn("w", Saved, 10)
+    mesh.add.call(1).get(patience(30))
+    mesh.checkpoint.call().get(patience(30))
+    kill(mesh, 1)
+    os.kill(made[0].pid, signal.SIGSTOP)  # it has told of its rank, and takes nothing in any more
+    healing = p.heal(hosts=hosts.slice(hosts=1))
+    made[0].end(signal.SIGKILL)
+    done = healing.get(patience(60))
+    assert {(one.rank, one.host) for one in done.replaced} == {(0, made[1].name), (1, made[1].name)}
+    assert [value[2] for value in mesh.where.call().get(patience(30)).values()] == [11, 11]
 
 
 def test_two_concurrent_heals() -> None:
@@ -496,8 +513,8 @@ def test_two_concurrent_heals() -> None:
     mesh = p.spawn("w", Counter, 0)
     kill(mesh, 1)
     done = [p.heal(), p.slice(gpus=1).heal(), p.heal()]
-    assert sum(len(each.get(60).replaced) for each in done) == 1
-    assert len(mesh.where.call().get(30)) == 2
+    assert sum(len(each.get(patience(60)).replaced) for each in done) == 1
+    assert len(mesh.where.call().get(patience(30))) == 2
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
@@ -511,10 +528,10 @@ def test_the_last_checkpoint_is_restored() -> None:
     mesh.add.call(1).get()
     mesh.slice(gpus=1).checkpoint.call_one().get()
     mesh.add.call(1).get()
-    p.kill().get(20)
-    done = p.heal().get(60)
+    p.kill().get(patience(20))
+    done = p.heal().get(patience(60))
     assert done.restored == ["w"]
-    assert [v[2] for v in mesh.where.call().get(20).values()] == [101, 102]
+    assert [v[2] for v in mesh.where.call().get(patience(20)).values()] == [101, 102]
 
 
 def test_async_actors_restore_too() -> None:
@@ -524,9 +541,9 @@ def test_async_actors_restore_too() -> None:
     mesh.checkpoint.call().get()
     mesh.add.call(1).get()
     with pytest.raises(SupervisionError):
-        mesh.slice(gpus=0).die.call_one().get(20)
-    assert p.heal().get(60).restored == ["a"]
-    assert list(mesh.add.call(0).get(20).values()) == [4, 5]
+        mesh.slice(gpus=0).die.call_one().get(patience(20))
+    assert p.heal().get(patience(60)).restored == ["a"]
+    assert list(mesh.add.call(0).get(patience(20)).values()) == [4, 5]
 
 
 # -- healthy ----------------------------------------------------------------------------------------
@@ -536,12 +553,12 @@ def test_healthy_keeps_the_shape_where_it_can() -> None:
     p = this_host().spawn_procs(per_host={"rows": 2, "cols": 2}, name="grid")
     p.initialized.get()
     assert p.healthy() is p
-    p.slice(rows=0).kill().get(20)
+    p.slice(rows=0).kill().get(patience(20))
     assert p.healthy().sizes == {"rows": 1, "cols": 2}
-    assert len(p.healthy().spawn("w", Counter, 0).where.call().get(20)) == 2
-    p.slice(rows=1, cols=1).kill().get(20)
+    assert len(p.healthy().spawn("w", Counter, 0).where.call().get(patience(20))) == 2
+    p.slice(rows=1, cols=1).kill().get(patience(20))
     assert p.healthy().sizes == {"rows": 1, "cols": 1}
-    p.slice(rows=1, cols=0).kill().get(20)
+    p.slice(rows=1, cols=0).kill().get(patience(20))
     with pytest.raises(RuntimeError, match="all ranks of grid are dead"):
         p.healthy()
 
@@ -549,13 +566,13 @@ def test_healthy_keeps_the_shape_where_it_can() -> None:
 def test_healthy_is_one_dimension_where_it_cannot() -> None:
     p = this_host().spawn_procs(per_host={"rows": 2, "cols": 2}, name="grid")
     p.initialized.get()
-    p.slice(rows=0, cols=1).kill().get(20)
+    p.slice(rows=0, cols=1).kill().get(patience(20))
     rest = p.healthy()
     assert rest.sizes == {"ranks": 3}
-    assert len(rest.spawn("w", Counter, 0).where.call().get(20)) == 3
-    rest.stop().get(20)
+    assert len(rest.spawn("w", Counter, 0).where.call().get(patience(20))) == 3
+    rest.stop().get(patience(20))
     # What was stopped was a part, so the mesh itself can still be healed.
-    assert len(p.heal().get(60).replaced) == 4
+    assert len(p.heal().get(patience(60)).replaced) == 4
 
 
 # -- policies -----------------------------------------------------------------------------------------
@@ -563,7 +580,7 @@ def test_healthy_is_one_dimension_where_it_cannot() -> None:
 
 def answers(mesh: ActorMesh[Any]) -> bool:
     try:
-        mesh.where.call().get(20)
+        mesh.where.call().get(patience(20))
     except MeshFailure:
         return False
     return True
@@ -601,7 +618,7 @@ def test_a_dead_actor_is_restarted_in_its_process(faults: list[MeshFailure]) -> 
     before = [v[1] for v in mesh.where.call().get().values()]
     kill(mesh, 0, "sys_exit")
     wait_until(lambda: answers(mesh), "the actor is back", 30)
-    assert [v[1] for v in mesh.where.call().get(20).values()] == before
+    assert [v[1] for v in mesh.where.call().get(patience(20)).values()] == before
     assert not faults
 
 

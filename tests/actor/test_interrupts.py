@@ -124,8 +124,8 @@ def test_code_that_catches_the_interrupt(procs: Procs) -> None:
     class Catches(Actor):
         @endpoint
         def work(self, port: Any) -> str:
-            port.send(None)
             try:
+                port.send(None)  # the interrupt may come at once
                 while True:
                     pass
             except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import pytest
 from monarch_kernel.actor import Channel
 from tests.actor.actors import PATIENCE, AsyncBasic, Basic
 from tests.actor.conftest import Procs
+from tests.waiting import patience
 
 MB = 1 << 20
 
@@ -56,7 +57,7 @@ def test_many_threads_call_at_once(procs: Procs) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     assert failures == []
 
 

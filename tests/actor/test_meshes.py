@@ -39,6 +39,7 @@ from monarch_kernel.meshes import get_mesh, list_proc_meshes, on_change
 from tests.actor.actors import PATIENCE, AsyncBasic, Basic, started
 from tests.actor.conftest import Procs
 from tests.conftest import alive, wait_until
+from tests.waiting import patience
 
 
 @pytest.mark.own_runtime
@@ -509,7 +510,7 @@ def test_bootstrap_command(procs: Procs) -> None:
     world = this_host().spawn_procs(
         per_host={"gpus": 2}, bootstrap_command=lambda p: command.with_env({"MK_POINT": str(p["gpus"])})
     )
-    seen = world.spawn("looks", Looks).look.call().get(60)
+    seen = world.spawn("looks", Looks).look.call().get(patience(60))
     assert [(executable, cmd, point) for executable, cmd, point, _ in seen.values()] == [
         (sys.executable, "1", "0"),
         (sys.executable, "1", "1"),
@@ -613,7 +614,7 @@ def test_host_mesh_stop_and_shutdown(procs: Procs) -> None:
 
 def test_with_python_executable() -> None:
     world = this_host().with_python_executable(sys.executable).spawn_procs(per_host={"gpus": 1})
-    assert world.spawn("basic", Basic).echo.call_one(1).get(60) == 1
+    assert world.spawn("basic", Basic).echo.call_one(1).get(patience(60)) == 1
 
 
 @pytest.mark.own_runtime

@@ -29,6 +29,7 @@ from monarch_kernel.actor import (
     traced,
 )
 from tests.actor.actors import PATIENCE
+from tests.waiting import patience
 
 
 @returns_future
@@ -194,7 +195,7 @@ print(this_host().spawn_procs().spawn("works", Works).work.call_one().get(60))
     reason="needs opentelemetry-sdk",
 )
 def test_telemetry_with_opentelemetry() -> None:
-    run = subprocess.run([sys.executable, "-c", OPENTELEMETRY], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", OPENTELEMETRY], capture_output=True, text=True, timeout=patience(120))
     assert run.stdout == "('inner', 'outer', True, 'work', 'monarch', 3)\n", run.stderr
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.actor.conftest import Script
 from tests.conftest import alive, wait_until
+from tests.waiting import patience
 
 Start = Callable[[str], Script]
 
@@ -508,7 +509,7 @@ def test_nothing_is_left_of_a_script_that_is_killed(script: Start, sig: int) -> 
     assert all(alive(pid) for pid in pids)
     assert os.listdir(run.folder)
     os.kill(run.process.pid, sig)
-    run.process.wait(30)
+    run.process.wait(patience(30))
     run.check_gone()
     wait_until(lambda: not any(alive(pid) for pid in pids), "its processes are gone")
 
@@ -554,7 +555,7 @@ def test_agent_and_script_are_killed_at_the_same_time(script: Start) -> None:
     os.kill(run.process.pid, signal.SIGSTOP)
     os.kill(pids[0], signal.SIGKILL)
     os.kill(run.process.pid, signal.SIGKILL)
-    run.process.wait(30)
+    run.process.wait(patience(30))
     run.check_gone()
 
 

@@ -16,6 +16,7 @@ from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 from monarch_kernel.runtime.transfer import backend_settings as transfer
 from tests.actor.actors import PATIENCE, started
+from tests.waiting import patience
 
 
 class Waits(Actor):
@@ -85,7 +86,7 @@ except ValueError as e:
     print(e)
 """
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(60), env=env, check=True
     )
     assert "MONARCH_KERNEL_RDMA_TCP_FALLBACK='2'" in run.stdout
 
@@ -128,7 +129,9 @@ for name in ("monarch.tools.cli", "monarch.tools.config.defaults", "monarch.x.y"
     except ModuleNotFoundError as e:
         print(e.name, "monarch_kernel." in str(e))
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=patience(60), check=True
+    )
     assert run.stdout.splitlines() == [
         *["monarch_kernel.config"] * 2,
         "workspace_sync.model.workspace workspace_sync.model.workspace",

@@ -16,6 +16,7 @@ from monarch_kernel.actor import ActorMesh, ProcMesh, endpoint, this_host
 from monarch_kernel.runtime.host import responsiveness
 from tests.conftest import wait_until
 from tests.deaths import Mortal
+from tests.waiting import patience
 
 pytestmark = pytest.mark.own_runtime
 
@@ -39,26 +40,26 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ProcMesh, ActorMesh[
     """Three ranks that are asked often, and the news of them: (rank, what is known)."""
     monkeypatch.setenv("MONARCH_KERNEL_PING_PERIOD", "0.1")
     monkeypatch.setenv("MONARCH_KERNEL_UNRESPONSIVE_AFTER", "1.0")
-    public.shutdown_context().get(20)  # the agent reads them when it starts
+    public.shutdown_context().get(patience(20))  # the agent reads them when it starts
     procs = this_host().spawn_procs(per_host={"gpus": 3}, name="p")
     workers = procs.spawn("w", Worker)
-    workers.pid.call().get(20)
+    workers.pid.call().get(patience(20))
     news: list[tuple[int, Any]] = []
     ranks = {ref.id: rank for rank, ref in enumerate(procs._target().procs)}
     procs._system.node.on_vitals.append(lambda proc, known: news.append((ranks[proc], known)))
     yield procs, workers, news
-    public.shutdown_context().get(20)
+    public.shutdown_context().get(patience(20))
 
 
 def test_a_stopped_rank(mesh: tuple[ProcMesh, ActorMesh[Any], list[tuple[int, Any]]]) -> None:
     procs, workers, news = mesh
-    pids = workers.pid.call().get(20)
+    pids = workers.pid.call().get(patience(20))
     os.kill(pids.get(1), signal.SIGSTOP)
     try:
         wait_until(lambda: news, "it was told", 20)
         rank, known = news[0]
         assert rank == 1 and "SIGSTOP" in known.why and known.pid == pids.get(1)
-        status = procs.status().get(20)
+        status = procs.status().get(patience(20))
         assert [status.get(k).state for k in range(3)] == ["alive", "unresponsive", "alive"]
         assert "SIGSTOP" in status.get(1).cause
         # A call that waits for it says so when its time is up, and is not lost.
@@ -69,9 +70,9 @@ def test_a_stopped_rank(mesh: tuple[ProcMesh, ActorMesh[Any], list[tuple[int, An
         assert "waiting for a message" in news[1][1].stack
     finally:
         os.kill(pids.get(1), signal.SIGCONT)
-    assert len(pending.get(20)) == 3
+    assert len(pending.get(patience(20))) == 3
     wait_until(lambda: news[-1] == (1, None), "it was told that it answers again", 20)
-    assert procs.status().get(20).get(1).state == "alive"
+    assert procs.status().get(patience(20)).get(1).state == "alive"
 
 
 def test_a_rank_whose_interpreter_is_held(mesh: tuple[ProcMesh, ActorMesh[Any], list[tuple[int, Any]]]) -> None:
@@ -81,24 +82,24 @@ def test_a_rank_whose_interpreter_is_held(mesh: tuple[ProcMesh, ActorMesh[Any], 
     rank, known = next((rank, known) for rank, known in news if known and known.stack)
     assert rank == 2 and "interpreter lock" in known.why
     assert "Worker.wedge (" in known.stack and "monarch_kernel/runtime" not in known.stack
-    call.get(20)
+    call.get(patience(20))
     wait_until(lambda: (2, None) in news, "it answers again", 20)
 
 
 def test_a_rank_that_computes_responds(mesh: tuple[ProcMesh, ActorMesh[Any], list[tuple[int, Any]]]) -> None:
     _procs, workers, news = mesh
-    assert workers.slice(gpus=0).compute.call_one(2.0).get(20)
+    assert workers.slice(gpus=0).compute.call_one(2.0).get(patience(20))
     assert not news
 
 
 def test_a_stopped_rank_can_be_killed(mesh: tuple[ProcMesh, ActorMesh[Any], list[tuple[int, Any]]]) -> None:
     procs, workers, news = mesh
-    os.kill(workers.pid.call().get(20).get(0), signal.SIGSTOP)
+    os.kill(workers.pid.call().get(patience(20)).get(0), signal.SIGSTOP)
     wait_until(lambda: news, "it was told", 20)
-    procs.slice(gpus=0).kill().get(20)
+    procs.slice(gpus=0).kill().get(patience(20))
     assert procs._system.node.unresponsive == {}
-    assert procs.heal().get(60)
-    assert len(workers.pid.call().get(20)) == 3
+    assert procs.heal().get(patience(60))
+    assert len(workers.pid.call().get(patience(20))) == 3
 
 
 DUMP = """Process 7: python x.py

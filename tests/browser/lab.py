@@ -17,10 +17,11 @@ from typing import Any
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 from tests.conftest import alive, children, wait_until
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 #: No test waits longer than this for one thing to appear (milliseconds).
-PATIENCE = 30_000
+PATIENCE = patience(30_000)
 
 # Asking whether the kernel is idle, not the page: that one says so before there is a session at all.
 _BOOK = "Array.from(window.jupyterapp?.shell.widgets('main') ?? []).find(each => each.context?.path === 'book.ipynb')"

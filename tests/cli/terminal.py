@@ -15,8 +15,9 @@ import time
 
 from monarch_kernel.launchers.remote_shell import _TAKE_TERMINAL
 from tests.cli.conftest import Cli
+from tests.waiting import patience
 
-DEADLINE = 20.0
+DEADLINE = patience(20.0)
 
 
 class Terminal:

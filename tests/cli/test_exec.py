@@ -9,6 +9,7 @@ import subprocess
 
 from tests.cli.conftest import Cli
 from tests.conftest import alive, wait_until
+from tests.waiting import patience
 
 
 def started(run: Cli, job: str, line: str) -> subprocess.Popen[str]:
@@ -33,7 +34,7 @@ def test_output_comes_as_it_is_written(run: Cli, job: str) -> None:
     process = started(run, job, line)
     assert next_lines(process, "(left)") == ["left", "left"]
     (run.folder / "gate").touch()
-    said, errors = process.communicate(timeout=40)
+    said, errors = process.communicate(timeout=patience(40))
     assert sorted(said.splitlines()) == ["[0] no end", "[1] no end"]
     assert (process.returncode, errors) == (1, "monarch-kernel: [1] exit code 1\n")
 
@@ -49,7 +50,7 @@ def test_an_interrupt_ends_the_command(run: Cli, job: str) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None and process.stdout.readline() == "[0] cleaned\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=patience(40))
     assert (process.returncode, errors) == (130, "monarch-kernel: interrupted\n")
     wait_until(lambda: not any(map(alive, pids)), "the command has ended on both hosts")
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.waiting import patience
 
 
 class Server:
@@ -49,7 +50,7 @@ class Server:
             return
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(20)
+        self._thread.join(patience(20))
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_connections(run: Cli, job: str, server: Server) -> None:
             asked(said["local"], b"x")
         assert "refused a connection: Connection refused" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(patience(30)) == 0
     with pytest.raises(ConnectionRefusedError):
         asked(said["local"], b"x")
 

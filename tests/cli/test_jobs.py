@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 
 def test_hosts_from_the_terminal(run: Cli) -> None:
@@ -63,7 +64,7 @@ def test_an_interrupt_while_hosts_are_waited_for_leaves_no_job(run: Cli) -> None
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=run.env, cwd=run.folder) as asking:
         wait_until((run.root / "ssh.began").exists, "a start has begun")
         asking.send_signal(signal.SIGINT)
-        _, said = asking.communicate(timeout=60)
+        _, said = asking.communicate(timeout=patience(60))
     assert (asking.returncode, said) == (130, "monarch-kernel: interrupted\n")
     assert not list((run.root / "state" / "monarch_kernel" / "jobs").glob("*"))
 
@@ -158,5 +159,5 @@ def test_completion(run: Cli) -> None:
     assert words("up", "--nodes", "h1", "--hosts", "2", "ssh", "--hostf") == ["--hostfile"]
     assert words("kill", "--o") == ["--orphans"]
     script = run("completion", "bash").stdout + "complete -p monarch-kernel\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=patience(20))
     assert "-F _monarch_kernel monarch-kernel" in done.stdout

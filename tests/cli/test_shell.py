@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
 from tests.conftest import alive, wait_until
+from tests.waiting import patience
 
 Open = Callable[..., Terminal]
 
@@ -55,7 +56,7 @@ def test_a_session(shell: Open) -> None:
 
     terminal.type("seq 200000; exit 7\n")
     terminal.until(r"\s200000\s")
-    assert terminal.process.wait(40) == 7
+    assert terminal.process.wait(patience(40)) == 7
     assert terminal.restored
     wait_until(lambda: not alive(stays), "what the shell had started ends with it")
 
@@ -73,7 +74,7 @@ def test_a_client_that_is_ended_restores_the_terminal(shell: Open) -> None:
     terminal = shell()
     found = pid_of(terminal)
     terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(40) == 128 + signal.SIGTERM
+    assert terminal.process.wait(patience(40)) == 128 + signal.SIGTERM
     assert terminal.restored
     wait_until(lambda: not alive(found), "the shell ends")
 
@@ -82,7 +83,7 @@ def test_a_shell_that_is_lost(shell: Open) -> None:
     terminal = shell()
     terminal.type("kill -9 $PPID\n")  # the process that holds the terminal
     terminal.until("monarch-kernel: ")
-    assert terminal.process.wait(40) == 1
+    assert terminal.process.wait(patience(40)) == 1
     assert terminal.restored
 
 
@@ -94,5 +95,5 @@ def test_lines_without_a_shell(run: Cli, job: str) -> None:
     assert "no mesh 'other'" in run("shell", job, "--mesh", "other").stderr
     terminal = Terminal(run, "shell", job, "--workdir", "/nowhere")
     terminal.until("no shell on host 0: /nowhere: No such file or directory")
-    assert terminal.process.wait(40) == 1
+    assert terminal.process.wait(patience(40)) == 1
     terminal.close()

@@ -11,6 +11,7 @@ import pytest
 from monarch_kernel.debugger.controller.common_point import agree
 from monarch_kernel.debugger.rank import common_point
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ def test_a_rank_that_gets_there_before_the_decision_waits_for_it(monkeypatch: py
     waiting.start()
     assert not reached
     common_point.decide("k", True)
-    waiting.join(10)
+    waiting.join(patience(10))
     assert reached == [True] and common_point.is_reached("k")
 
 

@@ -21,6 +21,7 @@ from monarch_kernel.meshes import attach
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
 from tests.debugger.debuggee import FILE, Worker, line, still_held, texts
+from tests.waiting import patience
 
 
 def kept() -> list[tuple[str, str, str]]:
@@ -115,7 +116,10 @@ def test_the_end_of_the_controller_strands_nobody(orphaned: str, monkeypatch: py
     try:
         code = SCRIPT.replace("ENV", repr({"MONARCH_KERNEL_ORPHANED_STOPS": orphaned}))
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], timeout=60, cwd=Path(__file__).parents[2], check=False
+            [sys.executable, "-c", textwrap.dedent(code)],
+            timeout=patience(60),
+            cwd=Path(__file__).parents[2],
+            check=False,
         )
         assert done.returncode == -signal.SIGKILL
         host = attach("t")

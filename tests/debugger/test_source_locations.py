@@ -17,6 +17,7 @@ import monarch_kernel
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.debugger.frontend import Frontend, use_frontend
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -140,7 +141,7 @@ def test_the_user_s_innermost_frame_of_a_thread() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert ready.wait(20) and thread.ident is not None
+        assert ready.wait(patience(20)) and thread.ident is not None
         place = source_locations.user_place(thread.ident)
         assert place is not None
         assert (place.file, place.name.rpartition(".")[2]) == (__file__, "work")

@@ -11,6 +11,7 @@ import pytest
 from tests.engines.conftest import python_of
 from tests.engines.test_tools import shown, until
 from tests.kernel.harness import Kernel, wait_until
+from tests.waiting import patience
 
 pytestmark = pytest.mark.parametrize("notebook", ["torchmonarch"], indirect=True)
 
@@ -119,7 +120,7 @@ def job(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
         finally:
             gate.touch()
             try:
-                process.wait(30)
+                process.wait(patience(30))
             finally:
                 process.kill()
 
@@ -135,8 +136,8 @@ def test_a_running_job_of_another_process(
     notebook.ok("%mesh down job\n%mesh use m")
     # A viewer that is killed while it has stopped all ranks: they go on, and the job comes to its end.
     command = [python_of("torchmonarch"), str(HERE / "viewer.py"), str(file), str(HERE / "job.py"), str(line)]
-    viewer = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=HERE.parent.parent)
+    viewer = subprocess.run(command, capture_output=True, text=True, timeout=patience(90), cwd=HERE.parent.parent)
     assert "stopped" in viewer.stdout, viewer
     gate.touch()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=patience(60))
     assert "steps: [" in out and "seen by" not in out, out

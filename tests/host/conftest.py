@@ -37,8 +37,9 @@ from monarch_kernel.protocol.messages import (
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.host import launch
 from monarch_kernel.runtime.node.node import Node
+from tests.waiting import patience
 
-DEADLINE = 60.0
+DEADLINE = patience(60.0)
 
 
 class Answer:

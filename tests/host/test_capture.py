@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from monarch_kernel.protocol.output_records import OutputDecoder, OutputEvent
+from tests.waiting import patience
 
 # PYTHONUNBUFFERED would make C's stdio unbuffered too.
 ENV = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
@@ -25,7 +26,7 @@ def run(code: str, expect: int = 0) -> tuple[list[OutputEvent], list[OutputEvent
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
         capture_output=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
         env=ENV,
     )
@@ -292,7 +293,7 @@ def test_an_interrupt_in_the_middle_of_a_write_loses_nothing(handler_prints: boo
         # Nobody reads stdout until its pipe is full and the interrupt has come.
         assert os.read(process.stderr.fileno(), 100) == b"interrupted"
         data = process.stdout.read()
-    assert process.wait(30) == 0
+    assert process.wait(patience(30)) == 0
     decoder = OutputDecoder()
     text = "".join(e.data for e in decoder.feed(data) + decoder.close() if e.kind == "text")
     assert text.count("y") == 300_000

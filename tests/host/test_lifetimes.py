@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from monarch_kernel.runtime.host import cleanup
+from tests.waiting import patience
 
-DEADLINE = 30.0
+DEADLINE = patience(30.0)
 ROOT = Path(__file__).parents[2]
 
 

@@ -29,6 +29,14 @@ def one(request: pytest.FixtureRequest) -> Iterator[Team]:
         yield made
 
 
+@pytest.fixture(params=TRANSPORTS, scope="module")
+def standing(request: pytest.FixtureRequest) -> Iterator[Team]:
+    """A team of one worker that serves one test after the other."""
+    with team(request.param) as made:
+        made.start()
+        yield made
+
+
 # -- addresses --------------------------------------------------------------------------------
 
 
@@ -217,21 +225,17 @@ def _pids(script: subprocess.Popen[str]) -> set[int]:
         "world.stop().get()",
     ],
 )
-def test_nothing_is_left_of_a_controller_that_ends(one: Team, how: str) -> None:
-    with _script(one, f"print(*pids, flush=True)\n{how}", check=False) as script:
+def test_nothing_is_left_of_a_controller_that_ends(standing: Team, how: str) -> None:
+    worker = standing[0]  # it stays, and serves the next one
+    with _script(standing, f"print(*pids, flush=True)\nsys.stdin.readline()\n{how}", check=False) as script:
         ranks = _pids(script)
-        assert len(ranks) == 2
-        script.wait(PATIENCE)
-        wait_until(lambda: not any(map(alive, ranks)), "its ranks are gone")
-        one[0].wait_idle()
-    wait_until(lambda: len(children(one[0].pid)) == 1, "only the fork server is left, no template with its modules")
-    # The worker stays, and serves the next one.
-    with _script(one, "wait()") as script:
-        assert _pids(script) == one[0].ranks()
+        assert len(ranks) == 2 and ranks == worker.ranks()
         assert script.stdin is not None
         script.stdin.close()
         script.wait(PATIENCE)
-    one[0].wait_idle()
+        wait_until(lambda: not any(map(alive, ranks)), "its ranks are gone")
+        worker.wait_idle()
+    wait_until(lambda: len(children(worker.pid)) == 1, "only the fork server is left, no template with its modules")
 
 
 def test_two_controllers_at_once(one: Team) -> None:

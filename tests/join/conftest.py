@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from monarch_kernel.engines.join.announcements import announcements
 from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
 from monarch_kernel.engines.join.places import refreshed
+from tests.conftest import needs as needs
 from tests.conftest import wait_until
 from tests.kernel import harness
 from tests.kernel.conftest import (  # fixtures
@@ -81,12 +81,6 @@ class Job:
             self.process.wait()
         assert code == 0, self.log
         return self.log
-
-
-def needs(package: str) -> None:
-    """Skip the test where this package is missing; importing it here would take seconds."""
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: monarch_kernel[engines]")
 
 
 def listed(name: str) -> list[JoinableJob]:

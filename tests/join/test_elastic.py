@@ -16,6 +16,7 @@ from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import TRAIN, Job
 from tests.kernel.harness import Kernel
+from tests.waiting import patience
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +39,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield job
     finally:
         job.process.terminate()
-        job.process.wait(30)
+        job.process.wait(patience(30))
 
 
 def test_ranks_come_again_and_another_number_of_them(job: Job, notebook: Kernel, tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_ranks_come_again_and_another_number_of_them(job: Job, notebook: Kernel,
     assert "[0, 1]" in shown(notebook.ok("list(rank.values())"))
 
     job.process.terminate()
-    job.process.wait(30)
+    job.process.wait(patience(30))
     again = Job("elastic", agent(tmp_path, 1), tmp_path, 1)
     wait_until(lambda: "ranks=1" in shown(notebook.ok("%mesh ls")), "the mesh has one rank", 60)
     until(notebook, "%mesh stacks", r"the program\n.*train\.py")

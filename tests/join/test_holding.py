@@ -12,6 +12,7 @@ from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import Job
 from tests.kernel.harness import Kernel
+from tests.waiting import patience
 
 FAILING = Path(__file__).parent / "failing.py"
 LINE = FAILING.read_text().split("\n").index('        raise ValueError(f"row {row} is no number")') + 1
@@ -27,7 +28,7 @@ def test_its_frames_can_be_looked_at_until_the_notebook_leaves(start_job: Callab
     assert "row = 3" in shown(notebook.ok("%mesh debug print row"))
     assert "1 has failed" in (said := shown(notebook.ok("%mesh hang"))) or "ValueError" in said
     notebook.ok("%mesh leave")
-    assert job.process.wait(60) == 1 and f'failing.py", line {LINE}' in job.log
+    assert job.process.wait(patience(60)) == 1 and f'failing.py", line {LINE}' in job.log
 
 
 def test_a_breakpoint_at_errors_stops_a_program_that_fails_while_it_is_joined(
@@ -44,7 +45,7 @@ def test_a_breakpoint_at_errors_stops_a_program_that_fails_while_it_is_joined(
     assert "later.py:4" in until(notebook, "%mesh debug list", r"\b0-1\b")
     notebook.ok("%mesh debug --on later continue")
     notebook.ok("%mesh clear")
-    assert job.process.wait(60) == 1
+    assert job.process.wait(patience(60)) == 1
     notebook.run("%mesh leave")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.engines.join.identity import RankIdentity, identity
+from tests.waiting import patience
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "h"}
 SRUN = {
@@ -104,7 +105,7 @@ def test_dimensions_are_those_of_the_programs_device_mesh_or_groups() -> None:
     pytest.importorskip("torch")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", DIMENSIONS], capture_output=True, text=True, timeout=100, env=environment
+        [sys.executable, "-c", DIMENSIONS], capture_output=True, text=True, timeout=patience(100), env=environment
     )
     assert done.returncode == 0, done.stderr
     assert [list(each.items()) for each in json.loads(done.stdout)] == [

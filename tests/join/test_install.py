@@ -12,6 +12,7 @@ import pytest
 from bench.environments import bare_above
 from monarch_kernel.engines.join.startup import is_rank
 from tests.join.conftest import ROOT
+from tests.waiting import patience
 
 THREADS = "import threading; print('monarch-join' in [each.name for each in threading.enumerate()])"
 CHILDREN = f"""
@@ -57,7 +58,7 @@ def run(python: Path, *words: str, name: str = "by-variable", **variables: str) 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_KERNEL_JOIN": name, **variables}
     if not name:
         del environment["MONARCH_KERNEL_JOIN"]
-    return subprocess.run([python, *words], capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run([python, *words], capture_output=True, text=True, timeout=patience(60), env=environment)
 
 
 def test_programs_are_ranks_and_their_children_are_none(python: Path, tmp_path: Path) -> None:

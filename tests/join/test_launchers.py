@@ -21,6 +21,7 @@ from tests.join.conftest import ROOT
 from tests.join.test_remote import elsewhere, far_notebook
 from tests.kernel.harness import Kernel
 from tests.launchers.slurm import Slurm, slurm
+from tests.waiting import patience
 
 __all__ = ["far_notebook", "slurm"]
 HERE = Path(__file__).parent
@@ -43,12 +44,12 @@ def running(folder: Path, name: str, ranks: int, command: Sequence[str]) -> Gene
             assert found, (folder / "log").read_text()
             yield found[0]
             (folder / "ends").touch()
-            assert process.wait(60) == 0, (folder / "log").read_text()
+            assert process.wait(patience(60)) == 0, (folder / "log").read_text()
         finally:
             (folder / "ends").touch()
             if process.poll() is None:
                 process.terminate()
-                process.wait(30)
+                process.wait(patience(30))
 
 
 def waiting(folder: Path) -> list[str]:
@@ -97,7 +98,9 @@ def test_a_notebook_joins_the_nodes_of_a_slurm_job(slurm: Slurm, far_notebook: K
             "--json",
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patience(90)
+        )
         assert done.returncode == 0, done.stderr
         assert [each["rank"] for each in json.loads(done.stdout)["job"]["ranks"]] == [0, 1]
     slurm.wait_until_idle()

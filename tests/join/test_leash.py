@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.join.chaos import ROOT
 from tests.join.conftest import Job
+from tests.waiting import patience
 
 TURN = Path(__file__).with_name("fork_train.py")
 LINE = TURN.read_text().split("\n").index("    return number + 1") + 1
@@ -125,7 +126,7 @@ COUNTS = "cells.pull.call(['count']).get(20).item(ranks=0)['count']"
 def goes_on(viewer: Viewer) -> bool:
     """Whether the process turns, before long."""
     before = int(viewer.ask(COUNTS))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while time.monotonic() < deadline:
         if int(viewer.ask(COUNTS)) > before + 2:
             return True

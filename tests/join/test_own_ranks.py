@@ -10,6 +10,7 @@ from pathlib import Path
 
 from monarch_kernel.engines.join.own_ranks import _FOLDER
 from tests.join.conftest import ROOT
+from tests.waiting import patience
 
 #: Starts itself once more as rank 1, as Lightning does, and a tool.
 PROGRAM = """
@@ -41,7 +42,7 @@ def run(folder: Path, *options: str, **variables: str) -> list[dict[str, object]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     environment.pop("MONARCH_KERNEL_JOIN", None)
     line = [sys.executable, "-m", "monarch_kernel.join", "--name", "own", *options, str(program)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=patience(60), env=environment)
     assert done.returncode == 0 and not done.stderr, done
     return json.loads(done.stdout)
 

@@ -26,6 +26,7 @@ from tests.kernel import harness
 from tests.kernel.harness import Kernel, stop_kernel
 from tests.launchers import sshd
 from tests.launchers.engines import CannotRunError
+from tests.waiting import patience
 
 LINE = TRAIN.read_text().split("\n").index("    optimizer.zero_grad()") + 1
 
@@ -86,7 +87,7 @@ def report(folder: Path, config: Path, *args: str) -> dict[str, Any]:
         str(folder / "out"),
     ]
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(90))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -132,7 +133,7 @@ def test_ranks_of_two_machines_are_one_mesh(machines: list[sshd.Sshd], far_noteb
         found = report(tmp_path, config, "far-job", "--hosts", "node0,node1")
         assert [each["rank"] for each in found["job"]["ranks"]] == [0, 1] and "train.py" in str(found["stacks"])
         gate.touch()
-        assert [job.wait(60) for job in jobs] == [0, 0], [
+        assert [job.wait(patience(60)) for job in jobs] == [0, 0], [
             (tmp_path / f"log{number}").read_text() for number in range(2)
         ]
     finally:

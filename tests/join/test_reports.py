@@ -22,6 +22,7 @@ from monarch_kernel.debugger.reports.webhook import posted
 from monarch_kernel.environment import JOIN_RANK
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT, Job
+from tests.waiting import patience
 
 SCRIPT = Path(__file__).parent / "hanging.py"
 LINES = SCRIPT.read_text().split("\n")
@@ -32,7 +33,12 @@ def run_report(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != JOIN_RANK}
     command = [sys.executable, "-m", "monarch_kernel", "report", *args]
     return subprocess.run(
-        command, cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90
+        command,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=patience(90),
     )
 
 

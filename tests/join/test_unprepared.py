@@ -23,6 +23,7 @@ from tests.engines.test_tools import shown, until
 from tests.join.conftest import ROOT, listed
 from tests.kernel.harness import Kernel
 from tests.launchers.slurm import Slurm, slurm
+from tests.waiting import patience
 
 __all__ = ["slurm"]
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ class Plain:
     def end(self) -> list[str]:
         """Let all come to their ends; what they have written."""
         self.gate.touch()
-        codes = [each.wait(60) for each in self.processes]
+        codes = [each.wait(patience(60)) for each in self.processes]
         logs = [self.log(index) for index in range(len(codes))]
         assert not any(codes), logs
         return logs
@@ -78,7 +79,7 @@ class Plain:
 @pytest.fixture(scope="session")
 def python() -> str:
     """A Python 3.14."""
-    done = subprocess.run([HERE / "python314.sh"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([HERE / "python314.sh"], capture_output=True, text=True, timeout=patience(300))
     if done.returncode:
         pytest.skip(f"there is no Python 3.14: {done.stderr.strip().rpartition(chr(10))[2]}")
     return done.stdout.split()[-1]
@@ -144,7 +145,7 @@ def test_one_that_has_only_just_been_started_is_waited_for(
         wait_until(lambda: preparing.done() or any(map(_retries, children())), "it was not found, and is tried again")
         assert not preparing.done()
         os.kill(pid, signal.SIGCONT)
-        assert preparing.result(60).refused == []
+        assert preparing.result(patience(60)).refused == []
 
 
 def _retries(pid: int) -> bool:
@@ -212,7 +213,7 @@ def test_ranks_that_no_environment_tells_are_numbered(start: Callable[..., Plain
 def test_the_package_is_installed_while_the_process_runs(
     start: Callable[..., Plain], python: str, tmp_path: Path
 ) -> None:
-    subprocess.run([python, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=60)
+    subprocess.run([python, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=patience(60))
     packages = tmp_path / "bare/lib/python3.14/site-packages"
     loop = [str(tmp_path / "bare/bin/python"), str(LOOP), str(tmp_path / "ends")]
     programs = start((loop, {"PYTHONPATH": ""}))

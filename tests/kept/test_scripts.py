@@ -21,6 +21,7 @@ from tests.actor.actors import hook
 from tests.conftest import alive, wait_until
 from tests.kept.actors import Boss, Counter
 from tests.kept.conftest import nothing_kept, processes
+from tests.waiting import patience
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def script(code: str, status: int = 0, env: dict[str, str] | None = None) -> str
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         cwd=Path(__file__).parents[2],
         env={**os.environ, **(env or {})},
     )
@@ -212,7 +213,7 @@ def test_another_keeper_takes_its_place(kept_folder: str) -> None:
     os.kill(kept()[0].pid, signal.SIGKILL)
     wait_until(lambda: not host.is_kept, "its end is known")
     assert not kept()
-    assert len(mesh.slice(gpus=1).heal().get(60).replaced) == 1
+    assert len(mesh.slice(gpus=1).heal().get(patience(60)).replaced) == 1
     assert host.is_kept and kept()[0].held_by == os.getpid()
     assert counters.slice(gpus=1).add.call_one().get() == 16
     host.detach()
@@ -245,7 +246,7 @@ def test_a_checkpoint_that_is_too_large_is_told(capfd: pytest.CaptureFixture[str
     wait_until(told, "it is said")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: faults, "its end is known")
-    assert mesh.heal().get(60).restored == ["counters"], "while this controller lives"
+    assert mesh.heal().get(patience(60)).restored == ["counters"], "while this controller lives"
     host.down()
 
 

@@ -17,9 +17,10 @@ from jupyter_client.manager import KernelManager
 
 from monarch_kernel.kernel.install import KERNEL_NAME
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 #: No test waits longer than this for one answer (seconds).
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 
 
 @dataclass

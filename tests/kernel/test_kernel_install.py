@@ -17,6 +17,7 @@ import monarch_kernel
 from monarch_kernel.__main__ import main
 from monarch_kernel._version import __version__
 from tests.kernel.harness import Kernel
+from tests.waiting import patience
 
 
 def command(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def command(*argv: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "monarch_kernel", *argv],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 

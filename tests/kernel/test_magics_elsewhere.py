@@ -13,6 +13,7 @@ import pytest
 
 from tests.kernel.harness import Bell, Kernel
 from tests.kernel.screen import text
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +89,7 @@ def in_ipython(*cells: str) -> str:
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *cells], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-c", program, *cells], capture_output=True, text=True, cwd=ROOT, timeout=patience(120)
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -27,16 +27,6 @@ def fresh(mesh: Kernel) -> Iterator[Kernel]:
     mesh.ok("%mesh use m")
 
 
-@pytest.fixture(scope="module")
-def torch(mesh: Kernel) -> Kernel:
-    """The same kernel; its host agent has imported torch for the ranks to come, which is no leak of a test's."""
-    pytest.importorskip("torch")
-    mesh.ok("%mesh up group --procs 1 --dist gloo")
-    mesh.ok("%mesh down group")
-    mesh.ok("%mesh use m")
-    return mesh
-
-
 def plain(outcome: Outcome) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", outcome.traceback)
 
@@ -350,79 +340,6 @@ def test_redefining_a_class_or_function_is_enough(mesh: Kernel) -> None:
         mesh.ok("counters = get_mesh('m').spawn('counters', Counter)")
         assert mesh.ok("counters.version.call(helper).get()[3]").text == str((version, version))
         mesh.ok("counters.stop().get(30);")
-
-
-# -- torch ------------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-def test_dist_joins_a_process_group_and_leaves_it(torch: Kernel) -> None:
-    mesh = torch
-    assert "torch.distributed over gloo" in mesh.ok("%mesh up group --procs 2 --dist gloo").stdout
-    outcome = mesh.ok(
-        "%%mesh\nimport torch, torch.distributed as dist\nt = torch.ones(1) * (rank + 1)\ndist.all_reduce(t)\n"
-        "dist.get_rank() == rank, dist.get_world_size(), t.item()"
-    )
-    assert text(outcome) == "[0-1] (True, 2, 3.0)"
-    mesh.ok("%mesh down group")
-    mesh.ok("%mesh use m")
-
-
-@pytest.mark.torch
-def test_dist_over_hosts_that_are_one(torch: Kernel) -> None:
-    torch.ok("%mesh up group hosts=2 gpus=2 --dist gloo")
-    outcome = torch.ok(
-        "%%mesh\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n"
-        "t.item(), os.environ['LOCAL_RANK'], os.environ['GROUP_RANK']"
-    )
-    for rank, told in enumerate([("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")]):
-        assert re.search(rf"\[{rank}\] +\(4.0, {told[0]!r}, {told[1]!r}\)", text(outcome))
-    torch.ok("%mesh down group")
-    torch.ok("%mesh use m")
-
-
-@pytest.mark.torch
-def test_a_users_own_init_works_as_it_stands(torch: Kernel, fresh: Kernel) -> None:
-    outcome = fresh.ok(
-        "%%mesh\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
-    )
-    assert text(outcome) == "[0-3] 4"
-
-
-@pytest.mark.torch
-def test_ranks_that_wait_for_a_failed_one_are_let_go(torch: Kernel) -> None:
-    mesh = torch
-    mesh.ok("%mesh up group --procs 3 --dist gloo")
-    outcome = mesh.run(
-        "%%mesh\nimport torch, torch.distributed as dist\n"
-        "if rank == 1:\n    raise ValueError('left')\ndist.all_reduce(torch.ones(1))"
-    )
-    told = plain(outcome)
-    assert "ValueError: left" in told
-    assert "Failed on rank 1 (gpus=1) of the 3" in told
-    assert re.search(
-        r"Ranks 0,2 waited in torch.distributed at Cell In\[\d+\], line 5 for rank 1, and were released", told
-    )
-    assert text(mesh.ok("%%mesh\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()")) == "[0-2] 3.0"
-    mesh.ok("%mesh down group")
-    mesh.ok("%mesh use m")
-
-
-@pytest.mark.torch
-def test_kept_failures_do_not_keep_the_connections_of_a_group(torch: Kernel) -> None:
-    mesh = torch
-    mesh.ok("%mesh up own --procs 4")
-    outcome = mesh.run(
-        "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "def step(i):\n    if rank == 2 and i == 2:\n        raise ValueError('no more')\n"
-        "    dist.all_reduce(torch.ones(1))\n"
-        "for i in range(4):\n    step(i)"
-    )
-    # All have come out of it, though some had waited for ranks that waited themselves.
-    assert "ValueError: no more" in plain(outcome)
-    assert "ValueError: no more" in mesh.ok("%mesh pm -r 2").stdout
-    mesh.ok("%mesh down own")
-    mesh.ok("%mesh use m")
 
 
 # -- interrupts -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.rank_lines import Limits
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
+from tests.waiting import patience
 
 
 @dataclass
@@ -110,7 +111,7 @@ def test_the_routers_thread_shows_what_is_new(stage: Stage) -> None:
     for text in ("one\n", "two\n"):
         kept.new.clear()
         stage.router.on_event(Event("a", data=text))
-        assert kept.new.wait(10)
+        assert kept.new.wait(patience(10))
     assert kept.text == "[0] one\n    two"
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.conftest import needs, wait_until
 from tests.kernel.harness import Kernel, Outcome
 from tests.kernel.screen import text
+from tests.waiting import patience
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-PATIENCE = 60
+PATIENCE = patience(60)
 
 
 def blocks(heading: str) -> list[str]:
@@ -42,7 +43,7 @@ def comparable(said: str) -> str:
 
 @pytest.mark.torch
 def test_the_session(fresh_kernel: Kernel) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     (session,) = blocks("A session")
     cells = re.findall(r"^In \[(\d+)\]: (.*?)\n\n(.*?)(?=^In \[|\Z)", session, re.DOTALL | re.MULTILINE)
     assert [int(number) for number, _, _ in cells] == list(range(1, len(cells) + 1))

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import needs
 from tests.kernel.conftest import jupyter_folders as jupyter_folders
 from tests.kernel.conftest import kernel as kernel
 from tests.kernel.harness import Kernel, Outcome
 
-pytest.importorskip("torch")
+needs("torch")
 pytestmark = pytest.mark.torch
 
 

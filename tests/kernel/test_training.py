@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import needs
 from tests.kernel.harness import Kernel, Outcome
 from tests.kernel.screen import text
 
-pytest.importorskip("torch")
+needs("torch")
 pytestmark = pytest.mark.torch
 
 IMPORTS = "%%mesh\nimport torch, torch.distributed as dist\n"

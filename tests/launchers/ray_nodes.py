@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,26 @@ import pytest
 from tests.conftest import alive, describe
 from tests.launchers.engines import CannotRunError
 from tests.launchers.namespace import own_network
+from tests.waiting import Deadline, patience
 
 NODES = ("n1", "n2")
-#: A node that is lost is noticed in a second and not in twelve.
-_CONFIG = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
+#: A node that is lost is noticed in a second and not in twelve, or later where a living one is slow to answer.
+_CONFIG = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": int(patience(300)),
+    "health_check_failure_threshold": 3,
+}
 #: Its autoscaler can add no nodes, and says so.
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_autoscaler_v2": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    # A node starts some Python of its own, and gives up where that takes 30 s, on any machine.
+    "RAY_agent_register_timeout_ms": f"{patience(60) * 1000:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{patience(60):.0f}",
+    "RAY_gcs_server_port_wait_time_s": f"{patience(30):.0f}",
+    "RAY_gcs_server_request_timeout_seconds": f"{patience(60):.0f}",
+}
 _MEMORY = 80 * 2**20
 
 
@@ -47,7 +61,7 @@ class Ray:
             cwd=Path(__file__).parents[2],
             env={**os.environ, **_SETTINGS, "RAY_TMPDIR": self.folder},
         )
-        self._process.wait(60)  # it has left another one behind
+        self._process.wait(patience(60))  # it has left another one behind
         self.address = self._answer()["address"]
 
     def _answer(self) -> dict[str, Any]:
@@ -89,8 +103,8 @@ class Ray:
         self._process.stdout.read()  # until it has ended
         self._process.stdout.close()
         self._log.close()
-        end = time.monotonic() + 20
-        while (left := self.processes()) and time.monotonic() < end:
+        end = Deadline(20)
+        while (left := self.processes()) and end.left():
             time.sleep(0.02)
         shown = [describe(pid) for pid in left]
         for pid in left:
@@ -118,33 +132,51 @@ def ray_nodes() -> Iterator[Ray]:
         pytest.skip(str(why))
 
 
+def _patient(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Looks for a node that starts for as long as this machine needs: Ray gives it 30 s on any machine."""
+
+    def get_node(*args: Any, **options: Any) -> Any:
+        end = Deadline(60)
+        while True:
+            try:
+                return find(*args, **options)
+            except RuntimeError:
+                if not end.left():
+                    raise
+                time.sleep(0.1)
+
+    return get_node
+
+
 def main(folder: str) -> None:
     """Keep the cluster, and do what the tests say."""
     if os.fork():
         os._exit(0)
     os.setsid()
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _MEMORY, "temp_dir": folder}
+    services.get_node = _patient(services.get_node)
     cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": _CONFIG})
     nodes: dict[str, Any] = {}
 
-    def add(name: str, wait: bool) -> None:
-        nodes[name] = cluster.add_node(
-            wait=wait, node_name=name, num_cpus=4, num_gpus=2, object_store_memory=_MEMORY, resources={"slot": 1}
-        )
+    def add(*names: str) -> None:
+        for name in names:
+            nodes[name] = cluster.add_node(
+                wait=False, node_name=name, num_cpus=4, num_gpus=2, object_store_memory=_MEMORY, resources={"slot": 1}
+            )
+        cluster.wait_for_nodes(patience(30))
 
     try:
-        for name in NODES:
-            add(name, wait=False)
-        cluster.wait_for_nodes()
+        add(*NODES)
         print(json.dumps({"address": cluster.address}), file=out, flush=True)
         for line in sys.stdin:
             what, name = line.split()
             if what == "add":
-                add(name, wait=True)
+                add(name)
             else:
                 cluster.remove_node(nodes.pop(name), allow_graceful=False)
             print("{}", file=out, flush=True)

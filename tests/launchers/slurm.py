@@ -22,6 +22,7 @@ import pytest
 from tests.conftest import alive, describe, wait_until
 from tests.launchers.engines import CannotRunError
 from tests.launchers.namespace import own_network
+from tests.waiting import patience
 
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
@@ -167,7 +168,7 @@ class Slurm:
         wait_until(lambda: not self.say("squeue", "-h"), "no job is left")
         for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
             self._end(self.folder / f"{name}.pid")
-        end = time.monotonic() + 10
+        end = time.monotonic() + patience(10)
         while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.02)
         shown = [describe(pid) for pid in left]

@@ -42,6 +42,7 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.workers import make_key_file, new_key_text
 from tests.launchers.conformance import Prober, clean
+from tests.waiting import patience
 
 __all__ = ["clean"]
 
@@ -166,12 +167,14 @@ def test_a_worker_takes_its_key_from_a_variable_or_a_file(way: KeyWay, tmp_path:
         for each in (pid, process.pid):
             assert KEY_VARIABLE.encode() not in Path(f"/proc/{each}/environ").read_bytes()
         hosts.shutdown().get()
-        assert process.wait(30) == 0
+        assert process.wait(patience(30)) == 0
 
 
 def test_a_worker_that_cannot_start_announces_why() -> None:
     command = WorkerCommand("j", Secret("no key"))
-    done = subprocess.run(command.argv("tcp://127.0.0.1:0"), input=command.stdin(), capture_output=True, timeout=60)
+    done = subprocess.run(
+        command.argv("tcp://127.0.0.1:0"), input=command.stdin(), capture_output=True, timeout=patience(60)
+    )
     said = find_announcement(b"Welcome to node1\n" + done.stdout)
     assert done.returncode != 0 and said is not None and not said.url
     assert said.error.startswith("standard input is not a key file")

@@ -20,6 +20,7 @@ from monarch_kernel.launchers import registry
 from tests.conftest import alive, wait_until
 from tests.kept.actors import Counter
 from tests.otheruser import OtherUser, other_user, shared
+from tests.waiting import patience
 
 __all__ = ["other_user", "shared"]
 
@@ -63,7 +64,7 @@ def script(code: str) -> str:
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr

@@ -35,6 +35,7 @@ from tests.launchers.controllers import Controllers, controllers
 from tests.launchers.kubelet import GPU
 from tests.launchers.kubernetes import Cluster, cluster, one_cluster
 from tests.launchers.test_kubernetes import IMAGE, empty, job, told
+from tests.waiting import patience
 
 __all__ = ["clean", "cluster", "controllers", "empty", "one_cluster"]
 
@@ -199,7 +200,7 @@ def test_a_jobset_is_admitted_as_one_and_says_why_it_waits(cluster: Cluster, con
     wait_until(lambda: made.status().reason == why, "Kueue has said why")
     assert not cluster.pods() and [host.state for host in made.status().hosts] == [HostPhase.QUEUED] * 2
     controllers.room.set()
-    made.wait(60)
+    made.wait(patience(60))
     (known,) = (each for each in list_jobs().jobs if each.job == made.job_id)
     assert not known.error and len(known.status.hosts if known.status else ()) == 2
     controllers.room.clear()  # others come first

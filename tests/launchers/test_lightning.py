@@ -18,6 +18,7 @@ from monarch_kernel.launchers.listing import list_jobs
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.lightning import MOST, NEVER, STUDIO, Machine, Platform, platform, sdk
+from tests.waiting import patience
 
 __all__ = ["clean", "platform", "sdk"]
 
@@ -87,7 +88,7 @@ def test_no_log_has_the_key(
     caplog.set_level(logging.DEBUG)
     job = LightningJob({"hosts": 1}, idle=60)
     job.apply()
-    job.wait(60)
+    job.wait(patience(60))
     (body,) = asked(platform)
     private = json.loads(body["spec"]["env"][0]["value"])["private"]
     job.kill()
@@ -171,7 +172,7 @@ def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_job_that_was_deleted_there_is_gone(platform: Platform) -> None:
     job = LightningJob({"hosts": 1}, idle=60)
     job.apply()
-    job.wait(60)
+    job.wait(patience(60))
     (machine,) = platform.machines.values()
     machine.stop()
     wait_until(lambda: machine.state == "stopped", "its worker has ended")
@@ -187,7 +188,7 @@ def test_jobs_that_are_in_no_list_are_found_and_ended(
     group, single = LightningJob({"hosts": 2}, idle=60), LightningJob({"hosts": 2}, way="single", idle=60)
     for job in (group, single):
         job.apply()
-        job.wait(60)
+        job.wait(patience(60))
     single.resize(1)
     other = platform.models.V1JobSpec(command="sleep 60", image="image", env=[])
     platform.machines["other"] = Machine(platform, "other", f"x-{single.job_id}-7", other)

@@ -21,6 +21,7 @@ from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.ray_nodes import Ray, ray_nodes
+from tests.waiting import patience
 
 __all__ = ["clean", "ray_nodes"]
 
@@ -200,5 +201,5 @@ sys.modules["ray"] = None
 from monarch_kernel.job import RayJob
 RayJob({"hosts": 1}).apply()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(100))
     assert "LaunchError: hosts from Ray need its package" in done.stderr and "monarch_kernel[ray]" in done.stderr

@@ -23,6 +23,7 @@ from tests.conftest import wait_until
 from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean, processes_of, script
 from tests.launchers.sky_engine import MOST, NEVER, REFUSED, SkyPilot, skypilot
 from tests.launchers.sshd import sshd
+from tests.waiting import patience
 
 __all__ = ["clean", "skypilot", "sshd"]
 
@@ -140,7 +141,7 @@ def test_a_cluster_of_the_users_own_stays(skypilot: SkyPilot) -> None:
     second.kill()
     assert skypilot.asked("/cancel")[-1]["cluster_name"] == "dev"
     assert "dev" not in {body["cluster_name"] for body in skypilot.asked("/down")}
-    first.wait(60)  # the cluster that it made is there
+    first.wait(patience(60))  # the cluster that it made is there
     first.kill()
     assert skypilot.asked("/down")[-1]["cluster_name"] == "dev"
 
@@ -150,7 +151,7 @@ def test_a_job_whose_record_is_lost_is_found_by_the_name_of_its_cluster(
 ) -> None:
     job = skypilot.job(2)
     job.apply()
-    job.wait(60)
+    job.wait(patience(60))
     ended = job.job_id
     with monkeypatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
@@ -217,4 +218,4 @@ def test_the_command_holds_a_node_while_a_worker_lives_and_notes_its_environment
     assert "a-secret-value" not in note.read_text() and hold.poll() is None
     worker.kill()
     worker.wait()
-    assert hold.wait(30) == 0 and not note.exists()
+    assert hold.wait(patience(30)) == 0 and not note.exists()

@@ -31,6 +31,7 @@ from tests.kernel.harness import Kernel
 from tests.kernel.screen import ever, text
 from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean
 from tests.launchers.slurm import Slurm, slurm
+from tests.waiting import patience
 
 __all__ = ["clean", "slurm"]
 
@@ -274,7 +275,7 @@ def test_a_script_runs_in_the_allocation(slurm: Slurm, client: Path) -> None:
 
 def test_the_nodes_of_the_allocation_that_a_program_runs_in(slurm: Slurm, client: Path) -> None:
     argv = ["salloc", "--no-bell", "-N2", sys.executable, str(client), "here"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=patience(100))
     assert "ranks 2 ['n1', 'n2']" in done.stdout, done.stderr
     with pytest.raises(LaunchError, match="runs in no allocation"):
         SlurmJob.here()

@@ -19,6 +19,7 @@ from monarch_kernel.launchers.ssh import FRESH, SSHLauncher, hostfile
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.sshd import Sshd, sshd
+from tests.waiting import patience
 
 __all__ = ["clean", "sshd"]
 
@@ -66,7 +67,7 @@ def test_a_connection_that_ssh_keeps_is_used_again_and_delays_nothing(sshd: Sshd
         job.kill()
     finally:
         for host in ("kept0", "kept1"):
-            subprocess.run([*sshd.command, "-O", "exit", host], check=True, capture_output=True, timeout=30)
+            subprocess.run([*sshd.command, "-O", "exit", host], check=True, capture_output=True, timeout=patience(30))
 
 
 def test_a_host_that_cannot_be_reached_says_what_ssh_said(sshd: Sshd) -> None:

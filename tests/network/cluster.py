@@ -16,12 +16,13 @@ from typing import Any
 from monarch_kernel.protocol.keys import make_key_file
 from tests.conftest import wait_until
 from tests.network.hosts import Host, Network, Process
+from tests.waiting import patience
 
 PORT = 26600
 #: For tests in which a host vanishes, and which do not care how soon that is seen.
 IMPATIENT = {"MONARCH_KERNEL_HEARTBEAT_TIMEOUT": "1"}
 #: How long a test waits for what must happen (seconds); never reached when things work.
-PATIENCE = 40.0
+PATIENCE = patience(40.0)
 
 
 class ProgramFailed(Exception):

@@ -22,11 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.network)
 
 
-@pytest.fixture(autouse=True)
-def no_leaks() -> None:
-    """Instead of the one for tests that hold a runtime themselves: here runtimes live on hosts, which are watched."""
-
-
 @contextmanager
 def network(*names: str) -> Generator[Network]:
     """A network of hosts; nothing of it is left behind. Skips where there can be none."""

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.conftest import describe, wait_until
+from tests.waiting import patience
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PREFIX = "mkt-"
 CLONE_NEWNET = 0x40000000  # of sched.h
 #: To start a process, or to end one (seconds).
-PATIENCE = 20.0
+PATIENCE = patience(20.0)
 
 
 class CannotMakeHosts(Exception):

@@ -12,6 +12,7 @@ from monarch_kernel.actor import Actor, HostMesh, endpoint
 from monarch_kernel.rdma import RDMABuffer, RDMAError
 from tests.network.cluster import Cluster, Controller
 from tests.network.driver import forget, say
+from tests.waiting import patience
 
 np = pytest.importorskip("numpy")
 N = 1 << 20
@@ -62,11 +63,11 @@ def read_until_it_fails(hosts: HostMesh) -> list[Any]:
     into = np.zeros(8 * N, "i8")
     buffer.read_into(into).get()
     say("reading")
-    end = time.monotonic() + 30
+    end = time.monotonic() + patience(30)
     told: list[Any] = []
     while time.monotonic() < end and len(told) < 2:
         try:
-            buffer.read_into(into, timeout=None).get(30)
+            buffer.read_into(into, timeout=None).get(patience(30))
         except RDMAError as error:
             told.append([str(error), error.owner == buffer.owner])
     forget(hosts)

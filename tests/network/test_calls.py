@@ -11,9 +11,11 @@ import pytest
 
 from monarch_kernel.actor import Channel, HostMesh
 from monarch_kernel.errors import ActorError
+from tests.conftest import needs
 from tests.network.actors import Remote
 from tests.network.cluster import Cluster, Controller
 from tests.network.driver import pause
+from tests.waiting import patience
 
 NAMES = ["host0", "host1", "host2", "host3"]
 MB = 1 << 20
@@ -28,13 +30,13 @@ def spawn(hosts: HostMesh, **per_host: int) -> Any:
 
 def places(hosts: HostMesh) -> dict[str, Any]:
     actors = spawn(hosts)
-    everywhere = actors.host.call().get(30)
+    everywhere = actors.host.call().get(patience(30))
     return {
         "sizes": dict(hosts.sizes),
         "all": [[dict(point), value] for point, value in everywhere.items()],
-        "third": list(actors.slice(hosts=2).host.call().get(30).values()),
-        "last two": sorted(future.get(30) for future in actors.slice(hosts=slice(2, 4)).host.stream()),
-        "one": actors.slice(hosts=1, gpus=1).host.call_one().get(30),
+        "third": list(actors.slice(hosts=2).host.call().get(patience(30)).values()),
+        "last two": sorted(future.get(patience(30)) for future in actors.slice(hosts=slice(2, 4)).host.stream()),
+        "one": actors.slice(hosts=1, gpus=1).host.call_one().get(patience(30)),
         "shown": repr(hosts),
     }
 
@@ -51,7 +53,7 @@ def test_hosts_by_name_and_place(controller: Controller) -> None:
 
 def some_hosts(hosts: HostMesh) -> list[str]:
     chosen = hosts.slice(hosts=slice(1, 3))
-    return list(spawn(chosen, gpus=1).host.call().get(30).values())
+    return list(spawn(chosen, gpus=1).host.call().get(patience(30)).values())
 
 
 def test_procs_on_a_slice_of_the_hosts(controller: Controller) -> None:
@@ -59,7 +61,7 @@ def test_procs_on_a_slice_of_the_hosts(controller: Controller) -> None:
 
 
 def two_meshes(hosts: HostMesh) -> list[list[str]]:
-    return [list(spawn(hosts, gpus=1).host.call().get(30).values()) for _ in range(2)]
+    return [list(spawn(hosts, gpus=1).host.call().get(patience(30)).values()) for _ in range(2)]
 
 
 def test_two_workers_only(shared: Cluster, controller: Controller) -> None:
@@ -69,7 +71,7 @@ def test_two_workers_only(shared: Cluster, controller: Controller) -> None:
 
 def spawned_by_a_rank(hosts: HostMesh) -> list[list[str]]:
     actors = spawn(hosts.slice(hosts=slice(0, 1)), gpus=1)
-    return [actors.spawn_beside.call_one(hosts.slice(hosts=slice(n, n + 2))).get(60) for n in (0, 2)]
+    return [actors.spawn_beside.call_one(hosts.slice(hosts=slice(n, n + 2))).get(patience(60)) for n in (0, 2)]
 
 
 def test_a_rank_starts_procs_on_other_hosts(controller: Controller) -> None:
@@ -77,7 +79,7 @@ def test_a_rank_starts_procs_on_other_hosts(controller: Controller) -> None:
 
 
 def lean_ranks(hosts: HostMesh) -> list[list[str]]:
-    return list(spawn(hosts.slice(hosts=slice(0, 1)), gpus=1).modules.call().get(30).values())
+    return list(spawn(hosts.slice(hosts=slice(0, 1)), gpus=1).modules.call().get(patience(30)).values())
 
 
 def test_ranks_know_nothing_of_tls(controller: Controller) -> None:
@@ -91,9 +93,9 @@ def test_ranks_know_nothing_of_tls(controller: Controller) -> None:
 
 def errors(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts, gpus=1)
-    actors.initialized.get(30)
+    actors.initialized.get(patience(30))
     try:
-        actors.boom.call([1, 3]).get(30)
+        actors.boom.call([1, 3]).get(patience(30))
     except ActorError as error:
         healthy = sorted(set(error.values.values())) if isinstance(error.values, dict) else None
         return [str(error), healthy]
@@ -108,10 +110,10 @@ def test_an_error_tells_which_hosts_failed(controller: Controller) -> None:
 
 def between(hosts: HostMesh) -> Any:
     actors = spawn(hosts, gpus=1)
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     first, last = actors.slice(hosts=0), actors.slice(hosts=slice(2, 4))
-    return first.ask.call_one(last, "hello").get(30), [
-        future.get(30) for future in actors.slice(hosts=slice(1, 4)).ask.stream(first, "x")
+    return first.ask.call_one(last, "hello").get(patience(30)), [
+        future.get(patience(30)) for future in actors.slice(hosts=slice(1, 4)).ask.stream(first, "x")
     ]
 
 
@@ -121,10 +123,10 @@ def test_actors_call_each_other_across_hosts(controller: Controller) -> None:
 
 def direct(hosts: HostMesh, size: int) -> int:
     actors = spawn(hosts.slice(hosts=slice(0, 2)), gpus=1)
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     one, other = actors.slice(hosts=0), actors.slice(hosts=1)
     pause()
-    return one.relay.call_one(other, size).get(60)
+    return one.relay.call_one(other, size).get(patience(60))
 
 
 def test_hosts_talk_to_each_other_directly(shared: Cluster, controller: Controller) -> None:
@@ -143,15 +145,15 @@ def test_hosts_talk_to_each_other_directly(shared: Cluster, controller: Controll
 def ports(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts.slice(hosts=slice(0, 2)), gpus=1)
     port, receiver = Channel.open()
-    actors.send.call(port, "to the controller").get(30)
-    got = [receiver.recv().get(30) for _ in range(2)]
+    actors.send.call(port, "to the controller").get(patience(30))
+    got = [receiver.recv().get(patience(30)) for _ in range(2)]
     meeting = actors.slice(hosts=1).meet.call_one(port)
-    remote = receiver.recv().get(30)
-    actors.slice(hosts=0).send.call_one(remote, "from host to host").get(30)
-    got.append(meeting.get(30))
+    remote = receiver.recv().get(patience(30))
+    actors.slice(hosts=0).send.call_one(remote, "from host to host").get(patience(30))
+    got.append(meeting.get(patience(30)))
     meeting = actors.slice(hosts=0).meet.call_one(port)
-    receiver.recv().get(30).send("from the controller")
-    return [*got, meeting.get(30)]
+    receiver.recv().get(patience(30)).send("from the controller")
+    return [*got, meeting.get(patience(30))]
 
 
 def test_ports_work_across_hosts(controller: Controller) -> None:
@@ -160,7 +162,7 @@ def test_ports_work_across_hosts(controller: Controller) -> None:
 
 
 def shared_singleton(hosts: HostMesh) -> list[int]:
-    return sorted(spawn(hosts, gpus=1).common_pid.call().get(60).values())
+    return sorted(spawn(hosts, gpus=1).common_pid.call().get(patience(60)).values())
 
 
 def test_the_jobs_controllers_are_the_same_for_all_hosts(controller: Controller) -> None:
@@ -174,7 +176,7 @@ def order(hosts: HostMesh, rounds: int) -> list[list[int]]:
     """Casts and direct calls to the same actors, in turn."""
     actors = spawn(hosts, gpus=1)
     each = [actors.slice(hosts=n) for n in range(4)]
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     for n in range(0, rounds, 4):
         actors.note.broadcast(n)
         for one in each:
@@ -182,7 +184,7 @@ def order(hosts: HostMesh, rounds: int) -> list[list[int]]:
         actors.slice(hosts=slice(0, 4)).note.broadcast(n + 2)
         for one in each:
             one.note.call(n + 3)
-    return list(actors.get_notes.call().get(60).values())
+    return list(actors.get_notes.call().get(patience(60)).values())
 
 
 def test_messages_arrive_in_order_over_a_slow_wire(shared: Cluster, controller: Controller) -> None:
@@ -192,9 +194,9 @@ def test_messages_arrive_in_order_over_a_slow_wire(shared: Cluster, controller: 
 
 def order_between(hosts: HostMesh, rounds: int) -> list[list[int]]:
     actors = spawn(hosts, gpus=1)
-    actors.host.call().get(30)
-    actors.slice(hosts=0).tell_in_turn.call_one(actors.slice(hosts=slice(1, 4)), rounds).get(60)
-    return list(actors.slice(hosts=slice(1, 4)).get_notes.call().get(60).values())
+    actors.host.call().get(patience(30))
+    actors.slice(hosts=0).tell_in_turn.call_one(actors.slice(hosts=slice(1, 4)), rounds).get(patience(60))
+    return list(actors.slice(hosts=slice(1, 4)).get_notes.call().get(patience(60)).values())
 
 
 def test_a_ranks_casts_and_calls_arrive_in_order(shared: Cluster, controller: Controller) -> None:
@@ -213,7 +215,7 @@ def large(hosts: HostMesh, kind: str) -> list[Any]:
         value = importlib.import_module("numpy").arange(2 * MB, dtype="float64").reshape(2, MB)
     else:
         value = importlib.import_module("torch").arange(4.0 * MB)
-    back = actors.echo.call(value).get(60)
+    back = actors.echo.call(value).get(patience(60))
     return [one == value if kind == "bytes" else bool((one == value).all()) for one in back.values()]
 
 
@@ -226,7 +228,7 @@ def test_sixteen_megabytes_there_and_back(controller: Controller, kind: str) -> 
 @pytest.mark.torch
 def test_a_large_tensor_there_and_back(shared: Cluster) -> None:
     """By a controller of its own: what it has imported, ranks get, too."""
-    pytest.importorskip("torch")
+    needs("torch")
     controller = shared.control(shared.urls[:1])
     assert controller.run(large, "torch") == [True]
     controller.finish()
@@ -234,7 +236,9 @@ def test_a_large_tensor_there_and_back(shared: Cluster) -> None:
 
 def many(hosts: HostMesh) -> int:
     actors = spawn(hosts)
-    return sum(sum(future.get(60).values()) for future in [actors.size_of.call(b"x" * 1000) for _ in range(200)])
+    return sum(
+        sum(future.get(patience(60)).values()) for future in [actors.size_of.call(b"x" * 1000) for _ in range(200)]
+    )
 
 
 def test_many_calls_at_once(controller: Controller) -> None:
@@ -245,7 +249,7 @@ def test_many_calls_at_once(controller: Controller) -> None:
 
 
 def shout(hosts: HostMesh, text: str) -> None:
-    spawn(hosts, gpus=1).shout.call(text).get(30)
+    spawn(hosts, gpus=1).shout.call(text).get(patience(30))
 
 
 def test_output_of_remote_ranks_reaches_the_controller(controller: Controller) -> None:
@@ -287,11 +291,11 @@ def hold(hosts: HostMesh) -> list[str]:
     actors = spawn(hosts, gpus=1)
     port, receiver = Channel.open()
     pending = actors.hold.call(port)
-    held = [receiver.recv().get(30) for _ in range(4)]
+    held = [receiver.recv().get(patience(30)) for _ in range(4)]
     pause()
     for _, _, one in held:
         one.send(None)
-    return list(pending.get(30).values())
+    return list(pending.get(patience(30)).values())
 
 
 def test_two_controllers_on_the_same_workers(shared: Cluster, controller: Controller) -> None:

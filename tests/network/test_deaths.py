@@ -15,6 +15,7 @@ from monarch_kernel.errors import SupervisionError
 from tests.network.actors import Remote
 from tests.network.cluster import IMPATIENT, Cluster, ranks
 from tests.network.driver import faults, forget, pause, say
+from tests.waiting import patience
 
 Clusters = Callable[..., Cluster]
 
@@ -27,7 +28,7 @@ def hold(actors: Any) -> tuple[Any, list[Any]]:
     """A call that every actor is busy with, and the ports that end it, by rank."""
     port, receiver = Channel.open()
     pending = actors.hold.call(port)
-    held = sorted((receiver.recv().get(30) for _ in range(len(actors))), key=lambda entry: entry[0])
+    held = sorted((receiver.recv().get(patience(30)) for _ in range(len(actors))), key=lambda entry: entry[0])
     return pending, [gate for _, _, gate in held]
 
 
@@ -48,7 +49,7 @@ def caught_in_a_call(hosts: HostMesh) -> list[Any]:
     say("holding")
     told = failure(pending)
     gates[0].send(None)
-    healthy = actors.slice(hosts=0).host.call_one().get(30)
+    healthy = actors.slice(hosts=0).host.call_one().get(patience(30))
     again = failure(actors.slice(hosts=1).host.call_one())
     forget(hosts)
     return [told, healthy, again]
@@ -107,7 +108,7 @@ def test_who_waits_is_told_which_host_it_was(cluster: Clusters, breaks: Callable
 
 
 def host_names(hosts: HostMesh) -> list[str]:
-    return list(spawn(hosts).host.call().get(30).values())
+    return list(spawn(hosts).host.call().get(patience(30)).values())
 
 
 # -- the network between ----------------------------------------------------------------------
@@ -121,7 +122,7 @@ def over_a_cut(hosts: HostMesh) -> list[Any]:
     pause()
     for gate in gates:
         gate.send(None)
-    return [list(pending.get(30).values()), list(actors.get_notes.call().get(30).values())]
+    return [list(pending.get(patience(30)).values()), list(actors.get_notes.call().get(patience(30)).values())]
 
 
 def test_nobody_notices_a_short_partition(cluster: Clusters) -> None:
@@ -141,17 +142,22 @@ def test_nobody_notices_a_short_partition(cluster: Clusters) -> None:
 def two_hosts_apart(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts)
     one, other = actors.slice(hosts=0), actors.slice(hosts=1)
-    assert one.ask.call_one(actors.slice(hosts=slice(1, 2)), "before").get(30) == ["before"]
+    assert one.ask.call_one(actors.slice(hosts=slice(1, 2)), "before").get(patience(30)) == ["before"]
     pending, gates = hold(actors.slice(hosts=slice(1, 2)))
     asking = one.ask.call_one(actors.slice(hosts=slice(1, 2)), "cut")
     pause()
     told = ""
     try:
-        asking.get(60)
+        asking.get(patience(60))
     except Exception as error:
         told = str(error)
     gates[0].send(None)
-    return [told, list(pending.get(30).values()), one.host.call_one().get(30), other.host.call_one().get(30)]
+    return [
+        told,
+        list(pending.get(patience(30)).values()),
+        one.host.call_one().get(patience(30)),
+        other.host.call_one().get(patience(30)),
+    ]
 
 
 def test_a_partition_between_two_hosts_is_theirs_alone(cluster: Clusters) -> None:
@@ -171,14 +177,18 @@ def two_hosts_meet_again(hosts: HostMesh) -> list[Any]:
     procs = hosts.spawn_procs(per_host={"gpus": 2})
     actors = procs.spawn("remote", Remote)
     one, others = actors.slice(hosts=0, gpus=0), actors.slice(hosts=1)
-    said = [one.ask.call_one(others, "before").get(30)]
+    said = [one.ask.call_one(others, "before").get(patience(30))]
     pause()
     with pytest.raises(Exception, match="host1"):
-        one.ask.call_one(others, "cut").get(60)
+        one.ask.call_one(others, "cut").get(patience(60))
     pause()
-    procs.slice(hosts=1).kill("they have lost each other").get(30)
-    procs.heal().get(60)
-    return [*said, one.ask.call_one(others, "after").get(30), others.slice(gpus=0).ask.call_one(one, "back").get(30)]
+    procs.slice(hosts=1).kill("they have lost each other").get(patience(30))
+    procs.heal().get(patience(60))
+    return [
+        *said,
+        one.ask.call_one(others, "after").get(patience(30)),
+        others.slice(gpus=0).ask.call_one(one, "back").get(patience(30)),
+    ]
 
 
 def test_ranks_that_are_new_reach_a_host_that_had_been_lost(cluster: Clusters) -> None:
@@ -198,11 +208,11 @@ def one_waits_for_the_other(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts)
     port, receiver = Channel.open()
     asking = actors.slice(hosts=0).wait_for.call_one(actors.slice(hosts=slice(1, 2)), port)
-    receiver.recv().get(30)
+    receiver.recv().get(patience(30))
     say("asking")
-    told = asking.get(30)
+    told = asking.get(patience(30))
     forget(hosts)
-    return [told, actors.slice(hosts=0).host.call_one().get(30)]
+    return [told, actors.slice(hosts=0).host.call_one().get(patience(30))]
 
 
 @pytest.mark.parametrize("breaks", [die_by_rank, die_by_worker, die_by_vanishing])
@@ -220,8 +230,8 @@ def test_a_rank_that_waits_for_another_host_is_told(cluster: Clusters, breaks: C
 def rank_with_procs_elsewhere(hosts: HostMesh) -> None:
     actors = spawn(hosts.slice(hosts=slice(0, 1)))
     port, receiver = Channel.open()
-    actors.own.call_one(hosts.slice(hosts=slice(1, 2)), port).get(30)
-    assert receiver.recv().get(30) == ["host1"]
+    actors.own.call_one(hosts.slice(hosts=slice(1, 2)), port).get(patience(30))
+    assert receiver.recv().get(patience(30)) == ["host1"]
     pause()
     faults.get(timeout=30)
 
@@ -269,7 +279,7 @@ def test_procs_on_a_host_that_has_gone(cluster: Clusters) -> None:
 
 def busy_with_children(hosts: HostMesh) -> None:
     actors = spawn(hosts, 2)
-    actors.breed.call().get(30)
+    actors.breed.call().get(patience(30))
     hold(actors.slice(gpus=1))
     say("busy")
     Channel.open()[1].recv().get()

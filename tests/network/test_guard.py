@@ -16,6 +16,7 @@ from tests import attacks
 from tests.network.actors import Remote
 from tests.network.cluster import PORT, Cluster, Controller, ProgramFailed, Worker
 from tests.network.conftest import network
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def still_serves(cluster: Cluster) -> Iterator[None]:
 
 
 def host_names(hosts: HostMesh) -> list[str]:
-    return list(hosts.spawn_procs().spawn("remote", Remote).host.call().get(30).values())
+    return list(hosts.spawn_procs().spawn("remote", Remote).host.call().get(patience(30)).values())
 
 
 def refused(controller: Controller) -> ProgramFailed:
@@ -124,7 +125,7 @@ def test_nobody_listens(cluster: Cluster) -> None:
 def attach_in_vain(url: str) -> None:
     from monarch_kernel.actor import attach_to_workers
 
-    attach_to_workers(ca="trust_all_connections", workers=[url], timeout=2.0).initialized.get(30)
+    attach_to_workers(ca="trust_all_connections", workers=[url], timeout=2.0).initialized.get(patience(30))
 
 
 GARBAGE = {

@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import alive, wait_until
 from tests.network.conftest import network
 from tests.network.hosts import PREFIX, ROOT, Host, Network, Process
+from tests.waiting import patience
 
 SERVER = """
 import socket, threading
@@ -212,7 +213,7 @@ def test_nothing_is_left_however_the_tests_end(end: str, tmp_path: Path) -> None
         assert len(pids) == 4
         if end == "input()":
             script.kill()
-        script.wait(20)
+        script.wait(patience(20))
     wait_until(lambda: not any(alive(int(pid)) for pid in pids), "all processes of the hosts have ended")
     assert Path(folder).name.startswith(f"{PREFIX}{script.pid}-")
     with network("one"):

@@ -12,6 +12,7 @@ from monarch_kernel.actor import Channel, HostMesh
 from monarch_kernel.rdma import RDMABuffer, RDMATcpFallbackWarning
 from tests.network.cluster import IMPATIENT, Cluster, Controller, ranks
 from tests.network.driver import pause
+from tests.waiting import patience
 
 pytest.importorskip("numpy")
 SIZE = 16 << 20
@@ -27,11 +28,11 @@ def spawn(hosts: HostMesh, size: int = SIZE) -> Any:
 def between_hosts(hosts: HostMesh) -> list[Any]:
     owners = spawn(hosts)
     first, second = owners.slice(hosts=0), owners.slice(hosts=1)
-    theirs = first.buffer.call_one().get(30)
+    theirs = first.buffer.call_one().get(patience(30))
     pause()
-    read = second.read.call_one(theirs).get(60)
-    second.write.call_one(theirs, 7).get(60)
-    return [read, first.contents.call_one().get(30)]
+    read = second.read.call_one(theirs).get(patience(60))
+    second.write.call_one(theirs, 7).get(patience(60))
+    return [read, first.contents.call_one().get(patience(30))]
 
 
 def test_read_and_write_between_hosts(shared: Cluster, controller: Controller) -> None:
@@ -49,12 +50,12 @@ def with_the_controller(hosts: HostMesh) -> list[Any]:
     import numpy
 
     second = spawn(hosts).slice(hosts=1)
-    theirs = second.buffer.call_one().get(30)
+    theirs = second.buffer.call_one().get(patience(30))
     got = numpy.zeros(SIZE, numpy.uint8)
-    theirs.read_into(got).get(60)
+    theirs.read_into(got).get(patience(60))
     mine = RDMABuffer(got)
-    second.write.call_one(mine, 9).get(60)
-    return [theirs.backend, second.read.call_one(mine).get(60), int(got.min()), int(got.max())]
+    second.write.call_one(mine, 9).get(patience(60))
+    return [theirs.backend, second.read.call_one(mine).get(patience(60)), int(got.min()), int(got.max())]
 
 
 def test_read_and_write_between_a_host_and_the_controller(controller: Controller) -> None:
@@ -67,7 +68,7 @@ def counting(hosts: HostMesh) -> int:
 
     owners = spawn(hosts, 1024)
     word = numpy.zeros(1, numpy.int64)
-    owners.count.call(RDMABuffer(word), 50).get(60)
+    owners.count.call(RDMABuffer(word), 50).get(patience(60))
     return int(word[0])
 
 
@@ -77,10 +78,10 @@ def test_hosts_count_together(controller: Controller) -> None:
 
 def dropped(hosts: HostMesh) -> str:
     owners = spawn(hosts)
-    theirs = owners.slice(hosts=0).buffer.call_one().get(30)
-    assert owners.slice(hosts=1).read.call_one(theirs).get(60)[0] == "tcp"
-    theirs.drop().get(30)
-    return owners.slice(hosts=1).read_on.call_one(theirs, None).get(60)
+    theirs = owners.slice(hosts=0).buffer.call_one().get(patience(30))
+    assert owners.slice(hosts=1).read.call_one(theirs).get(patience(60))[0] == "tcp"
+    theirs.drop().get(patience(30))
+    return owners.slice(hosts=1).read_on.call_one(theirs, None).get(patience(60))
 
 
 def test_a_dropped_buffer(controller: Controller) -> None:
@@ -89,12 +90,12 @@ def test_a_dropped_buffer(controller: Controller) -> None:
 
 def until_it_breaks(hosts: HostMesh) -> str:
     owners = spawn(hosts)
-    theirs = owners.slice(hosts=0).buffer.call_one().get(30)
+    theirs = owners.slice(hosts=0).buffer.call_one().get(patience(30))
     port, receiver = Channel.open()
     told = owners.slice(hosts=1).read_on.call_one(theirs, port)
-    receiver.recv().get(30)
+    receiver.recv().get(patience(30))
     pause()
-    return told.get(60)
+    return told.get(patience(60))
 
 
 @pytest.mark.parametrize("how", ["its rank is killed", "its host vanishes"])

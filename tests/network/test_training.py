@@ -10,11 +10,12 @@ import pytest
 
 from monarch_kernel.actor import HostMesh, MeshFailure
 from monarch_kernel.spmd import ProcessGroups
+from tests.conftest import needs
 from tests.network.cluster import IMPATIENT, Cluster
 from tests.network.driver import pause
 from tests.network.training import Trainer
 
-pytest.importorskip("torch")
+needs("torch")
 pytestmark = pytest.mark.torch
 
 #: To start, to join and to step (seconds).

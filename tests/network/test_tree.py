@@ -14,6 +14,7 @@ from tests.network.actors import Remote
 from tests.network.cluster import IMPATIENT, Cluster, Controller
 from tests.network.conftest import network
 from tests.network.driver import forget, pause
+from tests.waiting import patience
 
 FANOUT = "MONARCH_KERNEL_CAST_FANOUT"
 NAMES = ["host0", "host1", "host2", "host3"]
@@ -40,13 +41,13 @@ def controller(tree: Cluster) -> Controller:
 
 def everything(hosts: HostMesh) -> dict[str, Any]:
     actors = spawn(hosts)
-    names = actors.host.call().get(30)
+    names = actors.host.call().get(patience(30))
     seen: dict[str, Any] = {"names": list(names.values())}
     seen["coordinates"] = [dict(point) for point, _ in names.items()]
-    seen["stream"] = sorted(future.get(30) for future in actors.host.stream())
-    seen["slice"] = list(actors.slice(gpus=1).host.call().get(30).values())
+    seen["stream"] = sorted(future.get(patience(30)) for future in actors.host.stream())
+    seen["slice"] = list(actors.slice(gpus=1).host.call().get(patience(30)).values())
     try:
-        actors.boom.call([1, 6]).get(30)
+        actors.boom.call([1, 6]).get(patience(30))
     except ActorError as error:
         seen["error"] = str(error)
     return seen
@@ -65,12 +66,12 @@ def test_a_cast_reaches_every_rank_once(controller: Controller) -> None:
 def order(hosts: HostMesh, rounds: int) -> list[list[int]]:
     actors = spawn(hosts, 1)
     each = [actors.slice(hosts=n) for n in range(4)]
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     for n in range(0, rounds, 2):
         actors.note.broadcast(n)
         for one in each:
             one.note.broadcast(n + 1)
-    return list(actors.get_notes.call().get(60).values())
+    return list(actors.get_notes.call().get(patience(60)).values())
 
 
 @pytest.mark.parametrize("slow", ["host0", "host2"])
@@ -82,9 +83,9 @@ def test_casts_and_direct_messages_arrive_in_order(tree: Cluster, controller: Co
 
 def sized(hosts: HostMesh, size: int) -> list[int]:
     actors = spawn(hosts, 1)
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     pause()
-    return list(actors.size_of.call(os.urandom(size)).get(60).values())
+    return list(actors.size_of.call(os.urandom(size)).get(patience(60)).values())
 
 
 def test_the_controller_sends_a_cast_to_its_children_only(tree: Cluster, controller: Controller) -> None:
@@ -108,7 +109,7 @@ def hold_all(hosts: HostMesh) -> list[Any]:
     answers = actors.hold.stream(port)
     gates = {}
     for _ in range(4):
-        _, name, gate = receiver.recv().get(30)
+        _, name, gate = receiver.recv().get(patience(30))
         gates[name] = gate
     dead = pause()
     for name, gate in gates.items():
@@ -117,10 +118,10 @@ def hold_all(hosts: HostMesh) -> list[Any]:
     outcome: list[str] = []
     for answer in answers:
         try:
-            outcome.append(answer.get(30))
+            outcome.append(answer.get(patience(30)))
         except SupervisionError as error:
             outcome.append(str(error))
-    again = [actors.slice(hosts=n).host.call_one().get(30) for n, name in enumerate(NAMES) if name != dead]
+    again = [actors.slice(hosts=n).host.call_one().get(patience(30)) for n, name in enumerate(NAMES) if name != dead]
     forget(hosts)
     return [sorted(outcome), again]
 
@@ -147,11 +148,11 @@ def hold_over_a_partition(hosts: HostMesh) -> list[Any]:
     actors = spawn(hosts, 1)
     port, receiver = Channel.open()
     answers = actors.hold.stream(port)
-    gates = [receiver.recv().get(30)[2] for _ in range(4)]
+    gates = [receiver.recv().get(patience(30))[2] for _ in range(4)]
     pause()
     for gate in gates:
         gate.send(None)
-    return [[answer.get(30) for answer in answers], list(actors.host.call().get(30).values())]
+    return [[answer.get(patience(30)) for answer in answers], list(actors.host.call().get(patience(30)).values())]
 
 
 def test_a_partition_in_the_middle_of_the_tree_is_routed_around(cluster: Callable[..., Cluster]) -> None:

@@ -17,6 +17,7 @@ from tests.conftest import wait_until
 from tests.network.actors import Remote
 from tests.network.cluster import PORT, Cluster
 from tests.network.driver import forget, pause, say
+from tests.waiting import patience
 
 Clusters = Callable[..., Cluster]
 
@@ -26,16 +27,16 @@ def spawn(hosts: HostMesh, gpus: int = 1) -> Any:
 
 
 def host_names(hosts: HostMesh) -> list[str]:
-    return list(spawn(hosts).host.call().get(30).values())
+    return list(spawn(hosts).host.call().get(patience(30)).values())
 
 
 def stop_twice(hosts: HostMesh) -> list[Any]:
     names = []
     for _ in range(2):
         actors = spawn(hosts, 2)
-        actors.breed.call().get(30)
-        names.append(list(actors.slice(gpus=0).host.call().get(30).values()))
-        hosts.stop("enough").get(30)
+        actors.breed.call().get(patience(30))
+        names.append(list(actors.slice(gpus=0).host.call().get(patience(30)).values()))
+        hosts.stop("enough").get(patience(30))
     pause()
     return names
 
@@ -50,8 +51,8 @@ def test_stop_drops_everything_and_keeps_the_workers(cluster: Clusters) -> None:
 
 
 def shut_down(hosts: HostMesh) -> str:
-    spawn(hosts, 2).breed.call().get(30)
-    hosts.shutdown().get(30)
+    spawn(hosts, 2).breed.call().get(patience(30))
+    hosts.shutdown().get(patience(30))
     forget(hosts)
     try:
         hosts.spawn_procs()
@@ -71,14 +72,14 @@ def test_shutdown_ends_the_workers(cluster: Clusters) -> None:
 
 def told_to_end(hosts: HostMesh) -> str:
     actors = spawn(hosts)
-    actors.breed.call().get(30)
+    actors.breed.call().get(patience(30))
     port, receiver = Channel.open()
     pending = actors.slice(hosts=1).hold.call(port)
-    receiver.recv().get(30)
+    receiver.recv().get(patience(30))
     say("holding")
     forget(hosts)
     try:
-        return f"it did not fail: {pending.get(30)}"
+        return f"it did not fail: {pending.get(patience(30))}"
     except SupervisionError as error:
         return str(error)
 
@@ -127,11 +128,11 @@ def test_a_script_that_is_a_worker(cluster: Clusters, tmp_path: Path, end: str) 
 def ask_across(hosts: HostMesh) -> list[Any]:
     """Each host asks the other: both know where the other listens."""
     actors = spawn(hosts)
-    actors.host.call().get(30)
+    actors.host.call().get(patience(30))
     first, last = actors.slice(hosts=slice(0, 1)), actors.slice(hosts=slice(1, 2))
     return [
-        *last.slice(hosts=0).ask.call_one(first, "from spare").get(30),
-        *first.slice(hosts=0).ask.call_one(last, "from host0").get(30),
+        *last.slice(hosts=0).ask.call_one(first, "from spare").get(patience(30)),
+        *first.slice(hosts=0).ask.call_one(last, "from host0").get(patience(30)),
     ]
 
 
@@ -149,7 +150,7 @@ def test_a_second_worker_on_the_same_port_says_so_and_ends(cluster: Clusters) ->
 
 def other_python(hosts: HostMesh, python: str) -> list[list[str]]:
     chosen = hosts.with_python_executable(python)
-    return [list(spawn(mesh).python.call().get(60).values()) for mesh in (chosen, hosts)]
+    return [list(spawn(mesh).python.call().get(patience(60)).values()) for mesh in (chosen, hosts)]
 
 
 def test_ranks_in_another_interpreter(cluster: Clusters, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from monarch_kernel.protocol.keys import KeyFileError, allow_list, make_key_file
 from monarch_kernel.protocol.keys.allow_list import AllowList, add_key, read_list, revoke_keys
 from monarch_kernel.protocol.keys.identity import Public, new_identity, parse_line
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +214,7 @@ def test_nothing_is_lost_when_several_change_it_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(patience(60))
     assert {key.name for key in read_list(path)} == {key.name for key in keys}
 
 
@@ -222,7 +223,7 @@ def test_nothing_is_lost_when_several_change_it_at_once(tmp_path: Path) -> None:
 
 def run_keys(*words: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "monarch_kernel", "keys", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, input=said)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(60), input=said)
 
 
 def test_the_command_from_a_key_to_its_revocation(tmp_path: Path) -> None:

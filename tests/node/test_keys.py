@@ -15,6 +15,7 @@ import pytest
 
 from monarch_kernel.protocol.keys import KeyFileError, load_keys, make_key_file
 from monarch_kernel.protocol.keys.identity import new_identity
+from tests.waiting import patience
 
 
 @pytest.fixture
@@ -118,9 +119,9 @@ def test_the_secret_is_not_shown(key_file: Path) -> None:
 def test_the_command_makes_a_file_and_shows_no_secret(tmp_path: Path) -> None:
     path = tmp_path / "team.key"
     command = [sys.executable, "-m", "monarch_kernel", "keys", str(path)]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    first = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
     assert first.returncode == 0 and str(path) in first.stdout
     secret = private_part(path)
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
     assert second.returncode == 1 and "exists already" in second.stderr and "Traceback" not in second.stderr
     assert secret not in first.stdout + first.stderr + second.stdout + second.stderr

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_kernel.protocol.messages import PREFIX, ProcResponds, ProcStarted, StopProcs, encode
@@ -17,6 +17,7 @@ from monarch_kernel.runtime.node import link
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import MAX_HEADER, Link, memory_left
 from monarch_kernel.runtime.node.poller import Poller
+from tests.waiting import patience
 
 
 class End:
@@ -74,7 +75,7 @@ def test_a_message_ends_where_its_last_bytes_come_in_one_piece_with_others(
     theirs.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 7, 1000, 70_000, 200_000]), min_size=1, max_size=6),
     cuts=st.lists(st.integers(1, 90_000), max_size=12),
@@ -97,7 +98,7 @@ def test_messages_arrive_whole_however_the_bytes_are_cut(poller: Poller, sizes: 
                 end.link.receive()
         at = min(len(data), at + cut)
         end.link.receive()
-    end.all.get(10)
+    end.all.get(patience(10))
     assert end.got == want
     end.link.close()
     theirs.close()
@@ -114,8 +115,8 @@ def test_both_ways_with_bodies_larger_than_any_socket_buffer(poller: Poller) -> 
         end.link.send(header(name), big)
         end.link.send(header(name + "2"), [big[:100], b"", big[100:]])
         end.link.send(header(name + "3"), b"small")
-    right.all.get(20)
-    left.all.get(20)
+    right.all.get(patience(20))
+    left.all.get(patience(20))
     assert right.got == [("a", big), ("a2", big), ("a3", b"small")]
     assert left.got == [("b", big), ("b2", big), ("b3", b"small")]
     assert left.link.queued == right.link.queued == 0

@@ -15,6 +15,7 @@ import pytest
 from monarch_kernel.runtime.node.event_loop import new_loop
 from monarch_kernel.runtime.node.future import Future, gathered
 from monarch_kernel.runtime.node.poller import Poller
+from tests.waiting import patience
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ class Pipe:
 
     def _on_event(self, _events: int) -> None:
         self.handled_by = threading.get_ident()
-        self.future._resolve(self.ours.recv(100))
+        self.future._resolve(self.ours.recv(patience(100)))
 
     def close(self) -> None:
         self._poller.unregister(self.ours.fileno())
@@ -100,7 +101,7 @@ def test_many_waiters_each_get_theirs_whoever_leads(poller: Poller) -> None:
     for k in (5, 0, 7, 3, 1, 6, 2, 4):
         pipes[k].theirs.send(str(k).encode())
     for thread in threads:
-        thread.join(10)
+        thread.join(patience(10))
     assert results == {k: str(k).encode() for k in range(8)}
     for made in pipes:
         made.close()
@@ -151,7 +152,7 @@ def test_a_handler_that_raises_does_not_end_the_poller(
 def test_ctrl_c_ends_a_wait_and_loses_nothing(poller: Poller, pipe: Pipe) -> None:
     poller.call_later(0.01, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        pipe.future.get(10)
+        pipe.future.get(patience(10))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     pipe.theirs.send(b"x")
     assert pipe.future.get(5) == b"x"
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_the_wait_of_a_main_thread_that_follows(poller: Poller, pipe
     timer = threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        pipe.future.get(10)
+        pipe.future.get(patience(10))
     leading._resolve(None)
     thread.join(5)
     timer.join(5)

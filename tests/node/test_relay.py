@@ -26,6 +26,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.relay import Merge, Relay
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 # -- the merge ---------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Net:
         Relay(agent)
         dialled: Future[Any] = Future(self.controller.poller, "dial")
         self.controller.dial(agent.ref.gateway_address, dialled._resolve, 10)
-        assert dialled.get(10).id == agent.id
+        assert dialled.get(patience(10)).id == agent.id
         for _ in range(ranks):
             self.rank(agent, f"rank{len(self.ranks)}")
         return agent
@@ -197,9 +198,9 @@ def test_answers_of_a_host_come_together(net: Net) -> None:
     for _ in range(4):
         net.host(3)
     for _ in range(5):
-        net.cast("warm").future.get(10)
+        net.cast("warm").future.get(patience(10))
     sink = net.cast("hello")
-    assert sink.future.get(10) == dict.fromkeys(range(12), "hello")
+    assert sink.future.get(patience(10)) == dict.fromkeys(range(12), "hello")
     assert sink.messages < 12
     assert all(got == ["warm"] * 5 + ["hello"] for got in net.got.values())
 
@@ -209,7 +210,7 @@ def test_large_arguments_are_mapped_by_all_ranks_of_a_host_and_large_results_com
         net.host(2)
     array = np.random.default_rng(0).standard_normal(200_000)
     for _ in range(3):
-        values = net.cast(array).future.get(20)
+        values = net.cast(array).future.get(patience(20))
         assert [np.array_equal(value, array) for value in values.values()] == [True] * 6
         values.clear()
     assert all(np.array_equal(got[-1], array) for got in net.got.values())
@@ -237,7 +238,7 @@ def test_answers_that_are_there_do_not_wait_for_those_that_are_not(net: Net) -> 
     wait_until(lambda: set(sink.values) == {0, 1} and held, "two answers are there", 10)
     assert not sink.future.done()
     held[0]()
-    assert sink.future.get(10) == dict.fromkeys(range(3), "x")
+    assert sink.future.get(patience(10)) == dict.fromkeys(range(3), "x")
 
 
 def test_errors_and_deaths_are_told_apart(net: Net) -> None:
@@ -251,14 +252,14 @@ def test_errors_and_deaths_are_told_apart(net: Net) -> None:
     sink = net.cast("x")
     wait_until(lambda: len(sink.values) == 2, "two answers are there", 10)
     agent.declare_dead(net.ranks[2].id, Death("killed by SIGKILL", "proc", net.ranks[2].id))
-    values = sink.future.get(10)
+    values = sink.future.get(patience(10))
     assert values[0] == (ERROR, b"why")
     assert values[1] == (DEAD, b"why")
     assert values[2][0] == GONE
     assert b"killed by SIGKILL" in values[2][1]
     # It is known now, and answered for at once.
     net.answer = net._echo
-    assert net.cast("y").future.get(10)[2][0] == GONE
+    assert net.cast("y").future.get(patience(10))[2][0] == GONE
 
 
 def test_a_cast_waits_for_ranks_that_are_being_started(net: Net) -> None:
@@ -270,17 +271,17 @@ def test_a_cast_waits_for_ranks_that_are_being_started(net: Net) -> None:
     third = net.cast(3, procs=(net.ranks[0].ref, late))
     agent.deaths["late"] = Death("killed by SIGKILL", "proc", "late")
     agent.refs["late"] = late
-    assert second.future.get(10) == {0: 2, 1: 2}
-    values = sink.future.get(10)
+    assert second.future.get(patience(10)) == {0: 2, 1: 2}
+    values = sink.future.get(patience(10))
     assert values[0] == values[1] == 1
     assert values[2][0] == GONE
-    assert third.future.get(10)[0] == 3
+    assert third.future.get(patience(10))[0] == 3
     assert net.got[net.ranks[0].id] == [1, 2, 3]
 
 
 def test_a_host_that_is_gone_is_told_for_all_its_ranks(net: Net) -> None:
     agents = [net.host(2) for _ in range(4)]
-    net.cast("warm").future.get(10)
+    net.cast("warm").future.get(patience(10))
     net.answer = lambda *_: None
     sink = net.cast("x")
     wait_until(lambda: all(len(got) == 2 for got in net.got.values()), "all have it", 10)
@@ -288,7 +289,7 @@ def test_a_host_that_is_gone_is_told_for_all_its_ranks(net: Net) -> None:
     wait_until(lambda: {0, 1} <= set(sink.values), "its ranks are given up", 10)
     assert set(sink.values) == {0, 1}
     net.answer = net._echo
-    values = net.cast("y").future.get(10)
+    values = net.cast("y").future.get(patience(10))
     assert sorted(rank for rank, value in values.items() if value == "y") == [2, 3, 4, 5, 6, 7]
 
 
@@ -313,6 +314,6 @@ def test_nothing_is_kept_when_all_have_answered(net: Net, monkeypatch: pytest.Mo
     for _ in range(5):
         net.host(2)
     for k in itertools.repeat("x", 10):
-        net.cast(k).future.get(10)
+        net.cast(k).future.get(patience(10))
     assert len(kept) == 5
     wait_until(lambda: not any(source.casts for source in kept), "no agent keeps answers", 10)

@@ -35,6 +35,7 @@ from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.node.remote_link import RemoteLink
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 
 class Answer:
@@ -151,9 +152,9 @@ PAIRS = [
 @pytest.mark.parametrize(("asker", "asked"), PAIRS)
 def test_everybody_reaches_everybody(net: Net, sites: dict[str, Node], asker: str, asked: str) -> None:
     a, b = sites[asker], sites[asked]
-    assert net.ask(a, b.ref).future.get(10) == f"{b.id}!".encode()
+    assert net.ask(a, b.ref).future.get(patience(10)) == f"{b.id}!".encode()
     # and back, by what the other one has learnt
-    assert net.ask(b, a.ref).future.get(10) == f"{a.id}!".encode()
+    assert net.ask(b, a.ref).future.get(patience(10)) == f"{a.id}!".encode()
 
 
 @pytest.mark.parametrize(("asker", "asked"), PAIRS)
@@ -165,14 +166,14 @@ def test_messages_keep_their_order_and_their_bytes(net: Net, sites: dict[str, No
     for k, body in enumerate(bodies):
         a.send(b.id, OutputChunk("p", k), body)
         a.send(b.id, OutputChunk("p", k), [body, b"tail"])
-    net.ask(a, b.ref).future.get(20)
+    net.ask(a, b.ref).future.get(patience(20))
     want = [(a.id, k, body + tail) for k, body in enumerate(bodies) for tail in (b"", b"tail")]
     assert net.got[b.id] == want
 
 
 def test_only_gateways_are_connected(net: Net, sites: dict[str, Node]) -> None:
     a, b = sites["rank b"], sites["rank c"]
-    net.ask(a, b.ref).future.get(10)
+    net.ask(a, b.ref).future.get(patience(10))
     assert isinstance(a.links[b.id], RemoteLink)
     assert not isinstance(a.links[sites["b"].id], RemoteLink)
     assert type(sites["b"].links[sites["c"].id]) is Link
@@ -182,26 +183,26 @@ def test_only_gateways_are_connected(net: Net, sites: dict[str, Node]) -> None:
 
 def test_a_dead_gateway_is_told_to_its_counterparts_sites(net: Net, sites: dict[str, Node]) -> None:
     for asker in ("controller", "local", "rank c"):
-        net.ask(sites[asker], sites["rank b"].ref).future.get(10)
+        net.ask(sites[asker], sites["rank b"].ref).future.get(patience(10))
     sites["rank b"].handlers[Ping] = lambda *_: None
     pending = {asker: net.ask(sites[asker], sites["rank b"].ref) for asker in ("controller", "local", "rank c")}
     sites["b"].close()
     for asker, answer in pending.items():
         with pytest.raises(ConnectionError, match=r"rank-b.*(died|ended|out of reach)"):
-            answer.future.get(10)
+            answer.future.get(patience(10))
         assert sites["b"].id in sites[asker].deaths
         # What is sent afterwards fails at once.
         with pytest.raises(ConnectionError):
             net.ask(sites[asker], sites["rank b"].ref).future.get(1)
     # The others are as they were.
-    assert net.ask(sites["local"], sites["rank c"].ref).future.get(10)
+    assert net.ask(sites["local"], sites["rank c"].ref).future.get(patience(10))
 
 
 def test_a_message_for_a_dead_proc_comes_back(net: Net, sites: dict[str, Node]) -> None:
     sites["b"].declare_dead(sites["rank b"].id, Death("killed by SIGKILL", "proc", sites["rank b"].id, "b", 7))
     for asker in ("controller", "local", "rank c"):
         with pytest.raises(ConnectionError, match="killed by SIGKILL"):
-            net.ask(sites[asker], sites["rank b"].ref).future.get(10)
+            net.ask(sites[asker], sites["rank b"].ref).future.get(patience(10))
 
 
 def test_a_watched_proc_that_exits(net: Net, sites: dict[str, Node]) -> None:
@@ -215,7 +216,7 @@ def test_a_watched_proc_that_exits(net: Net, sites: dict[str, Node]) -> None:
     wait_until(lambda: want in watchers, "the agent was asked to watch", 10)
     sites["b"].send(asker.id, ProcExited(sites["rank b"].id, 7, "b", -9, "killed by SIGKILL"))
     with pytest.raises(ConnectionError, match="killed by SIGKILL"):
-        pending.future.get(10)
+        pending.future.get(patience(10))
 
 
 def test_what_nobody_knows_comes_back(net: Net, sites: dict[str, Node]) -> None:
@@ -223,7 +224,7 @@ def test_what_nobody_knows_comes_back(net: Net, sites: dict[str, Node]) -> None:
     nowhere = msgspec.structs.replace(sites["b"].ref, **where)
     for asker in ("controller", "rank c", "local"):
         with pytest.raises(ConnectionError, match="far: its host cannot be reached"):
-            net.ask(sites[asker], nowhere).future.get(10)
+            net.ask(sites[asker], nowhere).future.get(patience(10))
 
 
 def test_a_gate_holds_messages_back(net: Net, sites: dict[str, Node]) -> None:
@@ -237,7 +238,7 @@ def test_a_gate_holds_messages_back(net: Net, sites: dict[str, Node]) -> None:
 
     sites["b"].gate = gate
     controller, rank = sites["controller"], sites["rank b"]
-    net.ask(controller, rank.ref).future.get(10)
+    net.ask(controller, rank.ref).future.get(patience(10))
     before = controller.directs_to[sites["b"].id]
     controller.casts_to[sites["b"].id] = 1
     answer = net.ask(controller, rank.ref)
@@ -245,7 +246,7 @@ def test_a_gate_holds_messages_back(net: Net, sites: dict[str, Node]) -> None:
     assert controller.directs_to[sites["b"].id] == before + 1
     assert not answer.future.done()
     held[0]()
-    assert answer.future.get(10)
+    assert answer.future.get(patience(10))
 
 
 # -- dialling --------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def test_a_worker_that_comes_up_later_is_waited_for(net: Net) -> None:
     future: Future[Any] = Future(controller.poller, "dial")
     controller.dial(f"ipc://{net.folder}/late", future._resolve, 10)
     late = net.worker("late")
-    assert future.get(10).id == late.id
+    assert future.get(patience(10)).id == late.id
 
 
 def test_a_refusal_that_comes_at_once_is_told_at_once(
@@ -299,7 +300,7 @@ def test_a_refusal_that_comes_at_once_is_told_at_once(
         future: Future[Any] = Future(controller.poller, "dial")
         controller.dial(f"tcp://127.0.0.1:{server.getsockname()[1]}", future._resolve, 600)
         thread.join()
-        assert isinstance(future.get(10), ConnectionError)
+        assert isinstance(future.get(patience(10)), ConnectionError)
 
 
 def test_no_key_no_tcp(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,8 +345,8 @@ def test_a_controller_that_connects_anew_is_taken_for_a_new_one(net: Net, sites:
     controller.links.pop(agent.id)  # as if it had lost the connection, and the worker had not noticed
     assert dial(controller, agent.ref.gateway_address).id == agent.id
     assert gone == [controller.id]
-    assert net.ask(controller, sites["b"].ref).future.get(10)
-    assert net.ask(sites["b"], controller.ref).future.get(10)
+    assert net.ask(controller, sites["b"].ref).future.get(patience(10))
+    assert net.ask(sites["b"], controller.ref).future.get(patience(10))
 
 
 def lose(sites: dict[str, Node]) -> None:
@@ -358,36 +359,36 @@ def lose(sites: dict[str, Node]) -> None:
 
 def test_a_lost_gateway_is_tried_again_for_who_is_new(net: Net, sites: dict[str, Node]) -> None:
     asker, agent, old = sites["rank c"], sites["b"], sites["rank b"]
-    net.ask(asker, old.ref).future.get(10)
+    net.ask(asker, old.ref).future.get(patience(10))
     lose(sites)
     new = net.rank("new", agent)
-    assert net.ask(asker, new.ref).future.get(10)
+    assert net.ask(asker, new.ref).future.get(patience(10))
     with pytest.raises(ConnectionError):  # what was lost on the way there nobody knows
-        net.ask(asker, old.ref).future.get(10)
-    assert net.ask(net.rank("other", sites["c"]), old.ref).future.get(10)  # had never said anything to it
+        net.ask(asker, old.ref).future.get(patience(10))
+    assert net.ask(net.rank("other", sites["c"]), old.ref).future.get(patience(10))  # had never said anything to it
 
 
 def test_nothing_follows_on_what_was_lost(net: Net, sites: dict[str, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that has not heard of the loss yet goes on sending, while others make a new connection."""
     slow, agent, old = sites["rank c"], sites["b"], sites["rank b"]
-    net.ask(slow, old.ref).future.get(10)
+    net.ask(slow, old.ref).future.get(patience(10))
     quick = net.rank("quick", sites["c"])
     monkeypatch.setitem(slow.handlers, AgentLost, lambda *_: None)
     sites["c"].links[agent.id].close()
     wait_until(lambda: sites["c"].id in agent.deaths, "the loss was noticed on the other side", 10)
     new = net.rank("new", agent)
-    assert net.ask(quick, new.ref).future.get(10)  # there is a connection again
+    assert net.ask(quick, new.ref).future.get(patience(10))  # there is a connection again
     with pytest.raises(ConnectionError, match="the connection to it was lost"):
-        net.ask(slow, old.ref).future.get(10)
+        net.ask(slow, old.ref).future.get(patience(10))
     newer = net.rank("newer", agent)
     with pytest.raises(ConnectionError, match="the connection to it was lost"):
-        net.ask(slow, newer.ref).future.get(10)
+        net.ask(slow, newer.ref).future.get(patience(10))
 
 
 def test_a_gateway_that_has_not_noticed_the_loss_learns_of_it(net: Net, sites: dict[str, Node]) -> None:
     """Otherwise it would go on sending through a connection at whose other end nobody is."""
     asker, agent, other = sites["rank c"], sites["b"], sites["c"]
-    net.ask(asker, sites["rank b"].ref).future.get(10)
+    net.ask(asker, sites["rank b"].ref).future.get(patience(10))
     gone: list[str] = []
     agent.on_peer_dead.append(lambda proc, _death: gone.append(proc))
     agent.links[other.id].on_close = lambda _link: None  # b hears nothing of it
@@ -395,17 +396,17 @@ def test_a_gateway_that_has_not_noticed_the_loss_learns_of_it(net: Net, sites: d
     wait_until(lambda: agent.id in asker.deaths, "the loss was told", 10)
     assert not gone
     new = net.rank("new", agent)
-    assert net.ask(asker, new.ref).future.get(10)
+    assert net.ask(asker, new.ref).future.get(patience(10))
     assert gone[0] == other.id
-    assert net.ask(new, net.rank("newer", other).ref).future.get(10)
+    assert net.ask(new, net.rank("newer", other).ref).future.get(patience(10))
 
 
 def test_who_was_only_out_of_reach_can_begin_anew(net: Net, sites: dict[str, Node]) -> None:
     """Agents know ranks that talk to nobody else there; after a loss such a rank comes again, for one that is new."""
     asker, agent = sites["rank c"], sites["b"]
-    net.ask(asker, agent.ref).future.get(10)
+    net.ask(asker, agent.ref).future.get(patience(10))
     lose(sites)
     wait_until(lambda: asker.id in agent.deaths, "the asker was lost with its site", 10)
-    assert net.ask(asker, net.rank("new", agent).ref).future.get(10)
-    assert net.ask(asker, agent.ref).future.get(10)
+    assert net.ask(asker, net.rank("new", agent).ref).future.get(patience(10))
+    assert net.ask(asker, agent.ref).future.get(patience(10))
     assert asker.id not in agent.deaths

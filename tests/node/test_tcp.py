@@ -23,6 +23,7 @@ from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
 from tests.node.tcpside import Side, assert_true, echoing, free_port, header
+from tests.waiting import patience
 
 #: More than the buffers of both kernels hold.
 BUFFERS = 20_000_000
@@ -185,7 +186,7 @@ def test_one_peers_last_words_can_be_handled_without_disturbing_the_order_of_oth
     def react(link: TcpLink, message: Any, body: Any) -> None:
         steps.append(message.proc)
         if message.proc == "busy 1":
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + patience(20)
             while "last words" not in steps and time.monotonic() < deadline:
                 for other in theirs.links:
                     if other is not link:
@@ -386,7 +387,7 @@ def test_a_fork_does_not_keep_connections_or_ports(sides: Callable[..., Side], p
     try:
         process.kill()
         ours.wait(lambda: ours.ended, "the end of the link")
-        process.wait(20)
+        process.wait(patience(20))
         assert alive(child)
         theirs = sides()
         theirs.react = echoing
@@ -400,7 +401,7 @@ def test_a_fork_can_have_links_of_its_own_and_end_like_any_process(key_file: Pat
     done = subprocess.run(
         [sys.executable, "-W", "error", PEER, "fork-and-exit", str(key_file)],
         env={**os.environ, "PYTHONPATH": ROOT},
-        timeout=30,
+        timeout=patience(30),
         capture_output=True,
         text=True,
     )
@@ -415,4 +416,4 @@ def test_an_interpreter_that_ends_with_open_links_does_not_hang(
     process, link = connect(ours, peer, role)
     link.send(header("leave"))
     ours.wait(lambda: ours.ended, "the end of the link")
-    assert process.wait(20) == 0
+    assert process.wait(patience(20)) == 0

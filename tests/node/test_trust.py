@@ -20,6 +20,7 @@ from monarch_kernel.protocol.keys import KeyFileError, Keys, allow_list, load_ke
 from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import Identity, Public
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 Make = Callable[..., Keys]
 
@@ -72,12 +73,12 @@ def shake_hands(client: Keys | ssl.SSLContext, server: Keys) -> tuple[str | None
     try:
         with context.wrap_socket(near) as sock:
             name = sock.getpeercert(True)
-            sock.recv(16)  # until the server has looked at the certificate, too
+            sock.recv(patience(16))  # until the server has looked at the certificate, too
     except OSError:
         pass
     finally:
         near.close()
-        thread.join(30)
+        thread.join(patience(30))
     (found,) = answer
     if isinstance(found, BaseException):
         raise found
@@ -274,7 +275,7 @@ def test_all_who_make_it_at_once_have_the_same(home: Path) -> None:
         assert maker.stdin is not None
         maker.stdin.close()
         maker.stdin = None
-    assert {maker.communicate(timeout=60)[0] for maker in makers} == {f"{load_keys().fingerprint}\n"}
+    assert {maker.communicate(timeout=patience(60))[0] for maker in makers} == {f"{load_keys().fingerprint}\n"}
     assert os.listdir(home / ".config" / "monarch_kernel") == ["key"]
 
 
@@ -336,4 +337,4 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0 and os.stat("/proc/self/fd").st_uid == 0
 load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(60))

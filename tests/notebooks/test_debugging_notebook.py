@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import needs
 from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run is a fixture
 
 pytestmark = pytest.mark.torch
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(scope="module")
 def debugging(run: Callable[[Path], Run]) -> Run:  # noqa: F811
     """The notebook, run."""
-    pytest.importorskip("torch")
+    needs("torch")
     done = run(ROOT / "notebooks" / "05_debugging.ipynb")
     assert done.status == 0, done.printed
     return done

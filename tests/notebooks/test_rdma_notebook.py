@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import needs
 from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run is a fixture
 
 
 @pytest.fixture(scope="module")
 def rdma(run: Callable[[Path], Run]) -> Run:  # noqa: F811
     """The notebook, run."""
-    pytest.importorskip("torch")
+    needs("torch")
     return run(ROOT / "notebooks" / "03_rdma.ipynb")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import needs
 from tests.notebooks.test_notebooks import ROOT, Run, run  # noqa: F401  # run is a fixture  # pyright: ignore[reportUnusedImport]
 
-pytest.importorskip("torch")
+needs("torch")
 
 
 @pytest.fixture(scope="module")

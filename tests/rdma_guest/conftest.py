@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from monarch_kernel.actor import this_host
 from monarch_kernel.rdma import configure
-from tests.conftest import leak_check
 from tests.transfer.actors import KeeperActor
 from tests.transfer.conftest import Owner
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_leaks() -> Iterator[None]:
-    """All tests together leave nothing behind."""
+def on_the_device(checked_session: None) -> None:
+    """All tests are of one backend."""
     configure(backend="ibverbs")
-    with leak_check("tests in the guest"):
-        yield
 
 
 @pytest.fixture(scope="session")
-def far(no_leaks: None) -> Owner:
+def far(on_the_device: None) -> Owner:
     """An owner in another process, which is reached through an RDMA device."""
     procs = this_host().spawn_procs(per_host={"gpus": 1}, name="owner")
     actor = procs.spawn("keeper", KeeperActor)

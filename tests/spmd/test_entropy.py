@@ -11,6 +11,7 @@ import pytest
 
 from monarch_kernel import actor as public
 from monarch_kernel.actor import Actor, MeshFailure, endpoint, this_host
+from tests.waiting import patience
 
 torch = pytest.importorskip("torch")
 numpy: Any = pytest.importorskip("numpy")
@@ -91,22 +92,22 @@ def all_differ(rows: Sequence[tuple[float, ...]]) -> bool:
 def test_every_rank_and_every_child_of_one_has_its_own(preload: tuple[str, ...]) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, preload=preload)
     drawers = procs.spawn("drawer", Drawer)
-    drawn = list(drawers.draw.call().get(60).values())
+    drawn = list(drawers.draw.call().get(patience(60)).values())
     if preload:  # the same for ranks that come later: by heal(), and in another mesh, as after a restart
         other = this_host().spawn_procs({"gpus": 2}, preload=preload).spawn("drawer", Drawer)
-        drawn += other.draw.call().get(60).values()
-        procs.slice(gpus=1).kill("for the test").get(20)
-        procs.heal().get(60)
-        drawn.append(drawers.slice(gpus=1).draw.call_one().get(60))
+        drawn += other.draw.call().get(patience(60)).values()
+        procs.slice(gpus=1).kill("for the test").get(patience(20))
+        procs.heal().get(patience(60))
+        drawn.append(drawers.slice(gpus=1).draw.call_one().get(patience(60)))
     assert all_differ(drawn), drawn
-    children = [row for rows in drawers.children.call().get(60).values() for row in rows]
+    children = [row for rows in drawers.children.call().get(patience(60)).values() for row in rows]
     assert len(children) == 2 * CHILDREN
     assert all_differ(children), children
-    loaded = [row for rows in drawers.loaded.call().get(60).values() for row in rows]
+    loaded = [row for rows in drawers.loaded.call().get(patience(60)).values() for row in rows]
     assert len(loaded) == 8
     assert all_differ(loaded), loaded
     # What the user seeds is the same everywhere, each time, and torch's as in any process.
-    first, second = drawers.seeded.call().get(60).values()
+    first, second = drawers.seeded.call().get(patience(60)).values()
     assert first == second
     torch.manual_seed(3)
     assert first[0] == torch.rand(1).item()

@@ -23,6 +23,7 @@ from monarch_kernel.spmd import (
     setup_torch_elastic_env_async,
     share_state,
 )
+from tests.waiting import patience
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -131,7 +132,7 @@ def all_stuck(mesh: ActorMesh[Any], without: int) -> list[Any]:
     port, receiver = Channel.open()
     calls = [mesh.slice(gpus=k).add.call_one(port) for k in range(len(mesh)) if k != without]
     for _ in calls:
-        receiver.recv().get(20)
+        receiver.recv().get(patience(20))
     return calls
 
 
@@ -140,13 +141,13 @@ def all_stuck(mesh: ActorMesh[Any], without: int) -> list[Any]:
 
 def test_an_endpoint_that_raises_releases_those_that_wait_for_it(tmp_path: Path) -> None:
     mesh = procs(4).spawn("sum", Sum)
-    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(60)
+    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(patience(60))
     # One that fails while nobody waits, in the middle of another call or alone, breaks nothing.
     with pytest.raises(ActorError):
-        mesh.check.call().get(20)
-    assert set(mesh.add.call().get(20).values()) == {4.0}
+        mesh.check.call().get(patience(20))
+    assert set(mesh.add.call().get(patience(20)).values()) == {4.0}
     with pytest.raises(ActorError) as raised:
-        mesh.add_unless.call(2).get(20)
+        mesh.add_unless.call(2).get(patience(20))
     error = raised.value
     assert isinstance(error, ValueError)
     assert ([one.rank for one in error.failures], [one.rank for one in error.released]) == ([2], [0, 1, 3])
@@ -160,10 +161,10 @@ def test_an_endpoint_that_raises_releases_those_that_wait_for_it(tmp_path: Path)
 
 def test_a_call_after_one_that_failed_waits_for_late_ranks(tmp_path: Path) -> None:
     mesh = procs(3).spawn("sum", Sum)
-    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(60)
+    mesh.join_alone.call(f"file://{tmp_path}/meeting").get(patience(60))
     with pytest.raises(ActorError, match="not I"):
-        mesh.add_late.call(0, 1).get(20)  # rank 1 is still in it when it hears of rank 0
-    assert set(mesh.add_late.call(-1, 2).get(20).values()) == {3.0}
+        mesh.add_late.call(0, 1).get(patience(20))  # rank 1 is still in it when it hears of rank 0
+    assert set(mesh.add_late.call(-1, 2).get(patience(20)).values()) == {3.0}
 
 
 # -- groups -----------------------------------------------------------------------------------------
@@ -173,21 +174,21 @@ def test_survivors_are_freed_and_meet_anew() -> None:
     p = procs(5)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    first = groups.form().get(60)
+    first = groups.form(patience=patience(10)).get(patience(60))
     assert (first.number, bool(first.healed), first.stuck) == (1, False, ())
-    assert list(mesh.join.call(first).get(60).values()) == [0, 1, 2, 3, 4]
-    assert set(mesh.add.call().get(20).values()) == {5.0}
+    assert list(mesh.join.call(first).get(patience(60)).values()) == [0, 1, 2, 3, 4]
+    assert set(mesh.add.call().get(patience(20)).values()) == {5.0}
     for victim in (2, 0):  # rank 0 has the store
         # Ranks that are not the victim's neighbours would wait for half an hour.
         calls = all_stuck(mesh, victim)
         os.kill(p.pids().get(victim), signal.SIGKILL)
-        group = groups.form().get(60)
+        group = groups.form(patience=patience(10)).get(patience(60))
         for call in calls:
             with pytest.raises(ActorError, match=r"(?i)connection|gloo"):
-                call.get(20)
+                call.get(patience(20))
         assert [one.rank for one in group.healed.replaced] == [victim]
-        assert list(mesh.join.call(group).get(60).values()) == [0, 1, 2, 3, 4]
-        assert set(mesh.add.call().get(20).values()) == {5.0}
+        assert list(mesh.join.call(group).get(patience(60)).values()) == [0, 1, 2, 3, 4]
+        assert set(mesh.add.call().get(patience(20)).values()) == {5.0}
     assert group.number == 3
 
 
@@ -195,17 +196,17 @@ def test_a_rank_that_stands_still_is_replaced() -> None:
     p = procs(3)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    mesh.join.call(groups.form().get(60)).get(60)
+    mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60))
     calls = all_stuck(mesh, 1)
     before = p.pids()
     os.kill(before.get(1), signal.SIGSTOP)
-    group = groups.form(patience=1).get(60)
+    group = groups.form(patience=1).get(patience(60))
     assert group.stuck == (1,)
     assert [one.rank for one in group.healed.replaced] == [1]
     for call in calls:
-        assert isinstance(call.exception(20), ActorError)
-    mesh.join.call(group).get(60)
-    assert set(mesh.add.call().get(20).values()) == {3.0}
+        assert isinstance(call.exception(patience(20)), ActorError)
+    mesh.join.call(group).get(patience(60))
+    assert set(mesh.add.call().get(patience(20)).values()) == {3.0}
     assert [a == b for a, b in zip(before.values(), p.pids().values(), strict=True)] == [True, False, True]
 
 
@@ -213,14 +214,14 @@ def test_a_death_while_the_others_join() -> None:
     p = procs(3)
     mesh = p.spawn("sum", Sum)
     groups = ProcessGroups(p)
-    group = groups.form().get(60)
+    group = groups.form(patience=patience(10)).get(patience(60))
     waiting = [mesh.slice(gpus=k).join.call_one(group) for k in (0, 1)]
     os.kill(p.pids().get(2), signal.SIGKILL)
-    group = groups.form().get(60)
+    group = groups.form(patience=patience(10)).get(patience(60))
     for call in waiting:
-        assert isinstance(call.exception(30), ActorError)
-    assert list(mesh.join.call(group).get(60).values()) == [0, 1, 2]
-    assert set(mesh.add.call().get(20).values()) == {3.0}
+        assert isinstance(call.exception(patience(30)), ActorError)
+    assert list(mesh.join.call(group).get(patience(60)).values()) == [0, 1, 2]
+    assert set(mesh.add.call().get(patience(20)).values()) == {3.0}
 
 
 def test_only_the_groups_connections_are_broken() -> None:
@@ -239,21 +240,21 @@ def test_only_the_groups_connections_are_broken() -> None:
         p = procs(2)
         mesh = p.spawn("sum", Connected)
         groups = ProcessGroups(p)
-        group = groups.form().get(60)
-        mesh.slice(gpus=0).connect.call_one(server.getsockname()[1]).get(20)
+        group = groups.form(patience=patience(10)).get(patience(60))
+        mesh.slice(gpus=0).connect.call_one(server.getsockname()[1]).get(patience(20))
         connection, _ = server.accept()
         with connection:
-            mesh.join.call(group).get(60)
-            assert groups.release().get(20) == []
-            assert isinstance(mesh.add.call().exception(20), ActorError)
-            mesh.slice(gpus=0).say.call_one().get(20)
+            mesh.join.call(group).get(patience(60))
+            assert groups.release().get(patience(20)) == []
+            assert isinstance(mesh.add.call().exception(patience(20)), ActorError)
+            mesh.slice(gpus=0).say.call_one().get(patience(20))
             connection.settimeout(20)
-            assert connection.recv(100) == b"still here"
+            assert connection.recv(patience(100)) == b"still here"
 
 
 def test_a_group_is_joined_by_ranks() -> None:
     p = procs(1)
-    group = ProcessGroups(p).form().get(60)
+    group = ProcessGroups(p).form().get(patience(60))
     with pytest.raises(RuntimeError, match="send the group to an endpoint of the ranks"):
         group.join()
 
@@ -261,11 +262,11 @@ def test_a_group_is_joined_by_ranks() -> None:
 def test_a_mesh_that_waits_in_a_collective_stops_quickly() -> None:
     p = procs(3)
     mesh = p.spawn("sum", Sum)
-    mesh.join.call(ProcessGroups(p).form().get(60)).get(60)
+    mesh.join.call(ProcessGroups(p).form().get(patience(60))).get(patience(60))
     calls = all_stuck(mesh, 2)
-    p.stop().get(30)
+    p.stop().get(patience(30))
     for call in calls:
-        assert call.exception(20) is not None
+        assert call.exception(patience(20)) is not None
 
 
 # -- state -------------------------------------------------------------------------------------------
@@ -276,14 +277,14 @@ def test_the_one_that_came_furthest_is_followed(victims: tuple[int, ...]) -> Non
     p = procs(4)
     mesh = p.spawn("learner", Learner)
     groups = ProcessGroups(p)
-    assert set(mesh.join.call(groups.form().get(60)).get(60).values()) == {0}
-    mesh.learn.call().get(20)
-    mesh.slice(gpus=3).learn.call().get(20)  # a step that the others have failed in
-    wanted = mesh.slice(gpus=3).state.call_one().get(20)
+    assert set(mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60)).values()) == {0}
+    mesh.learn.call().get(patience(20))
+    mesh.slice(gpus=3).learn.call().get(patience(20))  # a step that the others have failed in
+    wanted = mesh.slice(gpus=3).state.call_one().get(patience(20))
     for victim in victims:
         os.kill(p.pids().get(victim), signal.SIGKILL)
-    assert set(mesh.join.call(groups.form().get(60)).get(60).values()) == {2}
-    assert set(mesh.state.call().get(20).values()) == {wanted}
+    assert set(mesh.join.call(groups.form(patience=patience(10)).get(patience(60))).get(patience(60)).values()) == {2}
+    assert set(mesh.state.call().get(patience(20)).values()) == {wanted}
 
 
 # -- torchrun's environment -----------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def test_environment_of_torchrun() -> None:
     p = this_host().spawn_procs({"nodes": 2, "gpus": 2})
     mesh = p.spawn("sum", Sum)
     setup_torch_elastic_env(p)
-    found = list(mesh.environment.call().get(20).values())
+    found = list(mesh.environment.call().get(patience(20)).values())
     assert [each["RANK"] for each in found] == ["0", "1", "2", "3"]
     assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
     assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1", "1"]
@@ -313,7 +314,7 @@ def test_environment_with_a_given_address() -> None:
     p = this_host().spawn_procs({"gpus": 2})
     mesh = p.spawn("sum", Sum)
     asyncio.run(given(p))
-    assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in mesh.environment.call().get(20).values()} == {
+    assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in mesh.environment.call().get(patience(20)).values()} == {
         ("10.0.0.7", "29500")
     }
 

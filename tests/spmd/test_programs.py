@@ -13,6 +13,7 @@ import pytest
 from monarch_kernel import actor as public
 from monarch_kernel.actor import ActorError, ActorMesh, MeshFailure, ProcMesh, this_host
 from monarch_kernel.spmd import SPMDActor
+from tests.waiting import patience
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -64,13 +65,13 @@ def spmd(procs: ProcMesh) -> ActorMesh[SPMDActor]:
 
 
 def start(spmd: ActorMesh[SPMDActor], *args: object) -> public.Future[public.ValueMesh[bool]]:
-    address, port = spmd.slice(gpus=0).get_host_port.call_one(None).get(20)
+    address, port = spmd.slice(gpus=0).get_host_port.call_one(None).get(patience(20))
     return spmd.main.call(address, port, [str(arg) for arg in args])
 
 
 def test_a_program_runs_as_under_torchrun_and_again(spmd: ActorMesh[SPMDActor], program: Path, tmp_path: Path) -> None:
     for how in ("tidy", "leaves its group behind"):
-        assert set(start(spmd, program, tmp_path, 2, how).get(60).values()) == {True}
+        assert set(start(spmd, program, tmp_path, 2, how).get(patience(60)).values()) == {True}
         seen = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(RANKS)]
         for rank, one in enumerate(seen):
             assert (one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) == (str(rank), str(rank), str(RANKS))
@@ -83,12 +84,12 @@ def test_a_program_that_fails_is_told_and_the_ranks_run_the_next_one(
     spmd: ActorMesh[SPMDActor], program: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ActorError, match=r"program\.py exited with 3 on rank 1") as raised:
-        start(spmd, program, tmp_path, 1, "fails").get(60)
+        start(spmd, program, tmp_path, 1, "fails").get(patience(60))
     assert [one.rank for one in raised.value.failures] == [1]
     with pytest.raises(ActorError, match="No script or module specified"):
-        start(spmd, "-m").get(20)
-    assert all(start(spmd, "-m", "platform").get(20).values())  # a module that prints a line
-    assert all(start(spmd, program, tmp_path, 1, "tidy").get(60).values())
+        start(spmd, "-m").get(patience(20))
+    assert all(start(spmd, "-m", "platform").get(patience(20)).values())  # a module that prints a line
+    assert all(start(spmd, program, tmp_path, 1, "tidy").get(patience(60)).values())
 
 
 def test_the_ranks_that_a_death_leaves_run_the_program_again(
@@ -96,12 +97,12 @@ def test_the_ranks_that_a_death_leaves_run_the_program_again(
 ) -> None:
     monkeypatch.setattr(public, "unhandled_fault_hook", lambda failure: None)
     running = start(spmd, program, tmp_path, 10**9)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while not (tmp_path / "at-1").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(procs.slice(gpus=1).pids().get(0), signal.SIGKILL)
     with pytest.raises(MeshFailure, match="killed by SIGKILL"):
-        running.get(60)
-    procs.heal().get(60)
-    assert all(start(spmd, program, tmp_path, 1, "tidy").get(60).values())
+        running.get(patience(60))
+    procs.heal().get(patience(60))
+    assert all(start(spmd, program, tmp_path, 1, "tidy").get(patience(60)).values())

@@ -16,6 +16,7 @@ from tests.conftest import wait_until
 from tests.otheruser import OtherUser
 from tests.sync.hosts import StoreHosts, current_folder, leftovers
 from tests.sync.trees import difference, make_tree, snapshot, write
+from tests.waiting import patience
 from workspace_sync import Workspace, sync, verify
 from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.report import SyncReport
@@ -123,7 +124,7 @@ def test_files_that_this_user_may_not_read_are_named(shared: Path, other_user: O
     tree = make_tree(shared / "source", files=10, large=1)
     write(tree / "pkg0" / "private", "of root", 0o600)
     command = [sys.executable, "-c", UNPRIVILEGED, str(other_user.uid), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
     assert done.stdout.startswith("ScanError"), done.stdout + done.stderr
     assert "cannot be read by you" in done.stdout and "pkg0/private" in done.stdout
 
@@ -262,7 +263,7 @@ def test_two_clients_that_sync_one_workspace_do_not_mix(store_hosts: Hosts, smal
         for n in range(3)
     ]
     for client in clients:
-        _, said = client.communicate(timeout=90)
+        _, said = client.communicate(timeout=patience(90))
         assert client.returncode == 0 or "is being synced by" in said, said
     assert any(client.returncode == 0 for client in clients)
     expected = snapshot(small)

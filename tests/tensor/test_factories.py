@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from monarch_kernel import distributed
 from monarch_kernel.distributed import Mesh, distribute
 from monarch_kernel.tensor import Tensor, no_mesh, remote
+from tests.waiting import patience
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_printing_does_not_wait_for_ranks_that_are_busy(mesh: Mesh, tmp_path: Pa
     told: list[str] = []
     waits = threading.Thread(target=lambda: told.extend([repr(t), repr(u), str(held), repr(mesh)]))
     waits.start()
-    waits.join(30)
+    waits.join(patience(30))
     with open(gate, "w"):
         assert torch.equal(held.full_tensor(), torch.ones(4))
     assert len(told) == 4 and "[Shard(0), Replicate()]" in told[0] and "ranks are busy" in told[1]

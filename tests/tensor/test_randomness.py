@@ -23,6 +23,7 @@ from monarch_kernel.tensor import (
     reduce_,
     show,
 )
+from tests.waiting import patience
 
 
 def test_seeds_and_states(four: Any) -> None:
@@ -133,7 +134,7 @@ from monarch.common.stream import Stream as S
 import monarch.random
 assert S is Stream
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(60))
     assert monarch_kernel.fetch_shard is monarch_kernel.tensor.fetch_shard
 
 

@@ -10,11 +10,8 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.rdma import configure
-from tests.actor.conftest import (  # fixtures: the tests of a file share a runtime, and stop what they have started
-    faults,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    no_leaks,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    runtime,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-)
+from tests.actor.conftest import faults as faults
+from tests.actor.conftest import no_faults as no_faults
 from tests.transfer.actors import Keeper, KeeperActor
 
 #: Every backend that runs on one host, and how TCP is used; the conformance tests run on each.

@@ -14,6 +14,7 @@ from monarch_kernel.rdma import RDMABuffer, RDMAError, configure
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor, Peer
+from tests.waiting import patience
 from tests.workers import Start, workers
 
 __all__ = ["workers"]
@@ -80,8 +81,8 @@ def test_a_death_over_there_ends_what_is_under_way(what: str, workers: Start) ->
         reading = buffer.read_into(into, timeout=None)
         os.kill(pid if what == "the rank" else team[0].pid, signal.SIGKILL)
         with pytest.raises(RDMAError, match=r"proc doomed.* is gone: .+") as failure:
-            reading.get(30)
+            reading.get(patience(30))
         assert failure.value.owner == buffer.owner
         with pytest.raises(RDMAError, match="is gone"):
-            buffer.write_from(into).get(30)
+            buffer.write_from(into).get(patience(30))
         wait_until(lambda: not os.path.exists(f"/proc/{pid}/fd/0"), "the rank's end")

@@ -12,7 +12,6 @@ import pytest
 
 from monarch_kernel.actor import this_host
 from monarch_kernel.rdma import RDMAAction, RDMABuffer, RDMAError, configure
-from tests.conftest import leak_check
 from tests.transfer.actors import AsyncPeer, Peer
 from tests.transfer.arrays import SHAPES, contents
 from tests.transfer.conftest import FAR_BACKENDS, LOCAL_BACKENDS, Owner, force, make_owner
@@ -25,15 +24,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("owner", backends, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_leaks() -> Iterator[None]:
-    """All tests together leave nothing behind; they share a runtime."""
-    with leak_check("module"):
-        yield
+@pytest.fixture(autouse=True)
+def no_faults() -> None:
+    """Instead of the one that ends a test's meshes: the owners stay."""
 
 
 @pytest.fixture(scope="module")
-def owner(request: pytest.FixtureRequest, no_leaks: None) -> Iterator[Owner]:
+def owner(request: pytest.FixtureRequest, runtime: None) -> Iterator[Owner]:
     """An owner that this process reaches through each backend."""
     made = make_owner(request.param, force)
     yield made

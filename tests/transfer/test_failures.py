@@ -28,6 +28,7 @@ from tests.conftest import wait_until
 from tests.deaths import PROCESS_KINDS, Mortal
 from tests.transfer.actors import KeeperActor, Peer, forbid_cross_memory
 from tests.transfer.conftest import FAR_BACKENDS, Owner, make_owner
+from tests.waiting import patience
 
 
 class MortalKeeper(Mortal):
@@ -111,7 +112,7 @@ def test_a_transfer_under_way_ends_when_the_owner_dies(
         transfer = (buffer.write_from if write else buffer.read_into)(mine, timeout=None)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RDMAError, match=r"doomed.* is gone: .*SIGKILL") as failure:
-            transfer.get(30)
+            transfer.get(patience(30))
         assert failure.value.owner == buffer.owner
 
 
@@ -252,7 +253,7 @@ def test_a_drop_waits_for_transfers_under_way(forced: Callable[[str], None]) -> 
     failures: list[object] = []
     with hook(failures.append):
         os.kill(pid, signal.SIGKILL)
-        dropping.get(30)
+        dropping.get(patience(30))
         wait_until(lambda: failures, "the death is told")
     assert not owner.do("lives", "words")
 
@@ -268,7 +269,7 @@ def test_a_drop_at_the_owner_can_time_out(forced: Callable[[str], None]) -> None
     failures: list[object] = []
     with hook(failures.append):
         os.kill(pid, signal.SIGKILL)
-        buffer.drop().get(30)
+        buffer.drop().get(patience(30))
         wait_until(lambda: failures, "the death is told")
     memory.append(1)
 

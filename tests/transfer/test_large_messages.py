@@ -12,6 +12,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, Channel, HostMesh, endpoint
 from tests.conftest import wait_until
+from tests.waiting import patience
 from tests.workers import Start, Team, workers
 
 __all__ = ["workers"]
@@ -121,7 +122,7 @@ def test_ports(team: Team) -> None:
     port, receiver = Channel.open()
     before = fetched()
     one.answer_by.call_one(port, LARGE).get()
-    assert np.array_equal(receiver.recv().get(60), np.arange(LARGE))
+    assert np.array_equal(receiver.recv().get(patience(60)), np.arange(LARGE))
     assert fetched() == before + 1
 
 
@@ -162,11 +163,11 @@ def test_a_result_of_a_rank_that_ends_at_once(team: Team) -> None:
     stores = procs.spawn("store", Store)
     results = [stores.slice(hosts=i).make.call_one(8 * LARGE) for i in range(2)]
     for future in results:
-        assert len(future.get(60)) == 8 * LARGE
+        assert len(future.get(patience(60))) == 8 * LARGE
     last = stores.slice(hosts=0).make.call_one(8 * LARGE)
     stopped = procs.stop()
-    assert len(last.get(60)) == 8 * LARGE
-    stopped.get(60)
+    assert len(last.get(patience(60))) == 8 * LARGE
+    stopped.get(patience(60))
 
 
 @pytest.mark.usefixtures("faults")
@@ -181,11 +182,11 @@ def test_a_sender_that_dies_takes_its_message_along(team: Team) -> None:
         wait_until(lambda: waits(sender), "the sender waits for its call")
         os.kill(sender, signal.SIGKILL)
         with pytest.raises(Exception, match="SIGKILL"):
-            call.get(60)
+            call.get(patience(60))
     finally:
         os.kill(receiver, signal.SIGCONT)
-    assert other.put.call_one([1.0]).get(60) == 1  # it does not wait for what is gone
-    assert other.put.call_one(np.ones(LARGE)).get(60) == LARGE
+    assert other.put.call_one([1.0]).get(patience(60)) == 1  # it does not wait for what is gone
+    assert other.put.call_one(np.ones(LARGE)).get(patience(60)) == LARGE
 
 
 def waits(pid: int) -> bool:

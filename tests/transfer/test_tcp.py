@@ -37,6 +37,7 @@ from tests.conftest import wait_until
 from tests.transfer.actors import KeeperActor
 from tests.transfer.backends import tcp as here
 from tests.transfer.test_failures import changed
+from tests.waiting import patience
 
 # What connections there are is looked at: those of other tests would be among them.
 pytestmark = pytest.mark.own_runtime
@@ -206,7 +207,7 @@ def test_an_owner_that_never_answers_is_given_up_when_it_dies(keeper: Any) -> No
         reading = buffer.read_into(bytearray(64), timeout=None)  # not even connected yet
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RDMAError, match=r"read of bytes 0 to 64 .*proc owner.* is gone: .*SIGKILL"):
-            reading.get(20)
+            reading.get(patience(20))
     assert not here()._connections
 
 
@@ -333,7 +334,7 @@ def test_a_sealed_stream_takes_no_changed_repeated_or_swapped_frame() -> None:
         sender = EncryptedConnection(a, "b", secret, opener=True)
         for text in (b"first", b"second"):
             sender.send(text)
-            frames.append(b.recv(100))
+            frames.append(b.recv(patience(100)))
         assert b"first" not in frames[0]
         flipped, last = bytearray(frames[0]), bytearray(frames[0])
         flipped[7] ^= 1

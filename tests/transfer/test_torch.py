@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.rdma import RDMABuffer
+from tests.waiting import patience
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -103,5 +104,5 @@ def test_a_script_written_for_monarch_runs_unchanged(tmp_path: Path) -> None:
         asyncio.run(main())
         """)
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=patience(120))
     assert (done.stdout, done.stderr, done.returncode) == ("converged\n", "", 0)

@@ -19,6 +19,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.waiting import patience
+
 GUEST = Path(__file__).parents[1] / "rdma_guest"
 SCRIPT = GUEST / "run.sh"
 TESTS = GUEST / "verbs_in_guest.py"
@@ -71,7 +73,7 @@ def wait_for(guest: subprocess.Popen[bytes], booted: Path) -> str:
             limit = max(LIMIT, BOOTS * took)
         if took > limit:
             guest.terminate()
-            guest.wait(30)
+            guest.wait(patience(30))
             return f", after {took:.0f} s{'' if booted.exists() else ' without having booted'}"
         time.sleep(0.2)  # no event tells of either
     return ""

@@ -1,7 +1,6 @@
 """Fixtures for tests of the watch: meshes of real processes, as the tests of the actor API have them."""
 
 from tests.actor.conftest import faults as faults
-from tests.actor.conftest import no_leaks as no_leaks
+from tests.actor.conftest import no_faults as no_faults
 from tests.actor.conftest import procs as procs
-from tests.actor.conftest import runtime as runtime
 from tests.workers import workers as workers

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import patience
+
 SCRIPT = """
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint, span, this_host
 from monarch_kernel.runtime.actor.tracing import call_hooks
@@ -76,7 +78,7 @@ print("one trace")
 
 @pytest.mark.skipif(importlib.util.find_spec("opentelemetry") is None, reason="needs opentelemetry-sdk")
 def test_one_trace_spans_the_controller_and_actors_that_call_each_other() -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=patience(120))
     assert run.stdout == "one trace\n", run.stderr
 
 
@@ -114,7 +116,7 @@ def test_metrics_are_instruments_of_the_meter() -> None:
         [sys.executable, "-c", METRICS],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         cwd=Path(__file__).resolve().parents[2],
     )
     assert run.stdout == "monarch 2.0 m [2.0]\n", run.stderr

@@ -18,6 +18,7 @@ from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.watch import Trace, current_trace, trace
 from tests.actor.conftest import Procs
+from tests.waiting import patience
 from tests.watch.actors import Concurrent, Worker
 from tests.watch.traces import read_trace
 
@@ -242,7 +243,7 @@ def test_a_script_that_ends_with_a_trace_on_writes_it(tmp_path: Path) -> None:
         [sys.executable, "-c", SCRIPT, str(tmp_path / "run.json")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
         cwd=Path(__file__).resolve().parents[2],
     )
     assert run.returncode == 0 and not run.stderr, run.stderr

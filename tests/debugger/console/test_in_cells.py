@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import needs
 from tests.debugger.console.person import Asking, ask, run
 from tests.kernel.harness import Kernel
 from tests.kernel.screen import ever, text
@@ -183,7 +184,7 @@ def test_a_rank_that_dies_at_the_prompt_closes_it(mesh: Kernel) -> None:
 
 @pytest.mark.torch
 def test_the_prompt_shows_when_a_collective_gives_up_on_the_stopped_rank(mesh: Kernel) -> None:
-    pytest.importorskip("torch")
+    needs("torch")
     mesh.ok("%mesh up group --procs 2 --dist gloo")
     code = (
         "%%mesh\nimport torch.distributed as dist, torch\nx = torch.ones(1)\n"

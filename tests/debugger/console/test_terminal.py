@@ -20,8 +20,9 @@ import pytest
 from monarch_kernel.cli.debug import choose
 from monarch_kernel.introspection import Controller, controllers
 from tests.conftest import alive, wait_until
+from tests.waiting import patience
 
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 ROOT = Path(__file__).resolve().parents[3]
 
 SCRIPT = """

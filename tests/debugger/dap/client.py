@@ -6,8 +6,9 @@ import socket
 from typing import Any
 
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
+from tests.waiting import patience
 
-PATIENCE = 15.0
+PATIENCE = patience(15.0)
 
 
 class Ide:

@@ -19,6 +19,7 @@ from monarch_kernel.protocol import loopback_peers
 from tests.conftest import wait_until
 from tests.debugger.dap.client import Ide
 from tests.otheruser import OtherUser
+from tests.waiting import patience
 from tests.workers import Start
 
 
@@ -61,14 +62,16 @@ def test_an_ide_stops_a_rank_steps_and_goes_on() -> None:
     frame = ide.ask("stackTrace", threadId=thread)["stackFrames"][0]
     assert (frame["name"], frame["line"]) == ("work", line_of("y = x + 1"))
     assert ide.ask("evaluate", expression="x + 22", frameId=frame["id"])["result"] == "42"
-    assert procs.slice(gpus=1).spawn("more", Worker).debugged.call_one().get(20)  # the runtime goes on meanwhile
+    assert (
+        procs.slice(gpus=1).spawn("more", Worker).debugged.call_one().get(patience(20))
+    )  # the runtime goes on meanwhile
     ide.ask("next", threadId=thread)
     ide.event("stopped")
     frame = ide.ask("stackTrace", threadId=thread)["stackFrames"][0]
     assert ide.ask("evaluate", expression="y", frameId=frame["id"])["result"] == "21"
     ide.ask("continue", threadId=thread)
-    assert [value for _, value in called.get(20)] == [42, 42]
-    assert [value for _, value in workers.debugged.call().get(20)] == [False, True]
+    assert [value for _, value in called.get(patience(20))] == [42, 42]
+    assert [value for _, value in workers.debugged.call().get(patience(20))] == [False, True]
     ide.close()
     gateway.close()
 
@@ -83,9 +86,9 @@ def test_a_lost_ide_leaves_no_thread_stopped_and_another_may_connect() -> None:
         called = workers.work.call_one(1)
         ide.event("stopped")
         ide.close()
-        assert called.get(20) == 4
+        assert called.get(patience(20)) == 4
     gateway.close()
-    assert workers.work.call_one(2).get(20) == 6
+    assert workers.work.call_one(2).get(patience(20)) == 6
 
 
 def test_closing_the_gateway_lets_the_rank_go_on() -> None:
@@ -98,12 +101,12 @@ def test_closing_the_gateway_lets_the_rank_go_on() -> None:
     ide.event("stopped")
     address = gateway.address
     gateway.close()
-    assert called.get(20) == 4
+    assert called.get(patience(20)) == 4
     assert ide.ended()
     ide.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-    assert workers.work.call_one(2).get(20) == 6
+    assert workers.work.call_one(2).get(patience(20)) == 6
 
 
 def test_the_gateway_ends_with_its_rank(faults: Any) -> None:
@@ -155,7 +158,7 @@ def test_a_client_without_the_token_does_not_reach_the_rank(monkeypatch: pytest.
     top = owner.ask("stackTrace", threadId=thread)["stackFrames"][0]
     assert owner.ask("evaluate", expression="x + 22", frameId=top["id"])["result"] == "42"
     owner.ask("continue", threadId=thread)
-    assert called.get(20) == 42
+    assert called.get(patience(20)) == 42
     owner.close()
     for sock in idle:
         sock.close()
@@ -224,6 +227,6 @@ def test_a_rank_of_another_host_is_reached_through_the_runtime(workers: Start) -
     thread = ide.event("stopped")["threadId"]
     assert ide.ask("stackTrace", threadId=thread)["stackFrames"][0]["name"] == "work"
     ide.ask("continue", threadId=thread)
-    assert list(called.get(20).values()) == [4, 4]
+    assert list(called.get(patience(20)).values()) == [4, 4]
     ide.close()
     gateway.close()

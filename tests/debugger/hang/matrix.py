@@ -18,6 +18,7 @@ from typing import Any
 from monarch_kernel.actor import Actor, context, endpoint, this_host
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.hang.verdict import NOTHING, Verdict
+from tests.waiting import patience
 
 KINDS = ("skipped", "extra", "reordered", "shape", "exception", "loader", "stopped", "killed")
 #: What may be said of each, if it is decided.
@@ -32,7 +33,7 @@ FITTING = {
     "killed": {"dead"},
 }
 #: How long a program may take until nothing moves (seconds).
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import needs
 from tests.kernel.harness import Kernel
 from tests.kernel.screen import ever, text
 
-pytest.importorskip("torch")
+needs("torch")
 
 STUCK = """%%mesh
 import torch, torch.distributed as dist

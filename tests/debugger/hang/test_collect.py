@@ -17,6 +17,7 @@ from monarch_kernel.debugger.model.evidence import WAITS, Evidence
 from monarch_kernel.debugger.rank.hang.collect import collect
 from tests.conftest import wait_until
 from tests.debugger.hang.matrix import Runner, settled
+from tests.waiting import patience
 
 pytest.importorskip("torch")
 
@@ -60,9 +61,9 @@ def waiting(procs: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[[str
 
     yield start
     for each in started:
-        each.procs.kill(reason="the test is over").get(60)
+        each.procs.kill(reason="the test is over").get(patience(60))
         for slot in each.calls:
-            slot.exception(60)
+            slot.exception(patience(60))
 
 
 FUNCTIONAL = (
@@ -186,8 +187,8 @@ def test_endpoints_that_wait_for_each_other_are_a_cycle(procs: Callable[..., Any
     assert told.kind == "cycle", told
     assert set(told.ranks) == {0, 1}
     assert "waits for an answer from callers.answer" in told.sentence
-    mesh.kill(reason="the test is over").get(60)
-    call.exception(60)
+    mesh.kill(reason="the test is over").get(patience(60))
+    call.exception(patience(60))
 
 
 def test_a_rank_that_holds_the_interpreter_is_read_from_outside(waiting: Callable[[str], Waiting]) -> None:

@@ -14,6 +14,7 @@ from monarch_kernel.debugger.rank.hang import flight
 from monarch_kernel.debugger.rank.hang.collect import collect
 from monarch_kernel.debugger.source_locations import USER, Place
 from tests.debugger.hang.matrix import Runner
+from tests.waiting import patience
 
 C10D = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -89,9 +90,9 @@ def test_reading_the_record_imports_no_compiler(procs: Callable[..., Any], tmp_p
     pytest.importorskip("torch")
     mesh = procs(1, preload=("torch",))
     runner = mesh.spawn("runner", Runner, str(tmp_path / "store"), 1)
-    runner.run.call("for _ in range(3): dist.all_reduce(torch.ones(3))", "<three>").get(60)
+    runner.run.call("for _ in range(3): dist.all_reduce(torch.ones(3))", "<three>").get(patience(60))
     evidence = ask(mesh, collect, timeout=20).values[0]
     assert [(call.number, call.done) for call in evidence.history["0"]] == [(1, True), (2, True), (3, True)]
     assert evidence.state == "idle"
     assert ask(mesh, imported, timeout=20).values == {0: False}
-    runner.run.call("import torch._inductor\nassert torch._inductor.config is not None", "<compiler>").get(60)
+    runner.run.call("import torch._inductor\nassert torch._inductor.config is not None", "<compiler>").get(patience(60))

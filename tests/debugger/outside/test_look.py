@@ -21,7 +21,8 @@ from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
 from monarch_kernel.debugger.outside.report import Look
 from monarch_kernel.debugger.outside.selection import named
-from tests.conftest import alive, children, wait_until
+from tests.conftest import alive, children, needs, wait_until
+from tests.waiting import patience
 
 # Rank 1 never comes to the second collective.
 PROGRAM = """\
@@ -52,7 +53,7 @@ def hangs(seen: Look) -> bool:
 
 def until(request: LookRequest, good: Callable[[Look], bool], deadline: float = 60.0) -> Look:
     """Look again and again, until what is seen is what the processes are about to do."""
-    end = time.monotonic() + deadline
+    end = time.monotonic() + patience(deadline)
     while True:
         try:
             found: Look | None = look(request)
@@ -68,7 +69,7 @@ def until(request: LookRequest, good: Callable[[Look], bool], deadline: float = 
 @pytest.fixture(scope="module")
 def torchrun(runtime: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     """A job of three ranks that hangs. It ends before what ``runtime`` checks for leaks."""
-    pytest.importorskip("torch")
+    needs("torch")
     folder = tmp_path_factory.mktemp("job")
     (folder / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
@@ -112,7 +113,7 @@ def test_a_hang_under_torchrun_is_explained_from_outside(torchrun: subprocess.Po
 def test_a_command_prints_it_as_data(torchrun: subprocess.Popen[bytes]) -> None:
     until(LookRequest(torchrun=torchrun.pid, apart=0.3), hangs)
     line = [sys.executable, "-m", "monarch_kernel", "look", "--torchrun", str(torchrun.pid), "--json", "--apart", "0.3"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=patience(60), check=True)
     found = json.loads(done.stdout)
     assert found["verdict"]["ranks"] == [1] and found["world"] == 3
     assert [(each["rank"], each["line"]) for each in found["processes"]] == [(0, STEP), (1, LOAD), (2, STEP)]

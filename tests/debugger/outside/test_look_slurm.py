@@ -13,6 +13,7 @@ from monarch_kernel.debugger.outside.look import LookRequest, look
 from monarch_kernel.debugger.outside.processes import OutsideError
 from tests.conftest import wait_until
 from tests.launchers.slurm import Slurm, slurm
+from tests.waiting import patience
 
 __all__ = ["slurm"]
 
@@ -45,7 +46,7 @@ def job(slurm: Slurm, tmp_path: Path) -> Iterator[str]:
         yield slurm.say("squeue", "-h", "-n", "looked-at", "-o", "%i")
     finally:
         slurm.say("scancel", "--name=looked-at")
-        step.wait(30)
+        step.wait(patience(30))
         slurm.wait_until_idle()
 
 

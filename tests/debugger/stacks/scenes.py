@@ -19,6 +19,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from monarch_kernel.debugger.rank.stacks.tasks import task_stacks
+from tests.waiting import patience
 
 HERE = __file__
 Function = Callable[["Scene"], Coroutine[Any, Any, None]]
@@ -98,7 +99,7 @@ def running(function: Function, waiting: int) -> Generator[None]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while scene.waiting != waiting:  # no event tells of it: it may be any of the coroutines
             assert time.monotonic() < deadline, f"{scene.waiting} of {waiting} coroutines wait"
             time.sleep(0.001)

@@ -15,6 +15,7 @@ import monarch_kernel
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, THREAD, Stack, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from tests.waiting import patience
 
 OURS = str(Path(monarch_kernel.__file__).parent)
 THREADING = "/opt/lib/python3.12/threading.py"
@@ -139,14 +140,14 @@ def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], StackSnapsh
         yield process, pickle.loads(process.stdout.read())
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(patience(20))
         process.stdout.close()
 
 
 def spy(pid: int, *options: str) -> str:
     program = Path(sys.executable).parent / "py-spy"
     argv = [str(program), "dump", "--json", "--full-filenames", *options, "--pid", str(pid)]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=patience(60)).stdout
 
 
 def the(found: StackSnapshot) -> Stack:

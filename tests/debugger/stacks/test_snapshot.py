@@ -16,6 +16,7 @@ from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.rank.stacks.trimming import thread_name
 from monarch_kernel.debugger.source_locations import USER
 from tests.conftest import wait_until
+from tests.waiting import patience
 
 
 class Gate:
@@ -25,7 +26,7 @@ class Gate:
 
     def __call__(self) -> None:
         self.waiting.release()
-        self.opened.wait(60)
+        self.opened.wait(patience(60))
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def threads(work: Callable[[Gate], Any], *names: str) -> Generator[Gate]:
     finally:
         gate.opened.set()
         for thread in started:
-            thread.join(20)
+            thread.join(patience(20))
 
 
 def named(found: StackSnapshot, name: str) -> Stack:
@@ -98,7 +99,7 @@ def test_the_thread_that_asks_is_left_out() -> None:
     found: list[StackSnapshot] = []
     asks = threading.Thread(target=lambda: found.append(snapshot()), name="asks")
     asks.start()
-    asks.join(20)
+    asks.join(patience(20))
     assert "asks" not in [stack.name for stack in found[0].stacks]
 
 
@@ -165,7 +166,7 @@ def test_a_task_that_waits_and_one_that_runs() -> None:
         found = snapshot()
     finally:
         gate.opened.set()
-        thread.join(20)
+        thread.join(patience(20))
     patient = named(found, "patient")
     assert [frame.place.name.rpartition(".")[2] for frame in patient.frames] == ["waits", "sleep"]
     assert patient.thread == 0
@@ -195,13 +196,13 @@ def test_a_loop_s_main_task_goes_on_from_where_the_loop_was_started() -> None:
     thread = threading.Thread(target=start, name="loop")
     thread.start()
     try:
-        assert waiting.wait(20)
+        assert waiting.wait(patience(20))
         # It has said so just before it begins to wait.
         wait_until(lambda: "deep" in str(named(snapshot(), "loop").frames[-2].place.name), "it waits")
         found = snapshot()
     finally:
         loops[0].call_soon_threadsafe(opened.set)
-        thread.join(20)
+        thread.join(patience(20))
     names = [frame.place.name.rpartition(".")[2] for frame in named(found, "loop").frames]
     assert names == ["start", "run", "run", "run_until_complete", "main", "deep", "wait"]
     assert not [stack for stack in found.stacks if stack.kind == TASK]

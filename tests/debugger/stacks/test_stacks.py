@@ -24,6 +24,7 @@ from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.introspection import stacks_from_outside
 from tests.conftest import wait_until
 from tests.debugger.stacks.workers import Loader, Trainer
+from tests.waiting import patience
 
 Procs = Callable[..., ProcMesh]
 
@@ -35,7 +36,7 @@ class Team:
         self.mesh = mesh
         self.folder = folder
         self.trainers: Any = mesh.spawn("trainer", Trainer, str(folder))
-        self.pids = [pid for _, pid in self.trainers.pid.call().get(30).items()]
+        self.pids = [pid for _, pid in self.trainers.pid.call().get(patience(30)).items()]
         self._calls: list[Any] = []
         self._gate = open(folder / "gate", "w")  # noqa: SIM115  # closed with all else
         fcntl.flock(self._gate, fcntl.LOCK_EX)
@@ -49,7 +50,7 @@ class Team:
         """Let all go."""
         self._gate.close()
         for call in self._calls:
-            call.get(60)
+            call.get(patience(60))
 
 
 @pytest.fixture
@@ -154,8 +155,8 @@ def test_tasks_are_shown_with_what_they_await(procs: Procs) -> None:
     assert names(found[-1], TASK) == {"prefetch": [(["Loader.prefetch", "Loader.batches"], [0, 1])]}
     assert "[0-1] 1 of 2 at once" in found[-1].text() and "[0-1] task prefetch" in found[-1].text()
     assert len(found[-1].classes) == 1
-    loaders.release.call().get(20)
-    call.get(20)
+    loaders.release.call().get(patience(20))
+    call.get(patience(20))
 
 
 def test_a_stopped_rank_is_read_from_outside(team: Team) -> None:
@@ -206,10 +207,10 @@ def test_over_time(team: Team) -> None:
 def test_a_stop_of_the_debugger(team: Team) -> None:
     call = team.trainers.stop_here.call()
     debugger = get_debugger()
-    debugger.wait(lambda stops: len(stops) == 4, timeout=30)
+    debugger.wait(lambda stops: len(stops) == 4, timeout=patience(30))
     found = stacks(team.mesh)
     debugger.resume(debugger.stops())
-    call.get(30)
+    call.get(patience(30))
     assert names(found) == {"trainer.stop_here": [(["Trainer.stop_here"], [0, 1, 2, 3])]}
     assert found.text().splitlines()[-1] == "  ■ stopped: breakpoint()"
 
@@ -250,7 +251,7 @@ def test_several_at_once(team: Team) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     assert len(texts) == 8 and len(set(texts)) == 1
 
 
@@ -267,7 +268,7 @@ def test_on_other_hosts(workers: Any, tmp_path: Path) -> None:
     assert found.late[2].endswith("it is stopped (SIGSTOP); read from outside, on node1")
     assert names(found)["trainer.step"][0] == (["Trainer.step", "Trainer.load", "Trainer.here"], [2])
     assert names(found)["trainer.step"][1][1] == [0, 1, 3]
-    native = stacks(mesh, native=True, timeout=3.0)
+    native = stacks(mesh, native=True, timeout=patience(3.0))
     assert all("native" not in why for why in native.late.values()) and "» native: " in native.text()
     team.close()
 

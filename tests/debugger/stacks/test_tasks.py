@@ -15,6 +15,7 @@ import pytest
 from monarch_kernel.debugger.rank.stacks.tasks import task_stacks
 from tests.debugger.stacks import scenes
 from tests.debugger.stacks.scenes import HERE, by_spinning, running
+from tests.waiting import patience
 
 
 def test_a_task_goes_on_in_what_it_waits_for() -> None:
@@ -30,7 +31,7 @@ def test_on_other_versions_of_python(version: str) -> None:
     if not found:
         pytest.skip(f"there is no Python {version} here")
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([str(found[-1]), HERE], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([str(found[-1]), HERE], capture_output=True, text=True, timeout=patience(60), env=env)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == scenes.expected_paths()
 

@@ -17,9 +17,10 @@ from monarch_kernel.introspection import running_here
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
 from tests.debugger.stopping import guest
+from tests.waiting import patience
 
 FILE = __file__
-DEADLINE = 20.0
+DEADLINE = patience(20.0)
 
 
 class Debugged(Actor):

@@ -18,9 +18,10 @@ from typing import Any
 from monarch_kernel.debugger.model.stops import Breakpoint, Resumed, Stop, Stopped
 from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 from tests.debugger.stopping import guest
+from tests.waiting import patience
 
 FILE = guest.__file__
-DEADLINE = 20.0
+DEADLINE = patience(20.0)
 
 
 @functools.lru_cache

@@ -18,9 +18,10 @@ import pytest
 
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import line
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 30.0
+PATIENCE = patience(30.0)
 
 
 class Client:

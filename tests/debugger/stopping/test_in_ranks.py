@@ -13,8 +13,9 @@ from monarch_kernel.debugger.model.stops import Breakpoint, Stop
 from tests.debugger.stopping import debugged, guest
 from tests.debugger.stopping.debugged import AsyncDebugged, Debugged, Driver
 from tests.debugger.stopping.driving import line
+from tests.waiting import patience
 
-PATIENCE = 30.0
+PATIENCE = patience(30.0)
 CELL = "/tmp/ipykernel_7/42.py"
 
 

@@ -15,6 +15,7 @@ import pytest
 from monarch_kernel.debug import stragglers
 from monarch_kernel.debugger.controller.stragglers.records import report_of, save
 from tests.debugger.hang.matrix import Runner
+from tests.waiting import patience
 
 pytest.importorskip("torch")
 
@@ -40,8 +41,8 @@ def ran(procs: Callable[..., Any], tmp_path: Path) -> Any:
     """A mesh on which the program has run."""
     mesh = procs(3, preload=("torch",))
     runners = mesh.spawn("runner", Runner, os.fspath(tmp_path / "store"), 3)
-    runners.initialized.get(120)
-    runners.run.call(PROGRAM, FILE).get(120)
+    runners.initialized.get(patience(120))
+    runners.run.call(PROGRAM, FILE).get(patience(120))
     return mesh
 
 
@@ -63,7 +64,7 @@ def test_the_late_rank_and_its_line_are_named(ran: Any, tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     save(report, str(path))
     line = [sys.executable, "-m", "monarch_kernel", "stragglers", str(path), "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=patience(60), check=True)
     assert json.loads(done.stdout) == json.loads(json.dumps(report.asdict()))
     # Fewer of each line, and some ranks only: without rank 2 no collective has all of its ranks.
     assert len(stragglers(ran, last=2).found.meetings) == 6
@@ -86,7 +87,7 @@ profiled.export_chrome_trace(os.path.join({folder!r}, f"{{rank}}.json.gz"))
 def test_traces_of_the_profiler_tell_the_same(procs: Callable[..., Any], tmp_path: Path) -> None:
     mesh = procs(2, preload=("torch",))
     runners = mesh.spawn("runner", Runner, os.fspath(tmp_path / "store"), 2)
-    runners.run.call(TRACED.format(folder=os.fspath(tmp_path)), FILE).get(120)
+    runners.run.call(TRACED.format(folder=os.fspath(tmp_path)), FILE).get(patience(120))
     report = report_of([os.fspath(tmp_path / f"{rank}.json.gz") for rank in range(2)])
     assert [each.rank for each in report.found.stragglers] == [1], report.text()
     assert report.found.measured and len(report.found.meetings) == 6

@@ -16,6 +16,7 @@ from tests.conftest import wait_until
 from tests.kernel.harness import Kernel, stop_kernel
 from tests.kernel.screen import text
 from tests.sync.kernel.project import Project
+from tests.waiting import patience
 from tests.workers import team
 
 
@@ -92,7 +93,7 @@ def test_a_terminal(project: Project) -> None:
     code = "%load_ext monarch_kernel\n%mesh sync\n%mesh sync --watch\n%mesh sync --unwatch\n%mesh sync nowhere\n"
     command = [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"]
     done = subprocess.run(
-        command, input=code, capture_output=True, text=True, timeout=60, cwd=project.folder, env=project.env
+        command, input=code, capture_output=True, text=True, timeout=patience(60), cwd=project.folder, env=project.env
     )
     assert re.search(r"tree [0-9a-f]{8}: 3 files", done.stdout), done.stdout + done.stderr
     assert re.search(r"^\S+ +[0-9a-f]{8} +new +3 ", done.stdout, re.MULTILINE), done.stdout

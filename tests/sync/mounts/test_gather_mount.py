@@ -18,6 +18,7 @@ from monarch_kernel.actor import this_host
 from tests.conftest import alive, wait_until
 from tests.sync.mounts.conftest import MountHosts, mounts_below
 from tests.sync.trees import difference, make_tree, snapshot, write
+from tests.waiting import patience
 from workspace_sync.mounts import MountError, gather_mount
 
 Hosts = Callable[[int], MountHosts]
@@ -106,11 +107,14 @@ def test_nothing_outside_of_the_folder_is_reached(hosts: Hosts, tmp_path: Path) 
 
     served = this_host().spawn_procs(name="served").spawn("served", ServedFolder, str(out))
     for path in (b"..", b"../secret", b"a/../../secret", b"up", b"folder/secret", b"/etc/passwd", b"a//file", b"a/."):
-        about = served.stat.call_one(path).get(20)
-        opened = served.open.call_one(path, (0, 0)).get(20)
+        about = served.stat.call_one(path).get(patience(20))
+        opened = served.open.call_one(path, (0, 0)).get(patience(20))
         assert path == b"up" or about in (-errno.EINVAL, -errno.ENOTDIR, -errno.ENOENT), path
         assert isinstance(opened, int)
-    assert served.open.call_one(b"up", served.stat.call_one(b"up").get(20).identity).get(20) == -errno.EACCES
+    assert (
+        served.open.call_one(b"up", served.stat.call_one(b"up").get(patience(20)).identity).get(patience(20))
+        == -errno.EACCES
+    )
 
 
 def test_each_host_can_have_another_path_and_a_file_alone(hosts: Hosts, tmp_path: Path) -> None:
@@ -194,8 +198,8 @@ def test_a_client_that_ends_leaves_nothing_mounted_here(hosts: Hosts, tmp_path: 
         if how == "killed":
             client.kill()
         else:
-            client.communicate("\n", timeout=30)
-        client.wait(30)
+            client.communicate("\n", timeout=patience(30))
+        client.wait(patience(30))
     wait_until(lambda: not mounts_below(tmp_path), "the mount is gone")
     wait_until(lambda: not alive(pid), "its server has ended")
     on.team[0].wait_idle()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import patience
+
 ROOT = Path(__file__).resolve().parents[3]
 
 # What the mount needs is imported before root is given up: the other user may not read where this interpreter lies.
@@ -52,7 +54,7 @@ def test_another_user_mounts_with_fusermount() -> None:
     with tempfile.TemporaryDirectory(prefix="mk-nobody-", dir="/tmp") as folder:
         os.chown(folder, user.pw_uid, user.pw_gid)
         command = [sys.executable, "-c", SERVER, str(user.pw_uid), f"{folder}/mnt"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(60), check=False)
     assert done.stdout.split("\n")[:3] == ["hello", "True False", "False []"], done.stderr
 
 
@@ -81,7 +83,7 @@ def test_where_nothing_can_be_mounted_it_says_what_is_missing(tmp_path: Path, st
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
     assert why in done.stdout.replace("\n", " "), done.stderr

@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import alive, wait_until
 from tests.sync.mounts.conftest import MountHosts
 from tests.sync.trees import difference, mutate, snapshot, write
+from tests.waiting import patience
 from workspace_sync.mounts import MountError, remotemount
 
 Hosts = Callable[[int], MountHosts]
@@ -30,7 +31,7 @@ READ = ("0", "63")
 
 def egress(handle: Any) -> int:
     """How many bytes the client has sent."""
-    return handle._opened.source.sent.call_one().get(20)
+    return handle._opened.source.sent.call_one().get(patience(20))
 
 
 def test_hosts_see_what_the_client_has_and_the_client_sends_it_once(hosts: Hosts, tree: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_reader_keeps_its_version_when_the_mount_shows_another(hosts: Hosts, t
             assert (at / "file").read_bytes() == old
             handle.refresh()
             assert (at / "file").read_bytes() == new  # the page cache now has the new version
-            assert reader.communicate("\n", timeout=30)[0].split() == [hashlib.sha256(old).hexdigest()] * 2
+            assert reader.communicate("\n", timeout=patience(30))[0].split() == [hashlib.sha256(old).hexdigest()] * 2
         assert os.stat(at / "tool").st_ino == same
         assert (at / "file").read_bytes() == new
 
@@ -171,7 +172,7 @@ else:
             write(source / "package" / "second.py", "VALUE = 2\n")
             write(source / "package" / "first.py", "VALUE = 10\n")
             handle.refresh()
-            assert process.communicate("\n", timeout=20)[0] == "2 10\n"
+            assert process.communicate("\n", timeout=patience(20))[0] == "2 10\n"
 
 
 def test_another_folder_can_take_its_place(hosts: Hosts, tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_a_reader_that_waits_for_the_client_can_be_killed(hosts: Hosts, tree: Pa
                 in_read = Path(f"/proc/{reader.pid}/syscall")
                 wait_until(lambda: in_read.read_text().split()[0] in READ, "it waits for the content")
                 reader.send_signal(signal.SIGINT)
-                reader.wait(20)
+                reader.wait(patience(20))
         finally:
             os.kill(source, signal.SIGCONT)
         assert (on.homes[0] / "mnt" / "large.bin").read_bytes() == (tree / "large.bin").read_bytes()
@@ -329,8 +330,8 @@ def test_a_client_that_ends_leaves_no_mount(hosts: Hosts, tree: Path, how: str) 
         if how == "killed":
             client.kill()
         else:
-            client.communicate("\n", timeout=30)
-        client.wait(30)
+            client.communicate("\n", timeout=patience(30))
+        client.wait(patience(30))
         wait_until(lambda: not on.servers(), "the mount is gone")
         with pytest.raises(OSError):
             os.pread(reader, 1 << 20, 5 << 20)

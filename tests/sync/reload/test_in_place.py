@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.sync.reload.sources import Sources
+from tests.waiting import patience
 from workspace_sync.reload.in_place import stale_here
 
 # -- functions ---------------------------------------------------------------------------------------
@@ -510,7 +511,7 @@ def test_a_thread_of_a_module_follows_and_a_second_one_starts(sources: Sources) 
     for _ in m.starts:
         m.inbox.put(None)
     for thread in m.starts:
-        thread.join(20)
+        thread.join(patience(20))
         assert not thread.is_alive()
 
 

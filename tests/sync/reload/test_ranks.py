@@ -10,10 +10,11 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
+from tests.waiting import patience
 from workspace_sync.reload import contact, enter, refresh, refresh_here, stale_modules
 from workspace_sync.reload.client import folders_of
 
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 
 ACTOR = """
 from monarch_kernel.actor import Actor, endpoint

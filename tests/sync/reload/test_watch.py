@@ -15,12 +15,13 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
+from tests.waiting import patience
 from workspace_sync.model.report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.reload import LiveReport, ModuleSelection, WatchEvent, selection_of, sync_live, watch
 from workspace_sync.reload.watch import Ignored, Watcher
 
-PATIENCE = 60.0
+PATIENCE = patience(60.0)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sync.store.trees import Content, expected, file, missing, on_disk, roll_back, sync
+from tests.waiting import patience
 from workspace_sync.model.manifest import FileEntry, Rewrite
 from workspace_sync.store import Store, WorkspaceFolder
 from workspace_sync.store import store as store_module
@@ -236,7 +237,7 @@ def test_several_processes_use_one_store(tmp_path: Path) -> None:
     """Two workspaces, whose content moves through the same objects, and two clients of one of them."""
     command = [sys.executable, "-c", SYNCS, str(tmp_path / "store")]
     runs = [subprocess.Popen([*command, name, "12"]) for name in ("one", "other")]
-    assert [run.wait(timeout=100) for run in runs] == [0, 0]
+    assert [run.wait(timeout=patience(100)) for run in runs] == [0, 0]
     with Store(str(tmp_path / "store")) as store:
         assert store.workspaces() == ["one", "other"]
         assert missing(store.workspace("one"), Content({b"n": b"11"})) == []

@@ -14,6 +14,7 @@ import pytest
 
 import workspace_sync.store.store as store_module
 from tests.sync.store.trees import Content, Link, expected, on_disk, sync
+from tests.waiting import patience
 from workspace_sync.model.errors import TamperedError, WorkspaceBusyError
 from workspace_sync.store import Store, WorkspaceFolder
 
@@ -134,7 +135,7 @@ with folder.lock("one that is killed", 5):
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_one_that_is_killed_is_ended_by_the_next(store: Store, after: int) -> None:
     folder = with_files_of_ranks(store)
-    subprocess.run([sys.executable, "-c", KILLED, store.path, str(after)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, store.path, str(after)], check=True, timeout=patience(60))
     assert not os.path.lexists(f"{folder.path}/current")
     state = folder.state()
     assert (state.generation, state.repair, state.left) == (0, "", "")

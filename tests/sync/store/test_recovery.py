@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sync.store.trees import Content, expected, on_disk, roll_back, sync
+from tests.waiting import patience
 from workspace_sync.store import Store, WorkspaceFolder
 
 OLD, NEW = Content({b"a": b"old", b"dir/b": b"b" * 100}), Content({b"a": b"new", b"dir/b": b"b" * 100})
@@ -146,7 +147,7 @@ with folder.lock("one that is killed", 5):
 def left_half(folder: WorkspaceFolder) -> Content:
     """Leave what a sync leaves that is killed after two of three files."""
     store = str(Path(folder.path).parents[1])
-    subprocess.run([sys.executable, "-c", HALF, store], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", HALF, store], check=True, timeout=patience(60))
     return Content({b"a": b"one", b"dir/b": b"two", b"dir/c": b"three"})
 
 
@@ -246,7 +247,7 @@ def test_a_store_that_is_new_can_be_opened_by_several_at_once(tmp_path: Path) ->
         )
         for n in range(8)
     ]
-    said = [process.communicate("go\n", timeout=60) for process in processes]
+    said = [process.communicate("go\n", timeout=patience(60)) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, said
     assert len({out for out, _ in said}) == 2
     assert sorted(os.listdir(tmp_path / "store0")) == ["identity", "objects", "store.state", "w"]

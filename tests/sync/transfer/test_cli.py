@@ -14,6 +14,7 @@ import pytest
 
 from tests.sync.hosts import StoreHosts
 from tests.sync.trees import difference, snapshot
+from tests.waiting import patience
 from workspace_sync.cli import main
 
 Hosts = Callable[..., StoreHosts]
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     )
     env = {**os.environ, "MONARCH_KERNEL_SYNC_FOLDER": str(tmp_path / "store")}
     ended = subprocess.run(
-        [sys.executable, "-c", code, str(big)], env=env, capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(big)], env=env, capture_output=True, timeout=patience(60), check=False
     )
     assert ended.returncode == 130, ended.stderr.decode()
     assert b"interrupted; the hosts keep the trees that they have" in ended.stderr
@@ -112,4 +113,4 @@ def test_a_watch_syncs_at_every_save_until_ctrl_c(tmp_path: Path) -> None:
         (there,) = tmp_path.glob("store/w/*/current/tree/folder/a.txt")
         assert there.read_text() == "one"
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(60) == 130
+        assert watching.wait(patience(60)) == 130

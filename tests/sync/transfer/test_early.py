@@ -16,6 +16,7 @@ from tests.conftest import wait_until
 from tests.sync.hosts import StoreHosts, leftovers
 from tests.sync.transfer.test_losses import Midway, agent_pid, at_root, same
 from tests.sync.trees import make_tree, snapshot
+from tests.waiting import patience
 from workspace_sync import ScanError, SyncProgress, sync
 from workspace_sync.scanning import hashing
 
@@ -145,7 +146,7 @@ def test_what_a_killed_client_has_sent_is_used_again(store_hosts: Hosts, large: 
     made = store_hosts(2)
     arguments = [str(made.team.key_file), str(large), *map(str, made.stores), *made.team.urls]
     command = [sys.executable, "-c", _CLIENT, *arguments]
-    ended = subprocess.run(command, timeout=60, capture_output=True, check=False)
+    ended = subprocess.run(command, timeout=patience(60), capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     assert made.trees() == [None, None]
     for worker in made.team:

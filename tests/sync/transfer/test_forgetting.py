@@ -12,6 +12,7 @@ from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.workers import placement_of
 from tests.sync.hosts import StoreHosts, current_tree, workspace_folder
 from tests.sync.trees import snapshot, write
+from tests.waiting import patience
 from workspace_sync import Workspace, WorkspaceBusyError, forget, status, sync, verify
 from workspace_sync.session import collect
 
@@ -44,12 +45,12 @@ def test_it_is_forgotten_everywhere(
     sync(hosts.mesh, workspace)
     procs = hosts.mesh.spawn_procs({"gpus": 1})
     places = procs.spawn("place", Place)
-    places.write.call("log", "of a rank").get(60)
+    places.write.call("log", "of a rank").get(patience(60))
     with pytest.raises(WorkspaceBusyError, match="nothing was removed, as processes use the workspace") as caught:
         forget(hosts.mesh, workspace)
     assert all(f"node{n}: process" in str(caught.value) for n in range(3))
     assert all(current_tree(store) for store in (shared, own))
-    procs.stop().get(60)
+    procs.stop().get(patience(60))
 
     looked = forget(hosts.mesh, workspace, dry_run=True)
     assert [(each.removed, each.shares, each.generations) for each in looked] == [
@@ -65,8 +66,8 @@ def test_it_is_forgotten_everywhere(
     assert not any(host.problems for host in verify(hosts.mesh, workspace).hosts)
     assert not any(placement and placement.folders for placement in placement_of(hosts.mesh))
     again = hosts.mesh.spawn_procs({"gpus": 1})
-    assert set(again.spawn("place", Place).where.call().get(60).values()) == {(str(tree), None)}
-    again.stop().get(60)
+    assert set(again.spawn("place", Place).where.call().get(patience(60)).values()) == {(str(tree), None)}
+    again.stop().get(patience(60))
 
     assert [each.kept_files for each in collect(hosts.mesh)] == [1, 1, 1], "it only says so"
     removed = collect(hosts.mesh, kept=True)

@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import alive, wait_until
 from tests.sync.hosts import StoreHosts
 from tests.sync.trees import Snapshot, difference, snapshot
+from tests.waiting import patience
 from workspace_sync import StoreError, SyncError, SyncProgress, Workspace, WorkspaceBusyError, sync
 
 Hosts = Callable[..., StoreHosts]
@@ -177,7 +178,7 @@ def test_a_client_that_is_killed_leaves_the_old_trees_and_the_next_sync_goes_on(
     for number in range(48):
         (large / f"f{number}.bin").write_bytes(draw.randbytes(MIB))
     command = [sys.executable, "-c", _CLIENT, str(made.team.key_file), str(large), *made.team.urls]
-    ended = subprocess.run(command, timeout=60, capture_output=True, check=False)
+    ended = subprocess.run(command, timeout=patience(60), capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     assert [same(tree, seed) for tree in made.trees()] == [True, True]
     report = sync(made.mesh, at_root(large))

@@ -11,6 +11,7 @@ from pathlib import Path
 from monarch_kernel.meshes import end_kept, kept
 from tests.conftest import wait_until
 from tests.sync.hosts import StoreHosts
+from tests.waiting import patience
 from workspace_sync import CondaEnvironment, Workspace, sync
 
 Hosts = Callable[..., StoreHosts]
@@ -18,7 +19,7 @@ Hosts = Callable[..., StoreHosts]
 
 def test_an_environment_has_the_prefix_of_each_host(store_hosts: Hosts, tmp_path: Path, tree: Path) -> None:
     prefix = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, timeout=patience(60))
     tool = prefix / "bin" / "tool"
     tool.write_text(f"#!{prefix}/bin/python\nprint(1)\n")
     tool.chmod(0o755)
@@ -53,7 +54,7 @@ def test_a_kept_mesh_is_synced_and_its_agent_ends_with_the_client(tmp_path: Path
     env = {**os.environ, "MONARCH_KERNEL_SYNC_FOLDER": str(tmp_path / "store")}
     try:
         command = [sys.executable, str(script), str(tree), name]
-        ended = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(command, env=env, capture_output=True, timeout=patience(60), check=False)
         assert ended.returncode == 0, ended.stderr.decode()
         assert not ended.stderr, ended.stderr.decode()
         wait_until(lambda: [mesh.alive for mesh in kept()[0].meshes if mesh.name != "train"] in ([], [0]), "it ended")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import patience
+
 PROGRAM = """
 import os, stat, sys
 from pathlib import Path
@@ -50,5 +52,5 @@ def test_they_are_made_and_changed_without_the_powers_of_root(tmp_path: Path) ->
         command = ["setpriv", f"--inh-caps={given_up}", f"--bounding-set={given_up}", *command]
     (tmp_path / "workspace").mkdir()
     env = {**os.environ, "MONARCH_KERNEL_SYNC_FOLDER": str(tmp_path / "store")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=patience(120))
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 from monarch_kernel.actor import Actor, endpoint
 from tests.sync.hosts import StoreHosts, current_tree, leftovers
 from tests.sync.trees import difference, snapshot
+from tests.waiting import patience
 from workspace_sync import Workspace, rollback, sync, verify
 
 Hosts = Callable[..., StoreHosts]
@@ -46,13 +47,13 @@ def test_one_host_makes_the_tree_for_all(own_hosts: Hosts, tmp_path: Path) -> No
         readers = hosts.mesh.spawn_procs({"gpus": 1}).spawn("reader", Reader)
     finally:
         os.chdir(here)
-    assert set(readers.read.call("said").get(60).values()) == {"one"}
+    assert set(readers.read.call("said").get(patience(60)).values()) == {"one"}
 
     (tree / "said").write_text("two")
     assert all(host.switched for host in sync(hosts.mesh, workspace).hosts)
-    assert set(readers.read.call("said").get(60).values()) == {"two"}
+    assert set(readers.read.call("said").get(patience(60)).values()) == {"two"}
     assert all(host.switched for host in rollback(hosts.mesh, workspace).hosts)
-    assert set(readers.read.call("said").get(60).values()) == {"one"}
+    assert set(readers.read.call("said").get(patience(60)).values()) == {"one"}
     assert not any(host.problems for host in verify(hosts.mesh, workspace).hosts)
     assert not leftovers(shared)
 

@@ -265,19 +265,28 @@ class Healer:
         healed = Healed(mesh.name)
         base = mesh._shape.ranks()
         whole = mesh._whole()
-        dead = {rank: ref for rank, ref in zip(base, mesh._target().procs, strict=True) if ref.id in node.deaths}
-        new = self._start(mesh, whole, procs_record, dead, hosts, timeout)
         names: dict[str, None] = {}
         restored: dict[str, None] = {}
-        # This process's own actors first, so that no process finds a successor without its actors.
         deadline = began + timeout
-        try:
-            for rank, ref in new.items():
-                self._respawn_all(dead[rank].id, ref, names, restored, deadline)
-        except BaseException:
-            for ref in new.values():
-                self._discard(ref)
-            raise
+        gone: set[str] = set()
+        while True:
+            dead = {rank: ref for rank, ref in zip(base, mesh._target().procs, strict=True) if ref.id in node.deaths}
+            agents = self._places(mesh, procs_record, dead, hosts, deadline - time.monotonic(), gone)
+            new: dict[int, ProcRef] = {}
+            try:
+                self._start(whole, procs_record, agents, new, deadline)
+                # This process's own actors first, so that no process finds a successor without its actors.
+                for rank, ref in new.items():
+                    self._respawn_all(dead[rank].id, ref, names, restored, deadline)
+                break
+            except BaseException as e:
+                for ref in new.values():
+                    self._discard(ref)
+                # A rank that died with its host may be heard of first: the successor was sent to a host that is lost.
+                lost = {agent.id for agent in agents.values() if self._is_gone(agent, new.values())}
+                if not isinstance(e, Exception) or not lost or time.monotonic() > deadline:
+                    raise
+                gone |= lost
         for rank, ref in new.items():
             old = dead[rank]
             death = node.deaths[old.id]
@@ -303,19 +312,22 @@ class Healer:
         system.changed()
         return healed
 
+    def _is_gone(self, agent: ProcRef, successors: Iterable[ProcRef]) -> bool:
+        """Whether a host agent has died, or ends its host with the successors there."""
+        deaths = self._system.node.deaths
+        ended = [deaths[ref.id].kind for ref in successors if ref.agent == agent.id and ref.id in deaths]
+        return agent.id in deaths or DeathKind.HOST_ENDING in ended
+
     def _start(
         self,
-        mesh: ProcMesh,
         whole: ProcMesh,
         procs_record: SpawnedProcs,
-        dead: dict[int, ProcRef],
-        hosts: HostMesh | HostSource | None,
-        timeout: float,
-    ) -> dict[int, ProcRef]:
-        """Start the successors of dead procs, and wait for their bootstrap."""
+        agents: dict[int, ProcRef],
+        new: dict[int, ProcRef],
+        deadline: float,
+    ) -> None:
+        """Start successors with these agents, note them in ``new``, and wait for their bootstrap."""
         node = self._system.node
-        agents = self._places(mesh, procs_record, dead, hosts, timeout)
-        new: dict[int, ProcRef] = {}
         messages: list[tuple[ProcRef, SpawnProcs]] = []
         for rank, agent in agents.items():
             procs_record.incarnations[rank] = number = procs_record.incarnations.get(rank, 1) + 1
@@ -348,13 +360,7 @@ class Healer:
             extent = whole.extent
             if not node.send(ref.id, Bootstrap(call._number, rank, extent.names, extent.shape, buffers), body):
                 call.on_peer_dead(ref.id, node.deaths[ref.id])
-        try:
-            gathered(node.poller, calls, f"{whole.name}.setup").get(timeout)
-        except BaseException:
-            for ref in new.values():
-                self._discard(ref)
-            raise
-        return new
+        gathered(node.poller, calls, f"{whole.name}.setup").get(max(0.0, deadline - time.monotonic()))
 
     def _discard(self, ref: ProcRef) -> None:
         """Kill a successor, as the heal failed."""
@@ -371,8 +377,13 @@ class Healer:
         dead: dict[int, ProcRef],
         hosts: HostMesh | HostSource | None,
         timeout: float,
+        gone: set[str],
     ) -> dict[int, ProcRef]:
-        """The host agent for the successor of each dead proc: on the same host if it lives, else on a spare host."""
+        """The host agent for the successor of each dead proc: on the same host if it lives, else on a spare host.
+
+        Args:
+            gone: agents that end.
+        """
         system = self._system
         node = system.node
         source = procs_record.source
@@ -387,7 +398,7 @@ class Healer:
         wanted: dict[str, list[int]] = {}  # by the agents that the source replaces: their ranks
         for rank, ref in dead.items():
             ending = node.deaths[ref.id].kind is DeathKind.HOST_ENDING
-            if ref.agent not in node.deaths and not ending:
+            if ref.agent not in node.deaths and not ending and ref.agent not in gone:
                 places[rank] = ref.agent_ref()
                 continue
             agent = moved.get(ref.agent)

@@ -1,0 +1,60 @@
+"""How long tests wait: as long as is said for an idle machine, times what this one is slower at the moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+#: What a start of Python takes where tests are first written, with room to spare (seconds).
+_START = 0.03
+_MOST = 10.0
+#: What was measured when this run of tests began, for the processes that it starts.
+_SLOWNESS = "MK_TEST_SLOWNESS"
+
+
+def measured() -> float:
+    """How many times longer than usual a start of Python takes now: 1 to 10."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-c", "pass"], stdin=subprocess.DEVNULL, check=True)
+    return min(_MOST, max(1.0, (time.monotonic() - began) / _START))
+
+
+def measure() -> None:
+    """Measure once for this process and those below it."""
+    os.environ[_SLOWNESS] = f"{measured():.1f}"
+
+
+def patience(seconds: float) -> float:
+    """So many seconds of an idle machine, as long as they last on this one."""
+    return seconds * float(os.environ.get(_SLOWNESS, "1"))
+
+
+class Deadline:
+    """The end of a wait. When its time is over, it looks how slow the machine is by then, and gives that once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._end = self._began + patience(seconds)
+        self._grown = False
+
+    def left(self) -> float:
+        """Seconds that are left; 0 when it is over."""
+        left = self._end - time.monotonic()
+        if left <= 0 and not self._grown:
+            self._grown = True
+            self._end = max(self._end, self._began + self._seconds * measured())
+            left = self._end - time.monotonic()
+        return max(0.0, left)
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.0) -> None:
+    """Poll a condition that no event announces (the state of another process), with a deadline."""
+    end = Deadline(deadline)
+    while not condition():
+        if not end.left():
+            raise AssertionError(f"not within {deadline} s of an idle machine: {what}")
+        time.sleep(0.005)
