@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -160,6 +161,10 @@ def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict
             raise LaunchError(f"{where}: {key} takes {_TYPES.get(option.type, option.type.__name__)}, not {value!r}")
         if option.choices and value not in option.choices:
             raise LaunchError(f"{where}: {key} is one of {', '.join(option.choices)}, not {value!r}")
+        if option.pattern and not re.fullmatch(option.pattern, value):
+            raise LaunchError(f"{where}: {key} takes {option.metavar} of the form {option.pattern}, not {value!r}")
+        for text in value if isinstance(value, list) else [value]:
+            _check_printable(text, f"{where}: {key}")
     return dict(options)
 
 
@@ -200,6 +205,7 @@ def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
         elif key == "options":
             settings["options"] |= value
         else:
+            _check_printable(value, f"{where}: {key}")
             settings[key] = value
     if not all(isinstance(value, str) for value in settings.get("env", {}).values()):
         raise LaunchError(f"{where}: the values in env are text")
@@ -214,6 +220,12 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool) and bool not in types:
         return False
     return isinstance(value, types)
+
+
+def _check_printable(value: Any, where: str) -> None:
+    """Raise LaunchError for text that would be more than one line, or steer a terminal."""
+    if isinstance(value, str) and not value.isprintable():
+        raise LaunchError(f"{where} takes text without control characters, not {value!r}")
 
 
 def _near(word: str, known: Iterable[str]) -> str:
