@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,30 @@ class LockedWheel:
     hashes: tuple[str, ...]
     version: str
     index: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that it is what installers take for one wheel and nothing else; they read lines and TOML.
+
+        Raises:
+            IncompatibleError: it is not.
+        """
+        from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+        try:
+            named = parse_wheel_filename(posixpath.basename(unquote(urlsplit(self.url).path)))[0]
+        except (InvalidWheelFilename, ValueError) as e:
+            raise IncompatibleError(f"the lock file has {self.name!r} at {self.url!r}: {e}") from None
+        for text, pattern in (
+            (self.name, r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+            (self.url, r"(https?|file)://[!-~]+"),
+            (self.version, r"[A-Za-z0-9.!+_-]*"),
+            (self.index, r"([!-~]*)"),
+            *((each, r"[a-z0-9]+:[0-9a-fA-F]+") for each in self.hashes),
+        ):
+            if not re.fullmatch(pattern, text):
+                raise IncompatibleError(f"the lock file has {text!r} for {self.name!r}, which is not used")
+        if canonicalize_name(self.name) != named or not self.hashes:
+            raise IncompatibleError(f"the lock file has {self.url!r} for {self.name!r}: another package, or no hash")
 
 
 def create(
@@ -185,13 +210,14 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
         if uv := _uv():
             # By their index, and not by their addresses: so its cache has them, and they count as installed from there.
             path = os.path.join(folder, "pylock.toml")
-            command = [uv, "pip", "install", "--quiet", "--no-deps", "--preview-features", "pylock", "-r", path]
+            command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-build", "--preview-features", "pylock"]
+            command += ["-r", path]
             command += ["--python", python, *(["--cache-dir", cache] if cache else [])]
             text = _as_pylock(wheels)
         elif importlib.util.find_spec("pip") is not None:
             path = os.path.join(folder, "requirements.txt")
             command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
-            command += ["--quiet", "--no-deps", "--require-hashes", "-r", path]
+            command += ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", path]
             command += ["--cache-dir", cache] if cache else []
             options = [" ".join(f"--hash={value}" for value in each.hashes) for each in wheels]
             text = "".join(f"{each.name} @ {each.url} {hashes}\n" for each, hashes in zip(wheels, options))
