@@ -47,8 +47,9 @@ _SCRIPT = "bin/conda-unpack"
 _MODULES = ("text", "binary", "elf", "compiled", "hashes", "rewriting", "conda_unpack")
 #: No manifest is larger (bytes).
 _LARGEST = 1 << 28
-#: A manifest, and each file that is rewritten, has at most this size (bytes), and so many times the archive's beside.
-_AT_ONCE, _RATIO = 4 << 20, 16
+#: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a file
+#: that is rewritten, which is held in memory.
+_OF_MANIFEST, _OF_FILE = (1 << 20, 4), (4 << 20, 16)
 #: No member's own header is longer: it has a path, at most (bytes).
 _LONGEST = 1 << 16
 _BLOCK = 1 << 20
@@ -218,14 +219,14 @@ def unpack(
         raise StoreError(f"{target} exists: name a path that does not, or an empty folder")
     try:
         with tarfile.open(path, "r|*", tarinfo=_Member) as archive:
-            # What is held in memory at once; nothing that was packed is so much smaller than what it holds.
-            most = _AT_ONCE + _RATIO * os.stat(path).st_size
-            header, manifest = _header(archive, path, most)
+            size = os.stat(path).st_size
+            header, manifest = _header(archive, path, min(_LARGEST, _OF_MANIFEST[0] + _OF_MANIFEST[1] * size))
             bases = [header.needs.base] if header.needs.base else []
             for base in bases:
                 _check_owner(base, header.needs.prefix)
             check_compatible(header.client, facts(bases), header.needs)
             with _target(target) as folder:
+                most = _OF_FILE[0] + _OF_FILE[1] * size
                 _Unpacking(path, manifest, folder, Rewriter(target), most, progress).run(archive)
     except (tarfile.TarError, EOFError) as e:
         raise TamperedError(f"{path} is no complete archive: {e}; copy it again") from None
@@ -270,7 +271,7 @@ def _check_owner(base: str, prefix: str) -> None:
 def _header(archive: tarfile.TarFile, path: str, most: int) -> tuple[_Header, Manifest]:
     member = archive.next()
     data = archive.extractfile(member) if member is not None and member.name == _MANIFEST else None
-    if member is None or data is None or member.size > min(_LARGEST, most):
+    if member is None or data is None or member.size > most:
         raise TamperedError(
             f"{path} is no archive of an environment that was packed here; for one of conda-pack, extract it and run "
             "its bin/conda-unpack"
