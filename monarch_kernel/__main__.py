@@ -144,8 +144,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if (status := run_plain(argv[1:])) is not None:
             return status
+    from monarch_kernel.display.controls import only_colours_printed
+
     options = _parser(first).parse_args(argv)
-    return int(options.run(options))
+    with only_colours_printed():
+        return int(options.run(options))
 
 
 if __name__ == "__main__":
