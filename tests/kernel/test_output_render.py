@@ -63,6 +63,4 @@ def test_no_number_of_a_rank_is_too_long() -> None:
     assert ansi_to_html("a\x1b[" + "1;" * 100_000 + "mb") == "ab"
     assert ansi_to_html("a\x1b[٣mb") == "a\x1b[٣mb".replace("\x1b", "")
     for number in range(1000):
-        assert ansi_to_html(f"\x1b[{number}mb\x1b[38;5;{number}mc\x1b[38;2;{number};{number};{number}md").endswith(
-            "d</span>"
-        )
+        assert ansi_to_html(f"\x1b[{number}mb\x1b[38;5;{number}mc\x1b[48;2;{number};1;{number}md").endswith("d</span>")

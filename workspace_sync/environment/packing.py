@@ -47,8 +47,8 @@ _SCRIPT = "bin/conda-unpack"
 _MODULES = ("text", "binary", "elf", "compiled", "hashes", "rewriting", "conda_unpack")
 #: No manifest is larger (bytes).
 _LARGEST = 1 << 28
-#: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a file
-#: that is rewritten, which is held in memory.
+#: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a
+#: file that is rewritten, which is held in memory.
 _OF_MANIFEST, _OF_FILE = (1 << 20, 4), (4 << 20, 16)
 #: No member's own header is longer: it has a path, at most (bytes).
 _LONGEST = 1 << 16
