@@ -42,6 +42,8 @@ KEYS: dict[str, tuple[type, ...]] = {
     "env": (dict,),
     "options": (dict,),
 }
+#: Names stand in lines of shells, where they are completed, and in messages.
+_NAME = re.compile(r"\w[\w.-]*")
 _NOT_PLAIN = ("python", "key_file", "env")
 _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
 
@@ -191,10 +193,12 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
 
 
 def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
+    if not _NAME.fullmatch(name):
+        raise LaunchError(f"{path}: a profile has the name {name!r}: write letters, digits, '_', '-' and '.'")
     where = f"{path}: profile {name}"
     if not isinstance(section, dict) or not isinstance(section.get("on"), str):
         raise LaunchError(f'{where} says no engine: write on = "ssh", or one of {", ".join(_engines())}')
-    if name in _engines() or not name:
+    if name in _engines():
         raise LaunchError(f"{where} has the name of an engine: give it another")
     settings: dict[str, Any] = {"options": {}}
     for key, value in section.items():
