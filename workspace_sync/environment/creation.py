@@ -30,6 +30,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
+#: No lock file is larger (bytes).
+_LARGEST = 64 << 20
+
 
 @dataclass(frozen=True)
 class LockedWheel:
@@ -105,18 +108,30 @@ def create(
         raise StoreError(f"{target} exists: name a path that does not")
     try:
         if path.endswith(".toml") or os.path.basename(path) == "uv.lock":
-            with open(path, "rb") as file:
-                content = tomllib.load(file)
-            wheels = _of_uv(content, named, only) if "package" in content else _of_pylock(content, named, only)
+            wheels = _locked_wheels(path, named, only)
             _make_venv(target, python)
             _install_wheels(wheels, target, cache)
         else:
             _install_conda(path, target, cache)
-    except tomllib.TOMLDecodeError as e:
-        raise StoreError(f"{path} is no lock file: {e}") from None
     except OSError as e:
         raise StoreError(f"{path} cannot be installed: {e.strerror or e}") from None
     return environment(target)
+
+
+def _locked_wheels(path: str, named: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
+    """The wheels of ``uv.lock`` or ``pylock.toml`` for this host.
+
+    Args:
+        named: the path of the file where it was written.
+        only: see ``create``.
+    """
+    with open(path, "rb") as file:
+        data = file.read(_LARGEST)
+    try:
+        content = tomllib.loads(data.decode())
+        return _of_uv(content, named, only) if "package" in content else _of_pylock(content, named, only)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise StoreError(f"{path} is no lock file: {type(e).__name__}: {e}") from None
 
 
 def _install_conda(path: str, prefix: str, cache: str | None) -> None:
@@ -131,7 +146,10 @@ def _install_conda(path: str, prefix: str, cache: str | None) -> None:
         explicit = "@EXPLICIT" in file.read(1 << 16)
     wheels: list[LockedWheel] = []
     if explicit:
-        records = list(_of_explicit(path, platform))
+        try:
+            records = list(_of_explicit(path, platform))
+        except ValueError as e:
+            raise StoreError(f"{path} is no list of packages: {e}") from None
     else:
         try:
             locked = rattler.LockFile.from_path(Path(path)).default_environment()

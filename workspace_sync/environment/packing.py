@@ -279,7 +279,7 @@ def _header(archive: tarfile.TarFile, path: str, most: int) -> tuple[_Header, Ma
     try:
         header = msgspec.msgpack.decode(data.read(), type=_Header)
         return header, patched(None, header.change)
-    except (msgspec.DecodeError, ManifestError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, ManifestError) as e:
         raise TamperedError(f"the manifest of {path} is damaged: {e}; copy it again") from None
 
 

@@ -383,5 +383,5 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
     """
     try:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ManifestError(f"what arrived is no manifest: {e}") from None

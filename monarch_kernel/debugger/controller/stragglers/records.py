@@ -68,7 +68,7 @@ def report_of(
         data = _contents(path)
         try:
             saved = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             records.append(_of_profile(path, data))
             continue
         if saved.form != _FORM:
