@@ -294,6 +294,8 @@ def _target(prefix: str) -> Generator[int]:
         os.mkdir(new, 0o700, dir_fd=outer)
         folder = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
         try:
+            if os.fstat(folder).st_uid != os.geteuid():
+                raise StoreError(f"another user has replaced {new} in {parent}: unpack into a folder of your own")
             yield folder
             os.rename(new, name, src_dir_fd=outer, dst_dir_fd=outer)
         except BaseException:
