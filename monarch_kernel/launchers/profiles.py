@@ -163,7 +163,7 @@ def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict
             raise LaunchError(f"{where}: {key} takes {_TYPES.get(option.type, option.type.__name__)}, not {value!r}")
         if option.choices and value not in option.choices:
             raise LaunchError(f"{where}: {key} is one of {', '.join(option.choices)}, not {value!r}")
-        if option.pattern and not re.fullmatch(option.pattern, value):
+        if option.pattern and value and not re.fullmatch(option.pattern, value):
             raise LaunchError(f"{where}: {key} takes {option.metavar} of the form {option.pattern}, not {value!r}")
         for text in value if isinstance(value, list) else [value]:
             _check_printable(text, f"{where}: {key}")

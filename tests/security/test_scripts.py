@@ -79,11 +79,14 @@ def test_folders_and_interpreters_run_nothing(tmp_path: Path, programs: dict[str
         assert not list(tmp_path.rglob("taken")), text
 
 
-def test_a_profile_says_no_interface_that_is_none() -> None:
-    assert checked_options("slurm", {"interface": "ib0.8000"}, "here") == {"interface": "ib0.8000"}
-    for value in HOSTILE:
-        with pytest.raises(LaunchError, match="here: interface takes NAME"):
-            checked_options("slurm", {"interface": value}, "here")
+@pytest.mark.parametrize(
+    "engine, option, fits", [("slurm", "interface", "ib0.8000"), ("kubernetes", "namespace", "team-1")]
+)
+def test_a_name_of_a_profile_is_a_name(engine: str, option: str, fits: str) -> None:
+    assert checked_options(engine, {option: fits}, "here") == {option: fits}
+    for value in (*HOSTILE, "-x", "../../x", "a/b", "a?b=c"):
+        with pytest.raises(LaunchError, match=f"here: {option} takes NAME"):
+            checked_options(engine, {option: value}, "here")
 
 
 @pytest.mark.parametrize("engine", sorted(own_launchers()))

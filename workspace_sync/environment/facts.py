@@ -189,7 +189,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     """The numbers of a version, up to the first part that is none."""
     numbers: list[int] = []
     for part in text.split("."):
-        if not part.isdigit():
+        if not part.isdecimal() or len(part) > 9:
             break
         numbers.append(int(part))
     return tuple(numbers)
