@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -147,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from monarch_kernel.display.controls import only_colours_printed
 
     options = _parser(first).parse_args(argv)
-    with only_colours_printed():
+    # A worker's ranks begin as copies of it, and print what they like.
+    with nullcontext() if first == "worker" else only_colours_printed():
         return int(options.run(options))
 
 

@@ -147,14 +147,15 @@ def _python_id(base: str, path: str, mtime: int, size: int) -> str:
     del mtime  # part of the key: an upgrade in place is another Python
     with open(path, "rb") as file:
         data = file.read(size)
+    digest = digest_of(data).hex()[:12]
     named = re.match(r"python(3\.\d+)", os.path.basename(path))
-    if named is None:
-        return ""
+    if named is None:  # as PyPy's
+        return digest
     minor = named[1]
     # What ``Py_GetVersion`` says is a constant of the executable, also where the rest is in a library.
     version = re.search(rb"\b(%s\.\d{1,3}(?:(?:a|b|rc)\d{1,2})?\+?)\0" % re.escape(minor).encode(), data)
     found = version[1].decode() if version is not None else minor
-    return " ".join(filter(None, (found, _abi(base, minor), digest_of(data).hex()[:12])))
+    return " ".join(filter(None, (found, _abi(base, minor), digest)))
 
 
 def _abi(base: str, minor: str) -> str:
