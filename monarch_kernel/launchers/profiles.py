@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ KEYS: dict[str, tuple[type, ...]] = {
     "env": (dict,),
     "options": (dict,),
 }
+#: Names stand in lines of shells, where they are completed, and in messages.
+_NAME = re.compile(r"\w[\w.-]*")
 _NOT_PLAIN = ("python", "key_file", "env")
 _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
 
@@ -160,6 +163,10 @@ def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict
             raise LaunchError(f"{where}: {key} takes {_TYPES.get(option.type, option.type.__name__)}, not {value!r}")
         if option.choices and value not in option.choices:
             raise LaunchError(f"{where}: {key} is one of {', '.join(option.choices)}, not {value!r}")
+        if option.pattern and value and not re.fullmatch(option.pattern, value):
+            raise LaunchError(f"{where}: {key} takes {option.metavar} of the form {option.pattern}, not {value!r}")
+        for text in value if isinstance(value, list) else [value]:
+            _check_printable(text, f"{where}: {key}")
     return dict(options)
 
 
@@ -186,10 +193,12 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
 
 
 def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
+    if not _NAME.fullmatch(name):
+        raise LaunchError(f"{path}: a profile has the name {name!r}: write letters, digits, '_', '-' and '.'")
     where = f"{path}: profile {name}"
     if not isinstance(section, dict) or not isinstance(section.get("on"), str):
         raise LaunchError(f'{where} says no engine: write on = "ssh", or one of {", ".join(_engines())}')
-    if name in _engines() or not name:
+    if name in _engines():
         raise LaunchError(f"{where} has the name of an engine: give it another")
     settings: dict[str, Any] = {"options": {}}
     for key, value in section.items():
@@ -200,6 +209,7 @@ def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
         elif key == "options":
             settings["options"] |= value
         else:
+            _check_printable(value, f"{where}: {key}")
             settings[key] = value
     if not all(isinstance(value, str) for value in settings.get("env", {}).values()):
         raise LaunchError(f"{where}: the values in env are text")
@@ -214,6 +224,12 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool) and bool not in types:
         return False
     return isinstance(value, types)
+
+
+def _check_printable(value: Any, where: str) -> None:
+    """Raise LaunchError for text that would be more than one line, or steer a terminal."""
+    if isinstance(value, str) and not value.isprintable():
+        raise LaunchError(f"{where} takes text without control characters, not {value!r}")
 
 
 def _near(word: str, known: Iterable[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.scripts import script
 from monarch_kernel.launchers.slurm_step import step_beside
 from monarch_kernel.launchers.ssh import hostfile
 
@@ -42,7 +42,7 @@ def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[st
         ssh: the command, and further options of it.
         python: the interpreter there; by default the path of this process's own.
     """
-    remote = f"exec {shlex.quote(python or sys.executable)} -m {module}"
+    remote = script("exec @{python} -m @{module}", python=python or sys.executable, module=module)
     return {host: [*ssh, "-T", "-o", "BatchMode=yes", host, remote] for host in hosts}
 
 

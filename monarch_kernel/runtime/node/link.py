@@ -453,7 +453,7 @@ class Link:
 
 def is_peers_fault(error: Exception) -> bool:
     """Whether no receiver could have handled the data."""
-    return isinstance(error, LinkError | msgspec.MsgspecError)
+    return isinstance(error, LinkError | msgspec.MsgspecError | UnicodeDecodeError)
 
 
 def describe(error: Exception) -> str:
