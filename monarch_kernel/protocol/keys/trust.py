@@ -103,9 +103,14 @@ class Keys:
     def name_of(self, der: bytes) -> str | None:
         """The name of this certificate's key on the list (as of the last ``refresh()``); None: it is not trusted.
 
-        Call this with the certificate that TLS has proved, after the handshake, and for each link when ``generation``
-        has changed.
+        Call this for each link when ``generation`` has changed.
         """
+        return self._trusted.get(der)
+
+    def admitted(self, der: bytes) -> str | None:
+        """The same as of now, for a certificate that TLS has proved: a peer may take its time until then, and nobody
+        else may have looked at the list."""
+        self.refresh()
         return self._trusted.get(der)
 
     def client_context(self) -> ssl.SSLContext:

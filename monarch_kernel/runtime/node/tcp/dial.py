@@ -48,6 +48,7 @@ OTHER_TLS = (
 )
 NO_GREETING = "refused: what listens there is not a worker of this version of monarch_kernel"
 OUR_KEY = "refused: the key of this process is not one that the worker trusts"
+_NOT_ANY_MORE = "its key is not allowed any more"
 THEIR_KEY = "refused: the key of what listens there is not one that this process trusts"
 
 
@@ -292,16 +293,19 @@ class _Attempt:
 
     def _begin(self, channel: TlsChannel) -> None:
         """Send the greeting; this side's part of the handshake is done."""
-        if self._keys.name_of(channel.certificate()) is None:
-            raise greeting.NoGreeting("its key is not allowed any more")
+        if self._keys.admitted(channel.certificate()) is None:
+            raise greeting.NoGreeting(_NOT_ANY_MORE)
         channel.send(greeting.accept(self._steady))
         self._reader = greeting.Reader()
 
     def _finish(self, channel: TlsChannel, steady: bool) -> None:
+        certificate = channel.certificate()
+        name = self._keys.admitted(certificate)
+        if name is None:  # revoked meanwhile
+            raise greeting.NoGreeting(_NOT_ANY_MORE)
         self._poller.unregister(channel.fileno())
         self._channel = self._sock = None
-        certificate = channel.certificate()
-        self._dial.done(channel, certificate, self._keys.name_of(certificate) or "", steady)
+        self._dial.done(channel, certificate, name, steady)
 
     def _explain(self, error: OSError) -> None:
         if isinstance(error, BlockingIOError):

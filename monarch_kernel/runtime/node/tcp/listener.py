@@ -274,7 +274,7 @@ class _Stranger:
         assert channel is not None
         if not channel.handshake():
             return
-        name = listener.keys.name_of(channel.certificate())
+        name = listener.keys.admitted(channel.certificate())
         if name is None:
             channel.send(greeting.refuse("it is not allowed any more"))
             self.refused(THEIR_KEY)
@@ -289,7 +289,7 @@ class _Stranger:
         if not reader.read(channel):
             return
         certificate = channel.certificate()
-        name = listener.keys.name_of(certificate)
+        name = listener.keys.admitted(certificate)
         if name is None:  # revoked meanwhile
             self.refused(THEIR_KEY)
             return
