@@ -132,7 +132,7 @@ ALLOWED: dict[str, set[str]] = {
             *(PROTOCOL, ENGINES, f"{ENGINES}.join", "monarch_kernel.private_files"),
             *(f"{RUNTIME}.node.{module}" for module in ("audit", "link", "poller", "tcp")),
         }
-        for part in ("caller", "place", "point")
+        for part in ("caller", "place", "point", "seal")
     },
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.
