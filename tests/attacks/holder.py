@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import typing
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Holder:
     def close(self) -> None:
         self.sock.close()
 
-    def __enter__(self) -> Holder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

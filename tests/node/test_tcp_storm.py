@@ -15,4 +15,5 @@ def test_a_storm(workers: Start) -> None:
     assert report.calls and report.arrivals
     assert report.memory < 230_000_000, report
     assert report.logged < 3_000, team[0].log()
+    assert "Traceback" not in team[0].log(), team[0].log()
     assert team[0].process.poll() is None

@@ -27,7 +27,7 @@ from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetO
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.audit import Audit
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
 from monarch_kernel.runtime.node.tcp.addresses import resolve, split
@@ -84,7 +84,7 @@ class MeetingCaller:
             case MeetClosed(stream=stream):
                 self._loop.call_soon(lambda: self._end(stream))
             case _:
-                raise ValueError(f"a {type(message).__name__} is not for a machine at a meeting point")
+                raise LinkError(f"a {type(message).__name__} is not for a machine at a meeting point")
 
     def _on_close(self, _link: Link) -> None:
         self._loop.call_soon(self._end_all)

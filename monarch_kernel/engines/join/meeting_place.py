@@ -20,7 +20,7 @@ from monarch_kernel.protocol.keys import KeyFileError, load_keys
 from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
 
@@ -201,7 +201,7 @@ class MeetingPlace:
                 if stream is not None:
                     self._loop.call_soon(stream.on_end)
             case _:
-                raise ValueError(f"a {type(message).__name__} is not for a viewer at a meeting point")
+                raise LinkError(f"a {type(message).__name__} is not for a viewer at a meeting point")
 
     def _on_close(self, _link: Link) -> None:
         streams, self._streams = self._streams, {}

@@ -15,7 +15,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -25,6 +26,9 @@ from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.tally import Tally
 
 log = logs.logger(__name__)
 
@@ -48,6 +52,8 @@ _TURN = 1024 * 1024
 FAILED = 1
 #: How much of a cause is sent.
 _LONGEST_CAUSE = 2000
+#: How long failures of links are counted before the next line about them (seconds).
+_PERIOD = 60.0
 
 _HANGUP = select.EPOLLHUP | select.EPOLLERR
 
@@ -377,12 +383,7 @@ class Link:
     def _fail(self, error: Exception) -> None:
         """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
-        peer = self.peer or "a process that has not said who it is"
-        if is_peers_fault(error) or isinstance(error, MemoryError):
-            log.warning("the link to %s ends: %s", peer, why)
-        else:
-            bug = "the link to %s ends, as a message handler failed; this is a bug in monarch_kernel"
-            log.error(bug, peer, exc_info=error)
+        report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
         self.give_up(why)
 
     def give_up(self, why: str) -> None:
@@ -439,6 +440,40 @@ class Link:
         return f"<Link to {self.peer or '?'} {state}>"
 
 
+_failures: WeakKeyDictionary[Poller, Tally] = WeakKeyDictionary()
+
+
+def report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
+    """Log that a link ends because of a message: a line for the first at each place of the code, and then their number
+    once in a while, as a peer may send any number."""
+    from monarch_kernel.runtime.node.tally import Tally
+
+    def write(where: str, kind: str, again: int) -> None:
+        if again:
+            log.warning("%d more links have ended since then for a message (%s, %s)", again, kind, where)
+
+    tally = _failures.get(poller)
+    if tally is None:
+        tally = _failures[poller] = Tally(poller, _PERIOD, write)
+        poller.at_close.append(tally.close)
+    where = _place_of(error)
+    if tally.add(where, type(error).__name__):
+        if is_peers_fault(error) or isinstance(error, MemoryError):
+            log.warning("the link to %s ends: %s (%s)", _printable(peer), _printable(why), where)
+        else:
+            bug = "the link to %s ends: %s (%s); this is a bug in monarch_kernel"
+            log.error(bug, _printable(peer), _printable(why), where)
+    log.debug("the message could not be handled", exc_info=error)
+
+
+def _place_of(error: Exception) -> str:
+    """Where an exception was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "?"
+
+
 def is_peers_fault(error: Exception) -> bool:
     """Whether no receiver could have handled the data."""
     return isinstance(error, LinkError | msgspec.MsgspecError)
@@ -457,8 +492,12 @@ def describe(error: Exception) -> str:
 
 def _text(word: memoryview) -> str:
     """Text from the other side, made safe for a terminal."""
-    said = bytes(word[:_LONGEST_CAUSE]).decode(errors="replace")
-    return "".join(c if c.isprintable() else " " for c in said)
+    return _printable(bytes(word[:_LONGEST_CAUSE]).decode(errors="replace"))
+
+
+def _printable(text: str) -> str:
+    """Text of others on one line, without what changes a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_CAUSE])
 
 
 def allocate(size: int) -> memoryview:

@@ -33,8 +33,8 @@ class Tally:
         self._counts: dict[tuple[str, str], int] = {}
         self._timer: Timer | None = None
 
-    def add(self, address: str, reason: str) -> None:
-        """Count one event."""
+    def add(self, address: str, reason: str) -> bool:
+        """Count one event; returns whether it is the first of its kind in this period."""
         with self._lock:
             kind = address, reason
             if kind not in self._counts and len(self._counts) >= ADDRESSES:
@@ -45,6 +45,7 @@ class Tally:
                 self._timer = self._poller.call_later(self._period, self._on_period)
         if count is None:
             self._write(*kind, 0)
+        return count is None
 
     def close(self) -> None:
         """Write the counts so far."""

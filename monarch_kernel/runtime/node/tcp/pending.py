@@ -7,9 +7,10 @@ connections, so that it cannot displace the others, however fast it connects.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
+
+from monarch_kernel.runtime.node import descriptors
 
 #: The most pending connections; also at most a quarter of this process's limit of descriptors.
 MOST = 1024
@@ -18,8 +19,7 @@ _LEAST = 32
 
 def room() -> int:
     """How many pending connections this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(_LEAST, MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 4))
+    return max(_LEAST, min(MOST, descriptors.limit() // 4))
 
 
 class PendingConnection(Protocol):
