@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 RETRY = 0.1
 #: How long one attempt may take to connect, before the next address or retry (seconds).
 _CONNECT_TIME = 2.0
-#: How often the other side may hang up before its greeting. A listener that is ending or full does, and so does a proxy
-#: of one that does not listen yet.
-_HANG_UPS = 4
+#: The longest pause after the other side has hung up before its greeting, in units of ``RETRY``. A listener that is
+#: ending or full does, and so does a proxy of one that does not listen yet.
+_LONGEST_PAUSE = 5
 
 NO_LISTENER = "no process listens there"
 SILENT = "no answer"
@@ -63,8 +63,8 @@ def dial(
 ) -> TcpLink:
     """Connect to a listener. Returns at once; the link queues messages until it is connected.
 
-    While no process listens, the dial retries until ``timeout`` seconds have passed. If it fails, it calls
-    ``on_close(link)``, and ``link.ended`` says why.
+    While no process listens, or what does hangs up, the dial retries until ``timeout`` seconds have passed. If it
+    fails, it calls ``on_close(link)``, and ``link.ended`` says why.
 
     Args:
         steady: this process runs no user code.
@@ -168,10 +168,11 @@ class _Dial:
     def was_hung_up(self) -> None:
         """The other side has hung up; try again, but not too often."""
         self.hung_up += 1
-        if self.hung_up >= _HANG_UPS:
-            self.link.end(HUNG_UP)
-        else:
-            self._poller.call_later(RETRY * self.hung_up, self._try)
+        with self._lock:
+            if self._left:
+                return
+            self.link.ended = HUNG_UP
+        self._poller.call_later(RETRY * min(self.hung_up, _LONGEST_PAUSE), self._try)
 
     def refused(self, why: str) -> None:
         """The dial cannot succeed; end the link."""
