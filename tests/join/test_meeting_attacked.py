@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from monarch_kernel._version import __version__
 from monarch_kernel.engines.join import meeting_point
 from monarch_kernel.engines.join.meeting_point import MeetingPoint
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
+from monarch_kernel.protocol.keys.allow_list import SETTLE, add_key, revoke_keys
+from monarch_kernel.protocol.keys.identity import read_key_file
 from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import PREFIX, Message, decode, encode
 from monarch_kernel.runtime.node.audit import Audit
@@ -123,6 +126,22 @@ def test_announcements_again_and_again(point: Point, keys: Keys) -> None:
                 attacker.send(data)
         assert viewer.hear() == MeetMachines({})
         assert point.memory - before < 50_000_000
+
+
+def test_a_key_that_was_revoked_while_nobody_was_there(point: Point, keys: Keys, tmp_path: Path) -> None:
+    make_key_file(tmp_path / "mallory", "mallory")
+    mallory = load_keys(tmp_path / "mallory")
+    add_key(mallory.allow, read_key_file(keys.path).public)
+    add_key(keys.allow, read_key_file(mallory.path).public)
+    with Party(point.port, mallory) as viewer:
+        viewer.say(VIEWER)
+        assert viewer.hear() == MeetMachines({})
+    wait_until(lambda: " ended mallory " in point.audit(), "the link has ended", LONG)
+    revoke_keys(keys.allow, "mallory")
+    wait_until(lambda: time.time() - os.stat(keys.allow).st_ctime > SETTLE, "the list is still")
+    with pytest.raises((OSError, EOFError)):
+        Party(point.port, mallory)
+    assert point.audit().count(" connected mallory ") == 1
 
 
 @pytest.mark.parametrize("said", [VIEWER, machine("both")], ids=["viewer", "machine"])

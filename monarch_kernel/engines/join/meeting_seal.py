@@ -146,4 +146,4 @@ class Seal:
                 why = f"{self._other} does not trust the key of this process"
             case _:
                 return f"what came from {self._other} is not what was sent ({error.reason or error})"
-        return f"{why}: {self._keys.refusal_hint(self._other)}"
+        return f"{why}: {self._keys.trust_hint}"  # and copy no key to a host by the name that it has given itself

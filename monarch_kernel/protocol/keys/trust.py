@@ -129,9 +129,15 @@ class Keys:
             there = there.removeprefix(expanded("~") + "/")  # relative to that host's home folder
         return (
             f"this process uses the key {self.path} ({self.name}, {self.fingerprint[:16]}). Either copy it there: "
-            f"'scp -p {self.path} {host}:{there}', and start the worker anew; or let each trust the other's key: "
-            "put the line that 'monarch-kernel keys show' prints of each on the other's list with "
-            f"'monarch-kernel keys add' (the list here: {self.allow})"
+            f"'scp -p {self.path} {host}:{there}', and start the worker anew; or {self.trust_hint}"
+        )
+
+    @property
+    def trust_hint(self) -> str:
+        """The same advice where nothing is known of the other process but what it says itself."""
+        return (
+            "let each trust the other's key: put the line that 'monarch-kernel keys show' prints of each on the "
+            f"other's list with 'monarch-kernel keys add' (the list here: {self.allow})"
         )
 
     def _find_trusted(self) -> dict[bytes, str]:
