@@ -15,8 +15,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 import msgspec
 
@@ -26,9 +25,6 @@ from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
-
-if TYPE_CHECKING:
-    from monarch_kernel.runtime.node.tally import Tally
 
 log = logs.logger(__name__)
 
@@ -52,8 +48,6 @@ _TURN = 1024 * 1024
 FAILED = 1
 #: How much of a cause is sent.
 _LONGEST_CAUSE = 2000
-#: How long failures of links are counted before the next line about them (seconds).
-_PERIOD = 60.0
 
 _HANGUP = select.EPOLLHUP | select.EPOLLERR
 
@@ -383,7 +377,7 @@ class Link:
     def _fail(self, error: Exception) -> None:
         """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
-        report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
+        _report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
         self.give_up(why)
 
     def give_up(self, why: str) -> None:
@@ -440,24 +434,12 @@ class Link:
         return f"<Link to {self.peer or '?'} {state}>"
 
 
-_failures: WeakKeyDictionary[Poller, Tally] = WeakKeyDictionary()
+def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
+    """Log that a link ends because of a message: one line, and not for each, as a peer may send any number."""
+    from monarch_kernel.runtime.node.tally import is_first_bad_message
 
-
-def report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
-    """Log that a link ends because of a message: a line for the first at each place of the code, and then their number
-    once in a while, as a peer may send any number."""
-    from monarch_kernel.runtime.node.tally import Tally
-
-    def write(where: str, kind: str, again: int) -> None:
-        if again:
-            log.warning("%d more links have ended since then for a message (%s, %s)", again, kind, where)
-
-    tally = _failures.get(poller)
-    if tally is None:
-        tally = _failures[poller] = Tally(poller, _PERIOD, write)
-        poller.at_close.append(tally.close)
     where = _place_of(error)
-    if tally.add(where, type(error).__name__):
+    if is_first_bad_message(poller, where, type(error).__name__):
         if is_peers_fault(error) or isinstance(error, MemoryError):
             log.warning("the link to %s ends: %s (%s)", _printable(peer), _printable(why), where)
         else:
