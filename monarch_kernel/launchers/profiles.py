@@ -5,7 +5,8 @@ nearest folder above that has one, is the project's, which wins. Nothing in them
 
 A project's file may come from a stranger. So what could make something run, or send something elsewhere (the
 interpreter, environment variables, the ssh command, the hosts, options that a launcher does not call plain), is used
-only once the user has said that this file, with these contents, is trusted. No profile may have the name of an engine.
+only once the user has said that this file, with these contents, is trusted, and the files that it names, such as a
+hostfile. No profile may have the name of an engine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ class Profile:
     Attributes:
         name: its name.
         file: where it stands.
-        digest: of the contents of a project's file; "": it is the user's.
+        digest: of the contents of a project's file, and of the files that it names; "": it is the user's.
         settings: by the names in ``KEYS``, ``options`` included.
     """
 
@@ -88,7 +89,8 @@ class Profile:
         listed = "\n".join(f"  {key} = {value!r}" for key, value in risks.items())
         raise LaunchError(
             f"profile {self.name} of {self.file} decides what runs, and where, and you have not said that you trust "
-            f"that file as it is now. It sets:\n{listed}\nIf that is what you want, add {how} once"
+            "that file as it is now, with the files that it names. It sets:\n"
+            f"{listed}\nIf that is what you want, add {how} once"
         )
 
     @property
@@ -185,11 +187,37 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
         raise LaunchError(f"profiles: {path} is not TOML: {e}") from None
     if strange := sorted(content.keys() - {"profiles"}):
         raise LaunchError(f"{path}: there is no section {strange[0]!r}; profiles are [profiles.NAME]")
-    digest = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest() if project else ""
     sections = content.get("profiles", {})
     if not isinstance(sections, dict):
         raise LaunchError(f"{path}: profiles are written as [profiles.NAME]")
+    digest = _digest(path, data, sections) if project else ""
     return {name: _profile(name, section, path, digest) for name, section in sections.items()}
+
+
+def _digest(path: str, data: bytes, sections: dict[str, Any]) -> str:
+    """Of a project's file, and of all files that its profiles name."""
+    digest = hashlib.sha256(os.fsencode(path) + b"\0" + data)
+    for name in sorted({name for name in _words(sections) if os.path.isfile(name)}):
+        try:
+            with open(name, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError:  # nor can a launcher read it
+            continue
+        digest.update(os.fsencode(name) + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _words(value: Any) -> Iterator[str]:
+    """What may be the name of a file in a setting: itself, and each word of a command, also behind an option."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _words(each)
+    elif isinstance(value, str) and "\0" not in value:
+        for word in {value, *value.split()}:
+            for part in (word, word.rpartition("=")[2], word[2:] if word.startswith("-") else ""):
+                yield os.path.expanduser(part.strip("'\""))
 
 
 def _profile(name: str, section: Any, path: str, digest: str) -> Profile:

@@ -30,6 +30,7 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.scripts import Script, one_word, script
+from monarch_kernel.launchers.ssh_command import checked_host, ssh_command
 from monarch_kernel.launchers.tunnels import Tunnels
 
 #: Where workers keep their announcements and logs on the hosts.
@@ -44,8 +45,6 @@ _GRACE = 60
 FRESH = 2.0
 #: How long an attempt to connect directly may take (seconds).
 _DIRECT_TIME = 1.5
-#: Nobody is there to answer a prompt, and the worker has no terminal.
-_OPTIONS = ("-T", "-o", "BatchMode=yes")
 #: ssh's own exit code: there was no connection.
 _NO_CONNECTION = 255
 
@@ -99,10 +98,7 @@ class SSHLauncher(Launcher):
         tunnel: bool | None = None,
         parallel: int = PARALLEL,
     ) -> None:
-        for host in hosts:
-            if not isinstance(host, str) or not host or host.startswith("-") or any(c.isspace() for c in host):
-                raise ValueError(f"{host!r} is not a host for ssh: write HOST or USER@HOST")
-        self._list = list(hosts)
+        self._list = [checked_host(host) for host in hosts]
         self._ssh = list(ssh)
         self._port = port
         self._tunnel = tunnel
@@ -240,7 +236,7 @@ class SSHLauncher(Launcher):
                 if start.cancelled:
                     return
                 start.process = subprocess.Popen(
-                    [*self._ssh, *_OPTIONS, host, remote],
+                    ssh_command(self._ssh, host, remote),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -414,7 +410,7 @@ class SSHLauncher(Launcher):
         if self._tunnel is False or (self._tunnel is None and reaches(host.url, _DIRECT_TIME)):
             return host.url
         place = ticket.data["hosts"][host.host]
-        return self._tunnels.to(host.url, [*self._ssh, *_OPTIONS, "-W", address, place])
+        return self._tunnels.to(host.url, ssh_command(self._ssh, place, options=("-W", address)))
 
     def close(self) -> None:
         """See ``Launcher``."""
@@ -422,7 +418,7 @@ class SSHLauncher(Launcher):
 
     def _run(self, host: str, text: Script) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*self._ssh, *_OPTIONS, host, _remote(text)],
+            ssh_command(self._ssh, host, _remote(text)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=self.PATIENCE,

@@ -389,12 +389,7 @@ class Link:
     def _fail(self, error: Exception) -> None:
         """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
-        peer = self.peer or "a process that has not said who it is"
-        if is_peers_fault(error) or isinstance(error, MemoryError):
-            log.warning("the link to %s ends: %s", peer, why)
-        else:
-            bug = "the link to %s ends, as a message handler failed; this is a bug in monarch_kernel"
-            log.error(bug, peer, exc_info=error)
+        _report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
         self.give_up(why)
 
     def give_up(self, why: str) -> None:
@@ -451,6 +446,28 @@ class Link:
         return f"<Link to {self.peer or '?'} {state}>"
 
 
+def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
+    """Log that a link ends because of a message: one line, and not for each, as a peer may send any number."""
+    from monarch_kernel.runtime.node.tally import is_first_bad_message
+
+    where = _place_of(error)
+    if is_first_bad_message(poller, where, type(error).__name__):
+        if is_peers_fault(error) or isinstance(error, MemoryError):
+            log.warning("the link to %s ends: %s (%s)", _printable(peer), _printable(why), where)
+        else:
+            bug = "the link to %s ends: %s (%s); this is a bug in monarch_kernel"
+            log.error(bug, _printable(peer), _printable(why), where)
+    log.debug("the message could not be handled", exc_info=error)
+
+
+def _place_of(error: Exception) -> str:
+    """Where an exception was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "?"
+
+
 def is_peers_fault(error: Exception) -> bool:
     """Whether no receiver could have handled the data."""
     return isinstance(error, LinkError | msgspec.MsgspecError | UnicodeDecodeError)
@@ -469,8 +486,12 @@ def describe(error: Exception) -> str:
 
 def _text(word: Buffer) -> str:
     """Text from the other side, made safe for a terminal."""
-    said = bytes(word[:_LONGEST_CAUSE]).decode(errors="replace")
-    return "".join(c if c.isprintable() else " " for c in said)
+    return _printable(bytes(word[:_LONGEST_CAUSE]).decode(errors="replace"))
+
+
+def _printable(text: str) -> str:
+    """Text of others on one line, without what changes a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_CAUSE])
 
 
 def allocate(size: int) -> memoryview:

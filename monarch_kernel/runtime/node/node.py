@@ -496,14 +496,21 @@ class Node:
         """Handle the message of a link whose other end has not said Hello, or one without a handler."""
         kind = type(message)
         if not link.peer and kind not in _STRANGERS:
-            log.warning("closed a link that did not begin with Hello")
+            self._note("a link that did not begin with Hello, and was closed")
             link.close()
             return
         handler = self.handlers.get(kind)
         if handler is None:
-            log.error("%s got a %s, which it does not handle", self.id, kind.__name__)
+            self._note(f"a {kind.__name__}, which it does not handle")
             return
         handler(link, message, body)
+
+    def _note(self, what: str) -> None:
+        """Log what has come and should not have: a line for the first of a kind, as a peer may send any number."""
+        from monarch_kernel.runtime.node.tally import is_first_bad_message
+
+        if is_first_bad_message(self.poller, self.id, what):
+            log.error("%s got %s", self.id, what)
 
     # -- death --------------------------------------------------------------------------------
 
