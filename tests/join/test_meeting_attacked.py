@@ -84,7 +84,9 @@ class Point:
                 text=True,
             )
         assert self._process.stdout is not None
-        assert f"tcp://127.0.0.1:{self.port}" in self._process.stdout.readline(), log.read_text()
+        if f"tcp://127.0.0.1:{self.port}" not in self._process.stdout.readline():
+            self.end()
+            raise AssertionError(log.read_text())
 
     @property
     def memory(self) -> int:

@@ -1,8 +1,9 @@
 """Where the machines of joinable jobs and their viewers meet, if viewers cannot reach the machines by ssh or the like.
 
 Both dial it, with keys as all TCP of this project: mutual TLS of keys that trust each other (``protocol.keys``). It
-passes frames on between a viewer and a machine, and keeps nothing. Who dies is told to the other side; if the meeting
-point does, machines dial again, and viewers lose their ranks, which then release what was stopped.
+passes bytes on between a viewer and a machine, which it cannot read (``meeting_seal``), and keeps nothing. Who dies is
+told to the other side; if the meeting point does, machines dial again, and viewers lose their ranks, which then release
+what was stopped.
 
 Messages are those of ``protocol.meeting``. All of it runs on the polling thread.
 """
