@@ -139,23 +139,38 @@ def _array_type() -> Any:
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """Reduce a large plain CPU tensor to a buffer; torch's own pickling would copy its storage into the pickle."""
+    """Reduce a plain CPU tensor to a buffer; torch's own pickling would save its storage, as to a file."""
     if kind.__module__ != "torch":
         return NotImplemented
     import torch
 
     nbytes = tensor.numel() * tensor.element_size()
     if (
-        nbytes < OUT_OF_BAND
-        or tensor.device.type != "cpu"
+        tensor.device.type != "cpu"
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
+        or (nbytes < OUT_OF_BAND and not _is_bare(tensor, nbytes))
     ):
         return NotImplemented
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _is_bare(tensor: Any, nbytes: int) -> bool:
+    """Whether a small tensor is no more than its elements: torch's own pickling keeps what else it may have.
+
+    While the tensor engine is loaded, it alone decides what an operation on a tensor does.
+    """
+    return (
+        nbytes > 0
+        and not tensor.__dict__
+        and tensor._backward_hooks is None
+        and not any(getattr(tensor, "names", ()))
+        and Unpickling.function is pickle.loads
+        and tensor.is_contiguous()
+    )
 
 
 def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
