@@ -178,9 +178,9 @@ def _array_type() -> Any:
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """Reduce a large plain CPU tensor, or any on a GPU, to a buffer.
+    """Reduce a plain CPU tensor, or any on a GPU, to a buffer.
 
-    torch's own pickling would copy its storage into the pickle, and fail in a process that has no such GPU.
+    torch's own pickling would save its storage, as to a file, and fail in a process that has no such GPU.
     """
     if kind.__module__ != "torch":
         return NotImplemented
@@ -189,17 +189,33 @@ def _reduce_tensor(tensor: Any, kind: type) -> Any:
     kind_of_device = tensor.device.type
     nbytes = tensor.numel() * tensor.element_size()
     if (
-        ((kind_of_device != "cpu" or nbytes < OUT_OF_BAND) and (kind_of_device != "cuda" or not nbytes))
+        kind_of_device not in ("cpu", "cuda")
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
+        or (not nbytes if kind_of_device == "cuda" else nbytes < OUT_OF_BAND and not _is_bare(tensor, nbytes))
     ):
         return NotImplemented
     # One element may have any stride.
     raw = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     device = None if kind_of_device == "cpu" else tensor.device.index
     return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, device)
+
+
+def _is_bare(tensor: Any, nbytes: int) -> bool:
+    """Whether a small tensor is no more than its elements: torch's own pickling keeps what else it may have.
+
+    While the tensor engine is loaded, it alone decides what an operation on a tensor does.
+    """
+    return (
+        nbytes > 0
+        and not tensor.__dict__
+        and tensor._backward_hooks is None
+        and not any(getattr(tensor, "names", ()))
+        and Unpickling.function is pickle.loads
+        and tensor.is_contiguous()
+    )
 
 
 def _rebuild_tensor(
