@@ -134,7 +134,6 @@ def spoil(tree: Path, name: str) -> str:
     ("name", "kind"),
     [
         ("missing", "sdist"),
-        ("missing", "wheel"),
         ("no widget", "wheel"),
         ("other sources", "wheel"),
         ("other bundle", "wheel"),

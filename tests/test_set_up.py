@@ -32,16 +32,16 @@ def run(python: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 def test_each_target_adds_what_it_needs_once(tmp_path: Path) -> None:
-    pytest.importorskip("jupyterlab")
-    pytest.importorskip("sklearn")
+    pytest.importorskip("pynvml")
+    pytest.importorskip("duckdb")
     python = bare_above(tmp_path / "env")
 
-    first = run(python, str(SCRIPT), "the test", "demo")
+    first = run(python, str(SCRIPT), "the test", "gpu")
     assert first.returncode == 0, first.stderr
     told = first.stdout.splitlines()
     assert told[0] == "Setting up .venv for the test with pip, once, in 3 steps:"
     assert told[1:4] == [
-        "1/3 packages of the kernel and of demo ...",
+        "1/3 packages of the kernel and of gpu ...",
         "2/3 compiling them ...",
         "3/3 monarch_kernel itself, editable ...",
     ]
@@ -51,15 +51,15 @@ def test_each_target_adds_what_it_needs_once(tmp_path: Path) -> None:
     assert (share / "kernels" / "monarch" / "kernel.json").exists()
     assert (share / "labextensions" / "monarch-kernel-lab" / "package.json").exists()
 
-    again = run(python, str(SCRIPT), "the test", "demo")
+    again = run(python, str(SCRIPT), "the test", "gpu")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    more = run(python, str(SCRIPT), "another", "demo,lab")
+    more = run(python, str(SCRIPT), "another", "gpu,history")
     assert more.returncode == 0, more.stderr
     assert more.stdout.splitlines()[:2] == [
         "Setting up .venv for another with pip, once, in 2 steps:",
-        "1/2 packages of the kernel and of demo, lab ...",
+        "1/2 packages of the kernel and of gpu, history ...",
     ]
-    less = run(python, str(SCRIPT), "the test", "lab")
+    less = run(python, str(SCRIPT), "the test", "history")
     assert (less.returncode, less.stdout, less.stderr) == (0, "", "")
 
 
