@@ -244,6 +244,7 @@ def stop_all_meshes(reason: str) -> None:
         mesh._stopped = True
         running.proc_meshes.pop(mesh._uid, None)
     running.stop_all_actors(reason, PATIENCE)
+    wait_until(lambda: not running.actors, "the actors of this process are gone, and are made anew by the next test")
     running.client.owned.clear()
     agent = running.agent_process
     if agent is not None:

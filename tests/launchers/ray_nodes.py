@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,8 @@ def main(folder: str) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
+    with suppress(PermissionError):  # else it is as slow as what runs beside it, and loses nodes that are there
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     from ray._private import services
     from ray.cluster_utils import Cluster
 
