@@ -59,10 +59,11 @@ def trace(peer: str) -> None:
     poller: Any = node.poller
     poller._epoll = Traced(poller._epoll, poll=("sleep", "awake"))
     link.decode = stamped(link.decode, "decode", "decoded")
-    modules: Any = (endpoint, instance)
-    for module in modules:
-        module.pickled = stamped(module.pickled, "dumps", "dumped")
-    modules = (calls, instance)
+    caller: Any = endpoint
+    caller.dumps = stamped(caller.dumps, "dumps", "dumped")
+    actor: Any = instance
+    actor.pickled = stamped(actor.pickled, "dumps", "dumped")
+    modules: Any = (calls, instance)
     for module in modules:
         module.loads = stamped(module.loads, "loads", "loaded")
     connection.on_message = stamped(connection.on_message, "dispatch", "dispatched")

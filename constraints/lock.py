@@ -16,8 +16,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "torch,demo,frameworks,test,dev,titan"
-BUILD = ["hatchling", "editables"]
+EXTRAS = "bench,demo,dev,engines,lab,test,titan"
 # Held back: the torch that the bench's main peer, torchmonarch 0.7.0, was built for; what later versions need a newer
 # Python than the one of Debian 12 (3.11.2) for.
 HELD = ["torch==2.13.0", "soupsieve<3"]
@@ -46,7 +45,7 @@ def resolve(requirements: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Resolve, and replace the file."""
-    versions = resolve([f"{ROOT}[{EXTRAS}]", *BUILD, *HELD])
+    versions = resolve([f"{ROOT}[{EXTRAS}]", *HELD])
     del versions["monarch-kernel"]
     target = ROOT / "constraints" / "py{}.{}.txt".format(*sys.version_info[:2])
     lines = [f"{name}=={version}\n" for name, version in sorted(versions.items()) if not OF_TORCH.match(name)]

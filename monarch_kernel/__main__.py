@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,8 +145,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if (status := run_plain(argv[1:])) is not None:
             return status
+    from monarch_kernel.display.controls import only_colours_printed
+
     options = _parser(first).parse_args(argv)
-    return int(options.run(options))
+    # A worker's ranks begin as copies of it, and print what they like.
+    with nullcontext() if first == "worker" else only_colours_printed():
+        return int(options.run(options))
 
 
 if __name__ == "__main__":

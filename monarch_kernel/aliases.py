@@ -76,10 +76,11 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
         )
     if _finder is not None:
         return True
-    from importlib.util import find_spec
+    if prefer_installed:
+        from importlib.util import find_spec  # not always: it takes a rank a millisecond to load
 
-    if prefer_installed and find_spec(_ALIAS) is not None:
-        return False
+        if find_spec(_ALIAS) is not None:
+            return False
     _finder = _Finder()
     sys.meta_path.insert(0, _finder)
     return True

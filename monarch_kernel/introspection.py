@@ -8,7 +8,7 @@
   ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
   ``interrupt_main_thread`` stops what runs on its main thread.
 * Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
-  their frames; ``on_failure`` reports new ones.
+  their frames, and ``latest_failure`` is the one that ended what ran last; ``on_failure`` reports new ones.
 * Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
   extracts its message.
 * Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
@@ -27,6 +27,8 @@
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
 
+* Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts.
+
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
@@ -34,6 +36,7 @@ from monarch_kernel.protocol import trace_records
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
 from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
+from monarch_kernel.protocol.serialize import by_value_pickler
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
@@ -50,7 +53,7 @@ from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, await
 from monarch_kernel.runtime.actor.inspection.code_change import actor_class_changed, between_messages
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
 from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
-from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, on_failure
+from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, latest_failure, on_failure
 from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
 from monarch_kernel.runtime.actor.inspection.mesh_observer import MeshObserver, ObservedMesh
 from monarch_kernel.runtime.actor.inspection.recording import (
@@ -101,6 +104,7 @@ __all__ = [
     "awaited_here",
     "begin_record",
     "between_messages",
+    "by_value_pickler",
     "call_in_wait",
     "called_method",
     "controllers",
@@ -116,6 +120,7 @@ __all__ = [
     "is_recording",
     "issued_at",
     "keep_failure",
+    "latest_failure",
     "living_ranks",
     "observe_calls",
     "on_failure",

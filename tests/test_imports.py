@@ -130,9 +130,9 @@ ALLOWED: dict[str, set[str]] = {
     **{
         f"{ENGINES}.join.meeting_{part}": {
             *(PROTOCOL, ENGINES, f"{ENGINES}.join", "monarch_kernel.private_files"),
-            *(f"{RUNTIME}.node.{module}" for module in ("audit", "link", "poller", "tcp")),
+            *(f"{RUNTIME}.node.{module}" for module in ("audit", "descriptors", "link", "poller", "tcp")),
         }
-        for part in ("caller", "place", "point")
+        for part in ("caller", "place", "point", "seal")
     },
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.actor import attach_to_workers, shutdown_context, this_host
+from monarch_kernel.display.controls import only_colours_printed, without_controls
 from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView, table_text
 from workspace_sync import session
@@ -41,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(argv)
+    with only_colours_printed():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return int(options.run(options))
     except SyncError as e:
@@ -305,6 +311,6 @@ class _Bar:
             from rich.console import Console  # takes 30 ms to import
             from rich.status import Status
 
-            self._status = Status("", console=Console(stderr=True))
+            self._status = Status("", console=Console(file=sys.__stderr__))
             self._status.start()
-        self._status.update(progress_line(progress))
+        self._status.update(without_controls(progress_line(progress)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterable, Sequence
 
 #: Each asks this program for the completions of its words; without any, the shell completes files.
@@ -43,7 +44,8 @@ def _run(options: argparse.Namespace) -> int:
         print(_SCRIPTS[options.shell], end="")
         return 0
     words = options.words or [""]
-    print("\n".join(sorted({each for each in _candidates(words) if each.startswith(words[-1])})))
+    found = {shlex.quote(each) for each in _candidates(words) if each.startswith(words[-1])}
+    print("\n".join(sorted(found)))  # a shell puts them into its line as they are
     return 0
 
 

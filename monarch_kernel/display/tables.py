@@ -9,6 +9,7 @@ from io import StringIO
 from typing import Protocol
 
 from monarch_kernel.display import styles
+from monarch_kernel.display.controls import without_controls
 
 #: No table is folded: a terminal wraps long lines, and a notebook scrolls.
 _WIDTH = 1 << 20
@@ -81,13 +82,13 @@ def table_text(view: TableView) -> str:
     table = Table(box=None, show_header=bool(view.headings), pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     count = len(view.headings) or max(map(len, view.rows), default=0)
     for at in range(count):
-        heading = Text(view.headings[at]) if view.headings else ""
+        heading = Text(without_controls(view.headings[at])) if view.headings else ""
         table.add_column(heading, justify="right" if at in view.right else "left", no_wrap=True, overflow="crop")
     if any("\n" in cell for row in view.rows for cell in row):
         for row in view.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(without_controls(cell)) for cell in row))
     elif view.rows:  # a column as one cell: five times as fast, which a mesh of 1,000 ranks needs
-        table.add_row(*(Text("\n".join(column)) for column in zip(*view.rows, strict=True)))
+        table.add_row(*(Text(without_controls("\n".join(column))) for column in zip(*view.rows, strict=True)))
     file = StringIO()
     # By default, rich would publish its own display in a kernel, and read colour settings from the environment.
     console = Console(file=file, width=_WIDTH, color_system=None, force_jupyter=False, _environ={})
@@ -113,4 +114,4 @@ def _cells(tag: str, row: Iterable[str], right: Collection[int]) -> str:
 
 
 def _line(text: str) -> list[str]:
-    return [text] if text else []
+    return [without_controls(text)] if text else []

@@ -120,7 +120,7 @@ class AuditLog:
         try:
             with self._lock:
                 if self._file is None:
-                    self._file = AppendOnlyFile(self._path, own=True)
+                    self._file = AppendOnlyFile(self._path)
                 self._file.append(json.dumps({"time": stamp, **entry}))
         except OSError as error:
             why = str(error) if error.strerror is None else error.strerror

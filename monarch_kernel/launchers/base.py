@@ -463,6 +463,7 @@ class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
         type: ``str``, ``int``, ``float``, ``bool`` or ``list`` (of words: the option takes several, with commas).
         metavar: what stands for its value in the help.
         choices: the values that it may have; none: any.
+        pattern: what the whole of a text must match, for values that get into scripts and paths; "": anything.
         wish: whether it is one of ``Resources.options``, and not for ``Launcher.configured``.
         plain: whether its value only chooses among what the engine has, such as a partition. Any other may make
             something run, or send something elsewhere; a project's file may set it only once the user trusts that file.
@@ -473,6 +474,7 @@ class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
     type: type = str
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    pattern: str = ""
     wish: bool = False
     plain: bool = False
 

@@ -261,5 +261,5 @@ def _refusal(status: int, data: bytes) -> ApiRefusedError:
     try:
         said = msgspec.json.decode(data)
         return ApiRefusedError(status, said.get("reason") or "", said.get("message") or "it said nothing")
-    except (msgspec.DecodeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
         return ApiRefusedError(status, "", data.decode(errors="replace").strip()[:500] or "it said nothing")

@@ -15,7 +15,13 @@ DIRECTLY = "pods"
 AUTO = "auto"
 OPTIONS = (
     LauncherOption(name="image", metavar="IMAGE", help="of the Pods (default: that of this Pod)"),
-    LauncherOption(name="namespace", metavar="NAME", help="where (default: the context's)", plain=True),
+    LauncherOption(
+        name="namespace",
+        metavar="NAME",
+        help="where (default: the context's)",
+        plain=True,
+        pattern=r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?",
+    ),
     LauncherOption(name="kubeconfig", metavar="FILE", help="how the cluster is reached (default: as kubectl)"),
     LauncherOption(name="context", metavar="NAME", help="of that file (default: its current one)"),
     LauncherOption(name="gpu_resource", metavar="NAME", help="GPUs (default: nvidia.com/gpu)", plain=True),

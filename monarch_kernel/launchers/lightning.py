@@ -6,7 +6,6 @@ import importlib.util
 import math
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,13 +30,14 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.lightning_cloud import STUDIO, LightningCloud
+from monarch_kernel.launchers.scripts import Script, one_word, script
 
 #: How the machines of a job belong together.
 WAYS = ("group", "single")
 #: By which address workers are reached.
 ADDRESSES = ("own", "private", "public")
 #: What the platform sets for distributed training, and by which programs would take a rank for the whole machine.
-_OF_TRAINING = "NODE_RANK NUM_NODES MASTER_ADDR MASTER_PORT WORLD_SIZE LOCAL_RANK RANK"
+_OF_TRAINING = ("NODE_RANK", "NUM_NODES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK", "RANK")
 #: In the command line of a worker, what is known on its machine only.
 _ADDRESS = "tcp://ADDRESS:0"
 #: The states of a machine that is not given yet, that is being made, and in which the command runs.
@@ -410,7 +410,7 @@ def _are_gone(status: JobStatus, hosts: Iterable[int]) -> bool:
     return all(status.hosts[number].state is HostPhase.GONE for number in hosts)
 
 
-def _script(first: int, request: LaunchRequest, port: int) -> str:
+def _script(first: int, request: LaunchRequest, port: int) -> Script:
     """The command of a job, for sh and bash, with and without ``set -ex``. It has no secret.
 
     Its environment has the key. The worker reads it from a pipe, and no process that runs on has it: a program in the
@@ -418,14 +418,14 @@ def _script(first: int, request: LaunchRequest, port: int) -> str:
     """
     limit = request.resources.walltime
     argv = request.command.argv(_ADDRESS, key=KeyWay.STDIN, announce=("-",), walltime=limit)
-    worker = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{port}"')
-    until = f"timeout -k 10 {math.ceil(limit)} " if limit > 0 else ""
-    inner = f"""a=$(hostname -I | cut -d ' ' -f 1)
-[ -n "$a" ] || {{ echo "this machine has no address (hostname -I)" >&2; exit 2; }}
+    address = script('"tcp://$a:"@{port}', port=port)
+    inner = script(
+        """a=$(hostname -I | cut -d ' ' -f 1)
+[ -n "$a" ] || { echo "this machine has no address (hostname -I)" >&2; exit 2; }
 case "$a" in *:*) a="[$a]";; esac
-export {_mark(request.command.job)}$(({first} + ${{NODE_RANK:-0}}))
-unset {_OF_TRAINING}
-{until}{worker} <&3 3<&- &
+export @{mark}$((@{first} + ${NODE_RANK:-0}))
+unset @{of_training}
+@{until} @{worker} <&3 3<&- &
 pid=$!
 exec 3<&-
 trap 'kill -TERM $pid 2>/dev/null' TERM INT HUP
@@ -433,14 +433,24 @@ wait $pid; code=$?
 while kill -0 $pid 2>/dev/null; do wait $pid; code=$?; done
 echo "monarch_kernel: the worker has ended (exit code $code)"
 exit $code
-"""
-    return f"""exec 3<<END
-${KEY_VARIABLE}
-{{}}
+""",
+        mark=_mark(request.command.job),
+        first=first,
+        of_training=_OF_TRAINING,
+        until=["timeout", "-k", "10", str(math.ceil(limit))] if limit > 0 else [],
+        worker=[address if word == _ADDRESS else word for word in argv],
+    )
+    return script(
+        """exec 3<<END
+$@{key}
+{}
 END
-unset {KEY_VARIABLE}
-exec sh -c {shlex.quote(inner)}
-"""
+unset @{key}
+exec sh -c @{inner}
+""",
+        key=KEY_VARIABLE,
+        inner=one_word(inner),
+    )
 
 
 def _mark(job: str) -> str:

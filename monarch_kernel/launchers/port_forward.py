@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.private_files import belongs_to
+from monarch_kernel.private_files import is_own
 
 LOOPBACK = "127.0.0.1"
 #: So many bytes in one message, and so many messages of each direction of a connection under way.
@@ -183,8 +183,7 @@ class PortForward:
         self, dialer: ActorMesh[_Dialer], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Carry one connection, from its first byte to its end."""
-        peer, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-        if not belongs_to(peer, here, {os.getuid(), 0}):  # another user of this machine
+        if not is_own(writer.get_extra_info("socket")):
             _reset(writer)
             return
         number = await dialer.dial.call_one(self._port)

@@ -5,7 +5,8 @@ nearest folder above that has one, is the project's, which wins. Nothing in them
 
 A project's file may come from a stranger. So what could make something run, or send something elsewhere (the
 interpreter, environment variables, the ssh command, the hosts, options that a launcher does not call plain), is used
-only once the user has said that this file, with these contents, is trusted. No profile may have the name of an engine.
+only once the user has said that this file, with these contents, is trusted, and the files that it names, such as a
+hostfile. No profile may have the name of an engine.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +43,8 @@ KEYS: dict[str, tuple[type, ...]] = {
     "env": (dict,),
     "options": (dict,),
 }
+#: Names stand in lines of shells, where they are completed, and in messages.
+_NAME = re.compile(r"\w[\w.-]*")
 _NOT_PLAIN = ("python", "key_file", "env")
 _TYPES = {str: "text", int: "a whole number", float: "a number", dict: "a table", bool: "true or false", list: "a list"}
 
@@ -52,7 +56,7 @@ class Profile:
     Attributes:
         name: its name.
         file: where it stands.
-        digest: of the contents of a project's file; "": it is the user's.
+        digest: of the contents of a project's file, and of the files that it names; "": it is the user's.
         settings: by the names in ``KEYS``, ``options`` included.
     """
 
@@ -85,7 +89,8 @@ class Profile:
         listed = "\n".join(f"  {key} = {value!r}" for key, value in risks.items())
         raise LaunchError(
             f"profile {self.name} of {self.file} decides what runs, and where, and you have not said that you trust "
-            f"that file as it is now. It sets:\n{listed}\nIf that is what you want, add {how} once"
+            "that file as it is now, with the files that it names. It sets:\n"
+            f"{listed}\nIf that is what you want, add {how} once"
         )
 
     @property
@@ -160,6 +165,10 @@ def checked_options(engine: str, options: Mapping[str, Any], where: str) -> dict
             raise LaunchError(f"{where}: {key} takes {_TYPES.get(option.type, option.type.__name__)}, not {value!r}")
         if option.choices and value not in option.choices:
             raise LaunchError(f"{where}: {key} is one of {', '.join(option.choices)}, not {value!r}")
+        if option.pattern and value and not re.fullmatch(option.pattern, value):
+            raise LaunchError(f"{where}: {key} takes {option.metavar} of the form {option.pattern}, not {value!r}")
+        for text in value if isinstance(value, list) else [value]:
+            _check_printable(text, f"{where}: {key}")
     return dict(options)
 
 
@@ -178,18 +187,46 @@ def _read(path: str, project: bool) -> dict[str, Profile]:
         raise LaunchError(f"profiles: {path} is not TOML: {e}") from None
     if strange := sorted(content.keys() - {"profiles"}):
         raise LaunchError(f"{path}: there is no section {strange[0]!r}; profiles are [profiles.NAME]")
-    digest = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest() if project else ""
     sections = content.get("profiles", {})
     if not isinstance(sections, dict):
         raise LaunchError(f"{path}: profiles are written as [profiles.NAME]")
+    digest = _digest(path, data, sections) if project else ""
     return {name: _profile(name, section, path, digest) for name, section in sections.items()}
 
 
+def _digest(path: str, data: bytes, sections: dict[str, Any]) -> str:
+    """Of a project's file, and of all files that its profiles name."""
+    digest = hashlib.sha256(os.fsencode(path) + b"\0" + data)
+    for name in sorted({name for name in _words(sections) if os.path.isfile(name)}):
+        try:
+            with open(name, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError:  # nor can a launcher read it
+            continue
+        digest.update(os.fsencode(name) + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _words(value: Any) -> Iterator[str]:
+    """What may be the name of a file in a setting: itself, and each word of a command, also behind an option."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _words(each)
+    elif isinstance(value, str) and "\0" not in value:
+        for word in {value, *value.split()}:
+            for part in (word, word.rpartition("=")[2], word[2:] if word.startswith("-") else ""):
+                yield os.path.expanduser(part.strip("'\""))
+
+
 def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
+    if not _NAME.fullmatch(name):
+        raise LaunchError(f"{path}: a profile has the name {name!r}: write letters, digits, '_', '-' and '.'")
     where = f"{path}: profile {name}"
     if not isinstance(section, dict) or not isinstance(section.get("on"), str):
         raise LaunchError(f'{where} says no engine: write on = "ssh", or one of {", ".join(_engines())}')
-    if name in _engines() or not name:
+    if name in _engines():
         raise LaunchError(f"{where} has the name of an engine: give it another")
     settings: dict[str, Any] = {"options": {}}
     for key, value in section.items():
@@ -200,6 +237,7 @@ def _profile(name: str, section: Any, path: str, digest: str) -> Profile:
         elif key == "options":
             settings["options"] |= value
         else:
+            _check_printable(value, f"{where}: {key}")
             settings[key] = value
     if not all(isinstance(value, str) for value in settings.get("env", {}).values()):
         raise LaunchError(f"{where}: the values in env are text")
@@ -214,6 +252,12 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:
     if isinstance(value, bool) and bool not in types:
         return False
     return isinstance(value, types)
+
+
+def _check_printable(value: Any, where: str) -> None:
+    """Raise LaunchError for text that would be more than one line, or steer a terminal."""
+    if isinstance(value, str) and not value.isprintable():
+        raise LaunchError(f"{where} takes text without control characters, not {value!r}")
 
 
 def _near(word: str, known: Iterable[str]) -> str:

@@ -242,7 +242,7 @@ def _encoded(record: JobRecord) -> bytes:
 def _decoded(data: bytes, where: str) -> JobRecord:
     try:
         record = msgspec.json.decode(data, type=JobRecord)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise LaunchError(f"{where} is not the record of a job: {e}") from e
     if record.version != VERSION:
         raise LaunchError(f"{where} is of version {record.version} of the list of jobs, and this is {VERSION}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.scripts import script
 from monarch_kernel.launchers.slurm_step import step_beside
 from monarch_kernel.launchers.ssh import hostfile
+from monarch_kernel.launchers.ssh_command import ssh_command
 
 
 def relay_commands(
@@ -26,7 +27,7 @@ def relay_commands(
 
     Raises:
         LaunchError: Slurm knows no such job that runs.
-        ValueError, OSError: the file cannot be read.
+        ValueError: the file cannot be read, or a word is not a host.
     """
     named = [each for each in hosts.split(",") if each]
     commands = by_ssh(module, [*named, *(hostfile(hosts_file) if hosts_file else ())], python, ssh)
@@ -41,9 +42,12 @@ def by_ssh(module: str, hosts: Sequence[str], python: str = "", ssh: Sequence[st
         hosts: as ssh takes them.
         ssh: the command, and further options of it.
         python: the interpreter there; by default the path of this process's own.
+
+    Raises:
+        ValueError: a word is not a host.
     """
-    remote = f"exec {shlex.quote(python or sys.executable)} -m {module}"
-    return {host: [*ssh, "-T", "-o", "BatchMode=yes", host, remote] for host in hosts}
+    remote = script("exec @{python} -m @{module}", python=python or sys.executable, module=module)
+    return {host: ssh_command(ssh, host, remote) for host in hosts}
 
 
 def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:

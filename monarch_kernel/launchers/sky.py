@@ -28,6 +28,7 @@ from monarch_kernel.launchers.base import (
     Ticket,
     WorkerCommand,
 )
+from monarch_kernel.launchers.scripts import Script
 from monarch_kernel.launchers.sky_client import SkyError, client
 from monarch_kernel.launchers.ssh import SSHLauncher
 from monarch_kernel.workers import key_text
@@ -110,7 +111,7 @@ class SkyNodes(SSHLauncher):
 
     PATIENCE: ClassVar[float] = 90.0  # on Kubernetes and Slurm, each connection starts a program of SkyPilot's
 
-    def _preparation(self, job: str) -> str:
+    def _preparation(self, job: str) -> Script:
         return sky_task.preparation(job)
 
     def knows(self, mark: str) -> bool:

@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_kernel.launchers.base import MARKER, InfeasibleError, Resources
+from monarch_kernel.launchers.scripts import Script, script
 
 #: Of the environment of SkyPilot's jobs, what workers get: where programs are, devices, and the places of nodes.
-_VARIABLES = (
+_VARIABLES = script(
     "PATH LD_LIBRARY_PATH CONDA_PREFIX CONDA_DEFAULT_ENV VIRTUAL_ENV CUDA_VISIBLE_DEVICES SKYPILOT_TASK_ID "
     "SKYPILOT_NODE_IPS SKYPILOT_NODE_RANK SKYPILOT_NUM_NODES SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_CLUSTER_INFO"
 )
 #: Sets ``d`` to the folder for that. On Slurm SkyPilot's jobs have a home of their own, and ssh that of the account.
-_FOLDER = 'h=$(eval echo "~$(id -un 2>/dev/null)"); [ -d "$h" ] || h=$HOME; d="$h/.local/state/monarch_kernel/workers";'
+_FOLDER = script(
+    'h=$(eval echo "~$(id -un 2>/dev/null)"); [ -d "$h" ] || h=$HOME; d="$h/.local/state/monarch_kernel/workers";'
+)
 #: How long a place is held without a worker, so that a lost one can be replaced there; how often to look (seconds).
 _GRACE, _STEP = 60, 2
 #: How long the first worker may take where workers never end as idle (seconds).
@@ -57,38 +60,50 @@ def task(
     return found
 
 
-def _hold(job: str, idle: float) -> str:
+def _hold(job: str, idle: float) -> Script:
     """The command of the task, for bash. It has no secret."""
-    return f"""{_FOLDER} mkdir -p "$d"; chmod 700 "$d"
-f="$d/{job}.$(uname -n).env"
+    return script(
+        r"""@{folder} mkdir -p "$d"; chmod 700 "$d"
+f="$d"/@{job}."$(uname -n)".env
 umask 077
-q="'\\\\''"
-for n in {_VARIABLES}; do
-  if [ -n "${{!n+set}}" ]; then printf "export %s='%s'\\n" "$n" "${{!n//\\'/$q}}"; fi
+q="'\\''"
+for n in @{variables}; do
+  if [ -n "${!n+set}" ]; then printf "export %s='%s'\n" "$n" "${!n//\'/$q}"; fi
 done > "$f.new"
 mv "$f.new" "$f"
 trap 'rm -f "$f"' EXIT
 trap 'exit 0' TERM INT HUP
-left={int(idle) or _FIRST_TIME}
+left=@{first}
 while [ "$left" -gt 0 ]; do
-  if grep -szq "^{MARKER}={job}\\." /proc/[0-9]*/environ; then left={_GRACE}; else left=$((left - {_STEP})); fi
-  sleep {_STEP} & wait $!
+  if grep -szq @{mark} /proc/[0-9]*/environ; then left=@{grace}; else left=$((left - @{step})); fi
+  sleep @{step} & wait $!
 done
-"""
+""",
+        folder=_FOLDER,
+        job=job,
+        variables=_VARIABLES,
+        first=int(idle) or _FIRST_TIME,
+        mark=rf"^{MARKER}={job}\.",
+        grace=_GRACE,
+        step=_STEP,
+    )
 
 
-def preparation(job: str) -> str:
+def preparation(job: str) -> Script:
     """What sh does on a node before it starts a worker of the job.
 
     It takes the environment that the command has noted, and sets ``a`` to the address of the node, as SkyPilot has it.
     """
-    return (
-        f'{_FOLDER} f="$d/{job}.$(uname -n).env"; '
-        f'i=0; while [ ! -e "$f" ] && [ $i -lt {_WAIT} ]; do i=$((i+1)); sleep 0.1; done; [ ! -e "$f" ] || . "$f"; '
+    return script(
+        '@{folder} f="$d"/@{job}."$(uname -n)".env; '
+        'i=0; while [ ! -e "$f" ] && [ $i -lt @{wait} ]; do i=$((i+1)); sleep 0.1; done; [ ! -e "$f" ] || . "$f"; '
         'a=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | sed -n "$((${SKYPILOT_NODE_RANK:-0} + 1))p"); '
         '[ -n "$a" ] || a=$(hostname -I | cut -d " " -f 1); '
         '[ -n "$a" ] || { echo "this node has no address (hostname -I)" >&2; exit 2; }; '
-        'case "$a" in *:*) a="[$a]";; esac;'
+        'case "$a" in *:*) a="[$a]";; esac;',
+        folder=_FOLDER,
+        job=job,
+        wait=_WAIT,
     )
 
 

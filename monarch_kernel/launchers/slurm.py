@@ -33,6 +33,7 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.registry import jobs_folder
 from monarch_kernel.launchers.slurm_options import OPTIONS, WAYS
 from monarch_kernel.launchers.slurm_queue import QueuedJob, UnreachableError
+from monarch_kernel.launchers.ssh_command import ssh_command
 from monarch_kernel.launchers.tunnels import Tunnels
 from monarch_kernel.private_files import PrivateFolder
 
@@ -517,7 +518,11 @@ class SlurmLauncher(Launcher):
         """See ``Launcher``."""
         if not self._tunnel:
             return host.url
-        return self._tunnels.to(host.url, ["ssh", "-W", host.url.removeprefix("tcp://"), host.name])
+        try:
+            command = ssh_command(["ssh"], host.name, options=("-W", host.url.removeprefix("tcp://")))
+        except ValueError as e:  # it has announced itself so
+            raise LaunchError(f"host {host.host} cannot be reached by ssh: {e}") from None
+        return self._tunnels.to(host.url, command)
 
     def close(self) -> None:
         """See ``Launcher``."""

@@ -7,13 +7,12 @@ replacement. ``start`` runs ``worker`` on the node, as a step of its own, and ke
 
 from __future__ import annotations
 
-import shlex
-
 from monarch_kernel import environment
 from monarch_kernel.launchers.base import MARKER, KeyWay, LaunchRequest
+from monarch_kernel.launchers.scripts import Script, one_word, script
 
 #: What srun sets for one task, and by which programs such as Lightning and MPI would take a rank for that task.
-_OF_TASKS = (
+_OF_TASKS = script(
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_TASK_PID SLURM_NTASKS SLURM_NPROCS "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
 )
@@ -23,14 +22,15 @@ _ADDRESS, _NAME = "tcp://ADDRESS:0", "NODENAME"
 _PAUSE = 5
 
 
-def keeper(folder: str, request: LaunchRequest) -> str:
+def keeper(folder: str, request: LaunchRequest) -> Script:
     """The command of an allocation: the number of its first host and how many it has are its arguments; an element of
     an array has one."""
     linger = max(1, int(request.command.idle))
-    return f"""#!/bin/sh
+    return script(
+        """#!/bin/sh
 # Keeps an allocation of monarch_kernel while workers run in it.
-n=$(($1 + ${{SLURM_ARRAY_TASK_ID:-0}})); end=$((n + $2))
-cd {shlex.quote(folder)} || exit 1
+n=$(($1 + ${SLURM_ARRAY_TASK_ID:-0})); end=$((n + $2))
+cd @{folder} || exit 1
 trap 'kill $pause 2>/dev/null; exit 1' TERM HUP
 i=$n
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
@@ -42,73 +42,101 @@ wait
 # A worker that was lost may be replaced here: until its idle time is over.
 lost=0; quiet=0
 while [ "$n" -lt "$i" ]; do [ "$(cat "$n.exit")" = 0 ] || lost=1; n=$((n + 1)); done
-while [ "$quiet" -lt {linger} ]; do
+while [ "$quiet" -lt @{linger} ]; do
   squeue -h -j "$SLURM_JOB_ID" -o '%A %T' 2>/dev/null | grep -qx "$SLURM_JOB_ID RUNNING" || break
-  if squeue -h -s -j "$SLURM_JOB_ID" -o %j | grep -q '^{request.command.job}[.]'; then quiet=0
+  if squeue -h -s -j "$SLURM_JOB_ID" -o %j | grep -q @{steps}; then quiet=0
   elif [ "$lost" = 0 ]; then break
-  else quiet=$((quiet + {_PAUSE})); fi
-  sleep {min(_PAUSE, linger)} & pause=$!
+  else quiet=$((quiet + @{pause})); fi
+  sleep @{rest} & pause=$!
   wait "$pause"
 done
-"""
+""",
+        folder=folder,
+        linger=linger,
+        steps=f"^{request.command.job}[.]",
+        pause=_PAUSE,
+        rest=min(_PAUSE, linger),
+    )
 
 
-def start(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> str:
+def start(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> Script:
     """Runs the worker of one host as a step: the Slurm job, the number of the host and its node are the arguments."""
     # An expired credential has its payload all the same; then unmunge reports an error.
-    key_in = "</dev/null" if shared_home else '--input=all < "$2.credential"'
-    credential = "" if shared_home else '( umask 077; munge --restrict-uid="$(id -u)" < secret > "$2.credential" )\n'
-    input_none = "--input=none " if shared_home else ""
-    return f"""#!/bin/sh
+    credential = script('( umask 077; munge --restrict-uid="$(id -u)" < secret > "$2.credential" )\n')
+    return script(
+        """#!/bin/sh
 # Runs a worker of monarch_kernel on a node. $1: the job, $2: the number of the host, $3: the node
-cd {shlex.quote(folder)} || exit 1
+cd @{folder} || exit 1
 echo "$3" > "$2.node"
 unset SLURM_CPUS_PER_TASK SLURM_NTASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS
 address=$(scontrol show node --oneliner "$3" | sed -n 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/p')
 # One element of an array has the number of the array, for which squeue lists all of them.
 end=$(squeue -h -j "$1" -o '%A %e' | sed -n "s/^$1 //p")
-end=$(date -d "${{end:-unknown}}" +%s 2>/dev/null) && left=$((end - $(date +%s))) || left=
-{credential}srun --jobid="$1" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --mem=0 --mpi=none --cpu-bind=none \\
-  --job-name={request.command.job}."$2" {input_none}\\
-  sh -c {shlex.quote(_worker(folder, request, port, interface, shared_home))} \\
-  worker "$2" "${{address:-$3}}" "$left" > "$2.out" 2> "$2.log" {key_in}
+end=$(date -d "${end:-unknown}" +%s 2>/dev/null) && left=$((end - $(date +%s))) || left=
+@{credential}srun --jobid="$1" --overlap --nodes=1 --ntasks=1 --nodelist="$3" --mem=0 --mpi=none --cpu-bind=none \\
+  --job-name=@{step}"$2" @{input_none} \\
+  sh -c @{worker} \\
+  worker "$2" "${address:-$3}" "$left" > "$2.out" 2> "$2.log" @{key_in}
 code=$?
 # srun ends with 0 when it loses a node.
 [ "$code" = 0 ] && grep -q '^srun: error: ' "$2.log" && code=255
 echo "$code" > "$2.ended" && mv "$2.ended" "$2.exit"
-"""
+""",
+        folder=folder,
+        credential=script("") if shared_home else credential,
+        step=f"{request.command.job}.",
+        input_none=["--input=none"] * shared_home,
+        worker=one_word(_worker(folder, request, port, interface, shared_home)),
+        key_in=script("</dev/null") if shared_home else script('--input=all < "$2.credential"'),
+    )
 
 
-def _worker(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> str:
+def _worker(folder: str, request: LaunchRequest, port: int, interface: str, shared_home: bool) -> Script:
     command = request.command
+    known = {_ADDRESS: script('"tcp://$a:"@{port}', port=port), _NAME: script('"${SLURMD_NODENAME:-$2}"')}
     argv = command.argv(_ADDRESS, key=KeyWay.STDIN, announce=("-",), name=_NAME)
-    line = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{port}"').replace(_NAME, '"${SLURMD_NODENAME:-$2}"')
-    run = f'exec env {MARKER}={command.job}."$1" {line} ${{3:+--walltime "$3"}}'
+    run = script(
+        'exec env @{mark}"$1" @{line} ${3:+--walltime "$3"}',
+        mark=f"{MARKER}={command.job}.",
+        line=[known.get(word, word) for word in argv],
+    )
     if shared_home:
-        run += f" < {shlex.quote(f'{folder}/secret')}"
+        run = script("@{run} < @{secret}", run=run, secret=f"{folder}/secret")
     else:
-        run = f"unmunge --metadata=/dev/null --output=- | ( {run} )"
-    of_interface = (
-        f"a=$(ip -o addr show dev {shlex.quote(interface)} | "
-        "sed -n 's/.* inet6\\{0,1\\} \\([^/ ]*\\).*/\\1/p' | head -n 1)"
-    )
-    of_name = (
-        'look() { getent "$1" "$2" | sed -n "1s/ .*//p"; }\n'
-        'a=$(look ahostsv4 "$2"); a=${a:-$(look ahosts "$2")}\n'
+        run = script("unmunge --metadata=/dev/null --output=- | ( @{run} )", run=run)
+    if interface:
+        address = script(
+            r"a=$(ip -o addr show dev @{interface} | sed -n 's/.* inet6\{0,1\} \([^/ ]*\).*/\1/p' | head -n 1)",
+            interface=interface,
+        )
+    else:
         # Some distributions give a host's own name an address of the loopback network.
-        'case "$a" in ""|127.*|::1) a=$(hostname -I | cut -d " " -f 1);; esac'
-    )
-    return f"""unset {_OF_TASKS}
-{of_interface if interface else of_name}
-[ -n "$a" ] || {{ echo "$2 has no address{f" at {interface}" * bool(interface)}" >&2; exit 2; }}
+        address = script(
+            """look() { getent "$1" "$2" | sed -n "1s/ .*//p"; }
+a=$(look ahostsv4 "$2"); a=${a:-$(look ahosts "$2")}
+case "$a" in ""|127.*|::1) a=$(hostname -I | cut -d " " -f 1);; esac"""
+        )
+    return script(
+        """unset @{of_tasks}
+@{address}
+[ -n "$a" ] || { echo "$2 has no address"@{where} >&2; exit 2; }
 case "$a" in *:*) a="[$a]";; esac
-{run}"""
+@{run}""",
+        of_tasks=_OF_TASKS,
+        address=address,
+        where=f" at {interface}" if interface else "",
+        run=run,
+    )
 
 
-def batch(program: list[str]) -> str:
+def batch(program: list[str]) -> Script:
     """Runs a program in the allocation, where ``SlurmJob`` finds that it is the client."""
-    return f"""#!/bin/sh
+    return script(
+        """#!/bin/sh
 # Runs the client of a job of monarch_kernel in its allocation.
-export {environment.SLURM_BATCH}="$SLURM_JOB_ID"
-exec {shlex.join(program)}
-"""
+export @{variable}="$SLURM_JOB_ID"
+exec @{program}
+""",
+        variable=environment.SLURM_BATCH,
+        program=program,
+    )

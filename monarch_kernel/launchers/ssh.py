@@ -29,6 +29,8 @@ from monarch_kernel.launchers.base import (
 )
 from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.reaching import reaches
+from monarch_kernel.launchers.scripts import Script, one_word, script
+from monarch_kernel.launchers.ssh_command import checked_host, ssh_command
 from monarch_kernel.launchers.tunnels import Tunnels
 
 #: Where workers keep their announcements and logs on the hosts.
@@ -43,8 +45,6 @@ _GRACE = 60
 FRESH = 2.0
 #: How long an attempt to connect directly may take (seconds).
 _DIRECT_TIME = 1.5
-#: Nobody is there to answer a prompt, and the worker has no terminal.
-_OPTIONS = ("-T", "-o", "BatchMode=yes")
 #: ssh's own exit code: there was no connection.
 _NO_CONNECTION = 255
 
@@ -98,10 +98,7 @@ class SSHLauncher(Launcher):
         tunnel: bool | None = None,
         parallel: int = PARALLEL,
     ) -> None:
-        for host in hosts:
-            if not isinstance(host, str) or not host or host.startswith("-") or any(c.isspace() for c in host):
-                raise ValueError(f"{host!r} is not a host for ssh: write HOST or USER@HOST")
-        self._list = list(hosts)
+        self._list = [checked_host(host) for host in hosts]
         self._ssh = list(ssh)
         self._port = port
         self._tunnel = tunnel
@@ -176,7 +173,7 @@ class SSHLauncher(Launcher):
 
     def _answers(self, host: str) -> bool:
         try:
-            return self._run(host, "true").returncode == 0
+            return self._run(host, script("true")).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             return False
 
@@ -224,16 +221,22 @@ class SSHLauncher(Launcher):
             background=True,
             walltime=request.resources.walltime,
         )
-        worker = shlex.join(argv).replace(_ADDRESS, f'"tcp://$a:{self._port}"')
-        marks = shlex.join(f"{name}={value}" for name, value in command.marks(number).items())
-        remote = _script(f"{self._preparation(command.job)} exec env {marks} {worker}")
+        address = script('"tcp://$a:"@{port}', port=self._port)
+        remote = _remote(
+            script(
+                "@{prepare} exec env @{marks} @{worker}",
+                prepare=self._preparation(command.job),
+                marks=[f"{name}={value}" for name, value in command.marks(number).items()],
+                worker=[address if word == _ADDRESS else word for word in argv],
+            )
+        )
         said, errors, code = b"", b"", None
         try:
             with self._lock:
                 if start.cancelled:
                     return
                 start.process = subprocess.Popen(
-                    [*self._ssh, *_OPTIONS, host, remote],
+                    ssh_command(self._ssh, host, remote),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -270,7 +273,7 @@ class SSHLauncher(Launcher):
             if found is None or over:
                 self._news.set()
 
-    def _preparation(self, job: str) -> str:
+    def _preparation(self, job: str) -> Script:
         """What sh does on a host before it starts a worker: it sets ``a`` to the address at which that listens."""
         del job
         return _OWN_ADDRESS
@@ -320,12 +323,14 @@ class SSHLauncher(Launcher):
         """Ask a host whether its worker lives."""
         host, mark = ticket.data["hosts"][number], _mark(ticket, number)
         # Once more after a moment: a process that forks or executes a program may be seen by no look.
-        script = (
-            f'{_find(mark)} a=$(find); [ -n "$a" ] || {{ sleep 0.1; a=$(find); }}; [ -n "$a" ] && echo lives; '
-            f"cat {_path(mark, 'json')} 2>/dev/null"
+        ask = script(
+            '@{find} a=$(find); [ -n "$a" ] || { sleep 0.1; a=$(find); }; [ -n "$a" ] && echo lives; '
+            "cat @{announcement} 2>/dev/null",
+            find=_find(mark),
+            announcement=_path(mark, "json"),
         )
         try:
-            done = self._run(host, script)
+            done = self._run(host, ask)
         except (OSError, subprocess.TimeoutExpired) as e:
             return HostStatus(host=number, state=HostPhase.GONE, name=host, reason=f"it cannot be asked: {e}")
         if done.returncode == _NO_CONNECTION:
@@ -348,7 +353,8 @@ class SSHLauncher(Launcher):
         if start is not None and start.status is not None and start.status.exit_code == _NO_CONNECTION:
             return said
         try:
-            done = self._run(ticket.data["hosts"][host], f"tail -n {int(lines)} {_path(mark, 'log')} 2>/dev/null")
+            tail = script("tail -n @{lines} @{log} 2>/dev/null", lines=int(lines), log=_path(mark, "log"))
+            done = self._run(ticket.data["hosts"][host], tail)
         except (OSError, subprocess.TimeoutExpired) as e:
             return said or f"the log of {ticket.data['hosts'][host]} cannot be read: {e}"
         return "\n".join(filter(None, (said, done.stdout.decode(errors="replace").strip())))
@@ -376,14 +382,19 @@ class SSHLauncher(Launcher):
         if start is not None and start.status is not None and start.process is None and start.cancelled:
             return  # it was never begun
         # The worker ends its ranks in good order; what is left after that is killed.
-        script = (
-            f"{_find(mark)} p=$(sed -n 's/.*\"pid\":\\([0-9]*\\).*/\\1/p' {_path(mark, 'json')} 2>/dev/null); "
+        end = script(
+            "@{find} p=$(sed -n 's/.*\"pid\":\\([0-9]*\\).*/\\1/p' @{announcement} 2>/dev/null); "
             'a=$(find); case " $(echo $a) " in *" $p "*) ;; *) p=$a;; esac; [ -n "$p" ] && kill $p 2>/dev/null; '
-            f'i=0; while a=$(find); [ -n "$a" ]; do i=$((i+1)); [ $i -gt {_GRACE} ] && kill -9 $a 2>/dev/null; '
-            f"[ $i -gt {2 * _GRACE} ] && break; sleep 0.1; done; rm -f {_path(mark, 'json')} {_path(mark, 'log')}"
+            'i=0; while a=$(find); [ -n "$a" ]; do i=$((i+1)); [ $i -gt @{grace} ] && kill -9 $a 2>/dev/null; '
+            "[ $i -gt @{limit} ] && break; sleep 0.1; done; rm -f @{announcement} @{log}",
+            find=_find(mark),
+            announcement=_path(mark, "json"),
+            log=_path(mark, "log"),
+            grace=_GRACE,
+            limit=2 * _GRACE,
         )
         try:
-            self._run(ticket.data["hosts"][number], script)
+            self._run(ticket.data["hosts"][number], end)
         except (OSError, subprocess.TimeoutExpired):
             pass
         with self._lock:
@@ -399,15 +410,15 @@ class SSHLauncher(Launcher):
         if self._tunnel is False or (self._tunnel is None and reaches(host.url, _DIRECT_TIME)):
             return host.url
         place = ticket.data["hosts"][host.host]
-        return self._tunnels.to(host.url, [*self._ssh, *_OPTIONS, "-W", address, place])
+        return self._tunnels.to(host.url, ssh_command(self._ssh, place, options=("-W", address)))
 
     def close(self) -> None:
         """See ``Launcher``."""
         self._tunnels.close()
 
-    def _run(self, host: str, script: str) -> subprocess.CompletedProcess[bytes]:
+    def _run(self, host: str, text: Script) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            [*self._ssh, *_OPTIONS, host, _script(script)],
+            ssh_command(self._ssh, host, _remote(text)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=self.PATIENCE,
@@ -465,23 +476,22 @@ def hostfile(path: str | os.PathLike[str]) -> list[str]:
 
 #: In the command line of a worker, where its own address comes: the one at which this connection reached the host.
 _ADDRESS = "tcp://ADDRESS:0"
-_OWN_ADDRESS = 'set -- $SSH_CONNECTION; a=$3; case "$a" in *:*) a="[$a]";; esac;'
+_OWN_ADDRESS = script('set -- $SSH_CONNECTION; a=$3; case "$a" in *:*) a="[$a]";; esac;')
 
 
 def _mark(ticket: Ticket, number: int) -> str:
     return f"{ticket.job}.{number}"
 
 
-def _path(mark: str, kind: str) -> str:
-    return f'"$HOME{_FOLDER[1:]}/{mark}.{kind}"'
+def _path(mark: str, kind: str) -> Script:
+    return script('"$HOME"@{path}', path=f"{_FOLDER[1:]}/{mark}.{kind}")
 
 
-def _find(mark: str) -> str:
+def _find(mark: str) -> Script:
     """Defines a function of sh: the processes of a worker, which carry its mark."""
-    wanted = shlex.quote(f"{MARKER}={mark}")
-    return f"find() {{ grep -lszxF {wanted} /proc/[0-9]*/environ | cut -d/ -f3; }};"
+    return script("find() { grep -lszxF @{mark} /proc/[0-9]*/environ | cut -d/ -f3; };", mark=f"{MARKER}={mark}")
 
 
-def _script(text: str) -> str:
+def _remote(text: Script) -> Script:
     """A script of sh as one command, whatever the user's login shell is."""
-    return f"sh -c {shlex.quote(text)}"
+    return script("sh -c @{text}", text=one_word(text))

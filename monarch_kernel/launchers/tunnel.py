@@ -6,7 +6,15 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
+
+from monarch_kernel.private_files import is_own
+
+#: How many connections of one tunnel are carried at a time; each may be a process. A worker has a few.
+MOST = 64
+#: How long it waits after a connection could not be accepted, as this process has no descriptor left (seconds).
+_PAUSE = 0.2
 
 
 class TunnelWay(Protocol):
@@ -26,7 +34,7 @@ class TunnelWay(Protocol):
 
 
 class Tunnel:
-    """Listens on a port of the loopback address, and has each connection carried.
+    """Listens on a port of the loopback address, and has each connection of this user carried.
 
     What goes through it is encrypted and authenticated at both ends by the connection itself, as on any other way.
 
@@ -42,28 +50,32 @@ class Tunnel:
         self.port: int = self._listener.getsockname()[1]
         self._ways: list[TunnelWay] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         threading.Thread(target=self._serve, name="tunnel", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it was closed
+            except OSError:  # it was closed, or this process has too many open files
+                self._closed.wait(_PAUSE)
+                continue
+            with connection:
+                if is_own(connection):
+                    self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._ways = [way for way in self._ways if not way.over()]
+            if self._closed.is_set() or len(self._ways) >= MOST:
                 return
-            with connection, self._lock:
-                if self._closed:
-                    return
-                self._ways = [way for way in self._ways if not way.over()]
-                try:
-                    self._ways.append(self._carry(connection))
-                except OSError:
-                    continue
+            with suppress(OSError):
+                self._ways.append(self._carry(connection))
 
     def close(self) -> None:
         """End all connections, and accept no more."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             ways, self._ways = self._ways, []
         self._listener.shutdown(socket.SHUT_RDWR)  # ends accept(), which closing does not
         self._listener.close()

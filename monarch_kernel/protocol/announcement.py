@@ -57,6 +57,6 @@ def find_announcement(text: bytes | Iterable[bytes]) -> WorkerAnnouncement | Non
         if line.startswith(_START) and line.endswith(b"\n"):
             try:
                 return msgspec.json.decode(line, type=WorkerAnnouncement)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
     return None

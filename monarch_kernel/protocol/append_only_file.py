@@ -14,19 +14,18 @@ class AppendOnlyFile:
     """A file of mode 0600 to which lines are appended. Any thread may use it.
 
     Args:
-        path: of the file; it is made if there is none. A link is not followed.
-        own: a file that exists must belong to this user, and no other may read or write it.
+        path: of the file; it is made if there is none. A link is not followed. One that exists must belong to this
+            user, and no other may read or write it.
 
     Raises:
-        NotPrivateError: with ``own``: it is another user's, or others may access it.
+        NotPrivateError: it is another user's, or others may access it.
         OSError: it cannot be opened for appending.
     """
 
-    def __init__(self, path: str, *, own: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._own = own
         self._lock = threading.Lock()
-        self._fd = _open(path, own)
+        self._fd = _open(path)
 
     def append(self, line: str) -> None:
         """Append a line; does nothing after ``close``.
@@ -53,21 +52,21 @@ class AppendOnlyFile:
         except FileNotFoundError:
             same = False
         if not same:
-            fd = _open(self._path, self._own)
+            fd = _open(self._path)
             os.close(self._fd)
             self._fd = fd
 
 
-def _open(path: str, own: bool) -> int:
+def _open(path: str) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", path)
-        if own and about.st_uid != os.geteuid():
+        if about.st_uid != os.geteuid():
             raise NotPrivateError(f"{path} belongs to {user_name(about.st_uid)}, so nothing is written to it")
-        if own and about.st_mode & 0o077:
+        if about.st_mode & 0o077:
             raise NotPrivateError(
                 f"other users may read or write {path} (mode {stat.S_IMODE(about.st_mode):o}): run chmod 600, or name "
                 "another file"

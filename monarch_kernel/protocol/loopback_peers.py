@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Set
 
@@ -9,6 +10,18 @@ from collections.abc import Set
 _TCP = "/proc/net/tcp"
 # Established, or with one direction ended: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
 _OPEN = {"01", "04", "05", "08"}
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the process at the other end of an accepted loopback connection is this user's or root's.
+
+    A port of the loopback interface is open to every user of the machine. So each listener at one asks this before it
+    does anything for a connection.
+    """
+    try:
+        return belongs_to(connection.getpeername(), connection.getsockname(), {os.getuid(), 0})
+    except OSError:  # it has ended
+        return False
 
 
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: Set[int]) -> bool:

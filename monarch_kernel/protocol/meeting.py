@@ -25,7 +25,7 @@ class MeetOpen(msgspec.Struct, array_like=True, tag=92):
 
 
 class MeetFrame(msgspec.Struct, array_like=True, tag=93):
-    """One frame of such a conversation. Body: the frame, as between a viewer and ``engines.join.relay``."""
+    """Bytes of such a conversation, for its other end. Body: TLS of both ends (``engines.join.meeting_seal``)."""
 
     stream: int
 

@@ -33,8 +33,9 @@ from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, 
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
 
-#: Incremented whenever a header changes its shape; two sides must have the same version, and report it otherwise.
-WIRE_VERSION = 9
+#: Incremented whenever a header changes its shape, or a body needs a newer reader (``serialize``); two sides must have
+#: the same version, and report it otherwise.
+WIRE_VERSION = 10
 
 PREFIX = struct.Struct("<IQ")
 
@@ -419,6 +420,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     cpu_percent: float = 0.0
     uptime_s: Seconds = 0.0
     devices: str = ""  # the GPUs that it was given, if not all of its host
+    gpus: dict[int, tuple[int, float]] = {}  # by GPU: the memory it uses there (bytes), how busy the GPU is (percent)
 
 
 class GetLogs(msgspec.Struct, array_like=True, tag=39):

@@ -368,7 +368,7 @@ class OutputDecoder:
         try:
             message = msgspec.json.decode(b"".join(pieces))
             kind = message.pop("kind")
-        except (msgspec.DecodeError, KeyError, AttributeError, TypeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
             return
         if kind in _MESSAGE_KINDS:
             self._emit(OutputEvent(cell, kind, message, stream))

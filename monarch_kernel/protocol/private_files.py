@@ -16,8 +16,9 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 LOCK = "lock"
 _ABOUT = "This folder belongs to monarch_kernel"
@@ -496,6 +497,26 @@ def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
         os.close(folder)
 
 
+def remove_torch_memory(pid: int, folder: str = "/dev/shm") -> None:
+    """Remove the named shared memory of torch that a process of this user has left: ``torch_PID_...``.
+
+    A process that shares memory of a GPU counts there who uses it. torch removes it where the process comes to the end
+    of its program; ranks end before.
+    """
+    prefix = f"torch_{pid}_"
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(prefix)]
+        if names:
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for name in names:
+                    _unlink(name, fd, (stat.S_IFREG,), None)
+            finally:
+                os.close(fd)
+    except OSError:  # a system without it
+        pass
+
+
 def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
     """Read a regular file that belongs to this user and that no other user can write to.
 
@@ -532,12 +553,8 @@ def write_own_file(path: str, data: bytes, mode: int = 0o600) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    new = write_beside(path, data, mode)
-    try:
-        os.rename(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+    with written_whole(path, mode) as file:
+        file.write(data)
 
 
 def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
@@ -546,15 +563,45 @@ def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
     Raises:
         OSError: it cannot be written; it is then removed again.
     """
-    new = f"{path}.{os.urandom(4).hex()}{NEW}"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with _new_file(path, mode) as (new, file):
+        file.write(data)
+    return new
+
+
+@contextmanager
+def written_whole(path: str, mode: int | None = 0o600) -> Generator[BinaryIO]:
+    """Write a file that has its name only once it is complete; a link of that name is replaced, not followed.
+
+    Until then it has a name that nobody can take before, so the folder may be one that others write to, too.
+
+    Args:
+        mode: None: as the umask says.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with _new_file(path, mode) as (new, file):
+        yield file
+    try:
+        os.rename(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
+@contextmanager
+def _new_file(path: str, mode: int | None) -> Generator[tuple[str, BinaryIO]]:
+    """A new file beside a path, with its name; it is removed after an error."""
+    new = f"{path}.{os.urandom(8).hex()}{NEW}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(new, flags, 0o600 if mode is not None else 0o666)
     try:
         with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, mode)  # a umask may have removed the owner's own permissions
-            file.write(data)
+            if mode is not None:
+                os.fchmod(fd, mode)  # a umask may have removed the owner's own permissions
+            yield new, file
             file.flush()
             os.fsync(fd)
     except BaseException:
         os.unlink(new)
         raise
-    return new

@@ -9,11 +9,13 @@ A body consists of the out-of-band buffers, each padded to 64 bytes so that arra
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
@@ -24,7 +26,8 @@ LARGE = 1 << 20
 _ALIGN = 64
 _PADDING = bytes(_ALIGN)
 
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+#: Types of small immutable scalars.
+PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 Buffers = list[Any]  # bytes-like pieces, in order
 #: The part of a message after its header. To send: bytes-like, or ``Buffers``. Handlers get bytes-like data, an
@@ -87,8 +90,12 @@ class _FastPickler(pickle.Pickler):
 
 
 @functools.cache
-def _by_value_pickler() -> Any:
-    """cloudpickle's pickler, with tensors' memory out of band."""
+def by_value_pickler() -> Any:
+    """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
+
+    cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
+    attributes again, to what they were on the sender.
+    """
     import cloudpickle
 
     class ByValuePickler(cloudpickle.Pickler):
@@ -99,57 +106,127 @@ def _by_value_pickler() -> Any:
                 reduced = reduce(obj, kind)
                 if reduced is not NotImplemented:
                     return reduced
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(obj, type) and type(reduced) is tuple and len(reduced) == 6:
+                make, arguments, state, items, pairs, fill = reduced
+                return _class_of, (make, *arguments), state, items, pairs, functools.partial(_fill_class, fill)
+            return reduced
 
     return ByValuePickler
 
 
+def by_value(obj: Any) -> bytes:
+    """Serialize like ``cloudpickle.dumps``."""
+    out = io.BytesIO()
+    by_value_pickler()(out, 5).dump(obj)
+    return out.getvalue()
+
+
+#: Classes that have been made here from a pickle, and have no attributes yet.
+_empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _class_of(make: Callable[..., type], *arguments: Any) -> type:
+    """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
+    from cloudpickle import cloudpickle
+
+    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    if known is not None:
+        return known
+    made = make(*arguments)
+    _empty_classes.add(made)
+    return made
+
+
+def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> None:
+    """Set the attributes of a class that has none yet; another is used as it is."""
+    if made in _empty_classes:
+        fill(made, state)
+        _empty_classes.discard(made)
+
+
 def _reduce_array(array: Any, kind: type) -> Any:
     """Reduce a large plain array to a buffer, in half the time of NumPy's own pickling."""
-    if kind.__module__ != "numpy" or array.nbytes < OUT_OF_BAND:
+    if kind.__module__ != "numpy":
         return NotImplemented
+    _QUICK.add(kind)
+    if array.nbytes < OUT_OF_BAND:
+        return NotImplemented
+    order = _order(array)
+    if not order:
+        return NotImplemented
+    return _rebuild_array, (pickle.PickleBuffer(array), array.dtype.str, array.shape, order)
+
+
+def _order(array: Any) -> str:
+    """How the memory of a plain array is ordered: "C" or "F"; "" if it has gaps, or its elements are not numbers."""
     dtype, flags = array.dtype, array.flags
     if dtype.isbuiltin != 1 or dtype.kind not in "biufc" or dtype.metadata:
-        return NotImplemented
-    if flags.c_contiguous:
-        return _rebuild_array, (pickle.PickleBuffer(array), dtype.str, array.shape, "C")
-    if flags.f_contiguous:
-        return _rebuild_array, (pickle.PickleBuffer(array), dtype.str, array.shape, "F")
-    return NotImplemented
+        return ""
+    return "C" if flags.c_contiguous else "F" if flags.f_contiguous else ""
 
 
 def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...], order: Any) -> Any:
+    return _array_type()(shape, dtype, buffer, 0, None, order)
+
+
+@functools.cache
+def _array_type() -> Any:
     import numpy
 
-    return numpy.frombuffer(buffer, dtype).reshape(shape, order=order)
+    return numpy.ndarray
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """Reduce a large plain CPU tensor to a buffer; torch's own pickling would copy its storage into the pickle."""
+    """Reduce a plain CPU tensor, or any on a GPU, to a buffer.
+
+    torch's own pickling would save its storage, as to a file, and fail in a process that has no such GPU.
+    """
     if kind.__module__ != "torch":
         return NotImplemented
     import torch
 
+    kind_of_device = tensor.device.type
     nbytes = tensor.numel() * tensor.element_size()
     if (
-        nbytes < OUT_OF_BAND
-        or tensor.device.type != "cpu"
+        kind_of_device not in ("cpu", "cuda")
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
+        or (not nbytes if kind_of_device == "cuda" else nbytes < OUT_OF_BAND and not _is_bare(tensor, nbytes))
     ):
         return NotImplemented
-    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+    # One element may have any stride.
+    raw = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+    device = None if kind_of_device == "cpu" else tensor.device.index
+    return _rebuild_tensor, (pickle.PickleBuffer(raw), tensor.dtype, tuple(tensor.shape), tensor.requires_grad, device)
 
 
-def _rebuild_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _is_bare(tensor: Any, nbytes: int) -> bool:
+    """Whether a small tensor is no more than its elements: torch's own pickling keeps what else it may have.
+
+    While the tensor engine is loaded, it alone decides what an operation on a tensor does.
+    """
+    return (
+        nbytes > 0
+        and not tensor.__dict__
+        and tensor._backward_hooks is None
+        and not any(getattr(tensor, "names", ()))
+        and Unpickling.function is pickle.loads
+        and tensor.is_contiguous()
+    )
+
+
+def _rebuild_tensor(
+    buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
+) -> Any:
+    """A tensor of this memory; on the GPU of this number, on the current one if there are fewer, else on the CPU."""
     import torch
 
-    if memoryview(buffer).readonly:  # it came within the message, and a tensor can be written
-        buffer = bytearray(buffer)
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    if device is not None and torch.cuda.is_available():
+        tensor = tensor.to(f"cuda:{device}" if device < torch.cuda.device_count() else "cuda")
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -160,13 +237,18 @@ _OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array,
 def is_plain(obj: Any) -> bool:
     """Whether an ``(args, kwargs)`` pair or a result holds only small immutable scalars."""
     kind = type(obj)
-    if kind in _PLAIN:
-        return True
     if kind is tuple:
-        return all(type(x) in _PLAIN or (type(x) in (tuple, dict) and is_plain(x)) for x in obj)
-    if kind is dict:
-        return not obj
-    return False
+        # One call in C for a tuple of scalars; a pair of arguments has a tuple and, mostly, an empty dict.
+        if PLAIN.issuperset(map(type, obj)):
+            return True
+        for x in obj:
+            kind = type(x)
+            if kind in PLAIN or (kind is dict and not x):
+                continue
+            if kind is not tuple or not is_plain(x):
+                return False
+        return True
+    return kind in PLAIN or (kind is dict and not obj)
 
 
 def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
@@ -181,6 +263,11 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
     """
     if is_plain(obj):
         return pickle.dumps(obj, 5), ()
+    return dumps_arrays(obj) or dumps_any(obj)
+
+
+def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
+    """``dumps`` for an object that is neither plain nor made of arrays."""
     kept: list[pickle.PickleBuffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -200,19 +287,104 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
         # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
         kept.clear()
         out = io.BytesIO()
-        _by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
+        by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
+    return _body([buffer.raw() for buffer in kept], out.getvalue())
+
+
+def _body(kept: list[memoryview], pickled: bytes) -> tuple[Any, tuple[int, ...]]:
+    """The result of ``dumps``: what was kept out of the pickle, and the pickle."""
     if not kept:
-        return out.getvalue(), ()
+        return pickled, ()
     pieces: Buffers = []
-    lengths: list[int] = []
-    for buffer in kept:
-        raw = buffer.raw()
+    for raw in kept:
         pieces.append(raw)
-        lengths.append(raw.nbytes)
         if rest := -raw.nbytes % _ALIGN:
             pieces.append(_PADDING[:rest])
-    pieces.append(out.getvalue())
-    return pieces, tuple(lengths)
+    pieces.append(pickled)
+    return pieces, tuple([raw.nbytes for raw in kept])
+
+
+# -- arrays among scalars ---------------------------------------------------------------------
+#
+# Most arguments and results are scalars and arrays. Their pickle is assembled here from the parts that are the same for
+# all arrays of a kind. The pickler takes five times as long: it looks up names for each array, and so does its reader.
+
+#: The number of `_rebuild_array` in pickles, instead of its name.
+_ARRAY = 0x6D6B_0001
+copyreg.add_extension(__name__, "_rebuild_array", _ARRAY)
+_ARRAY_HEAD = pickle.EXT4 + _ARRAY.to_bytes(4, "little") + pickle.MARK
+_MOST_KINDS = 1024
+_HEAD = pickle.PROTO + b"\5"
+_ARGUMENTS_HEAD = _HEAD + pickle.MARK
+_ARGUMENTS_TAIL = pickle.TUPLE + pickle.EMPTY_DICT + pickle.TUPLE2 + pickle.STOP
+
+
+#: The types of scalars, and NumPy's array once one was pickled.
+_QUICK: set[type] = set(PLAIN)
+#: By type number and shape, for small arrays in C order that can be written: their dtype, and the parts of the pickle
+#: before and after the bytes.
+_kinds: dict[tuple[int, tuple[int, ...]], tuple[Any, bytes, bytes]] = {}
+
+
+def _scalar(value: Any) -> bytes:
+    """The part of a pickle that makes one immutable value without references to other parts."""
+    return pickle.dumps(value, 5)[2:-1]
+
+
+def _described(array: Any, order: str) -> bytes:
+    """The part of a pickle that describes an array, behind its bytes."""
+    return b"".join([*map(_scalar, (array.dtype.str, array.shape, order)), pickle.TUPLE, pickle.REDUCE])
+
+
+def dumps_arrays(obj: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """``dumps`` for an array, or for positional arguments of scalars and different arrays; None for all else."""
+    if type(obj) is not tuple:
+        values, head, tail = (obj,), _HEAD, pickle.STOP
+    elif len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict and not obj[1]:
+        values, head, tail = obj[0], _ARGUMENTS_HEAD, _ARGUMENTS_TAIL
+    else:
+        return None
+    if not _QUICK.issuperset(map(type, values)):
+        return None
+    parts: Buffers = [head]
+    arrays: list[Any] = []
+    kept: list[memoryview] = []
+    for value in values:
+        if type(value) in PLAIN:
+            parts.append(_scalar(value))
+            continue
+        arrays.append(value)
+        dtype = value.dtype
+        kind = _kinds.get((dtype.num, value.shape))
+        if kind is not None and kind[0] is dtype and value.flags.carray:
+            parts += (kind[1], value.tobytes(), kind[2])
+        elif not _add_array(value, parts, kept):
+            return None
+    if len(arrays) > 1 and len(set(map(id, arrays))) < len(arrays):  # one array twice stays one
+        return None
+    parts.append(tail)
+    return _body(kept, b"".join(parts))
+
+
+def _add_array(array: Any, parts: Buffers, kept: list[memoryview]) -> bool:
+    """Add the pickle of an array to ``parts``, and its bytes to ``kept`` if they are many; False if it is not plain."""
+    order = _order(array)
+    if not order:
+        return False
+    raw = pickle.PickleBuffer(array).raw()
+    size = raw.nbytes
+    after = _described(array, order)
+    if size >= OUT_OF_BAND:
+        kept.append(raw)
+        parts += (_ARRAY_HEAD, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER if raw.readonly else b"", after)
+        return True
+    before = _ARRAY_HEAD + (pickle.BINBYTES8 if raw.readonly else pickle.BYTEARRAY8) + size.to_bytes(8, "little")
+    parts += (before, raw, after)
+    if array.flags.carray:
+        if len(_kinds) >= _MOST_KINDS:
+            _kinds.clear()
+        _kinds[array.dtype.num, array.shape] = array.dtype, before, after
+    return True
 
 
 def dumps_flat(obj: Any) -> bytes:
@@ -223,9 +395,7 @@ def dumps_flat(obj: Any) -> bytes:
     try:
         _FastPickler(out, 5).dump(obj)
     except (_ByValue, pickle.PicklingError, AttributeError):
-        import cloudpickle
-
-        return cloudpickle.dumps(obj, 5)  # type: ignore[no-untyped-call]
+        return by_value(obj)
     return out.getvalue()
 
 
@@ -265,7 +435,7 @@ class Unpickling:
 
 
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
-    """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive."""
+    """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only."""
     if not buffers:
         return Unpickling.function(body.memory() if type(body) is Apart else body)
     if type(body) is Apart:
@@ -273,6 +443,8 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
         rest: Any = body.pickled
     else:
         view = memoryview(body)
+        if view.readonly:  # what is unpickled can be written, as it could at its sender
+            view = memoryview(bytearray(view))
         rest = None
     parts: list[memoryview] = []
     at = 0

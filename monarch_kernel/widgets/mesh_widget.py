@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from monarch_kernel.widgets import bundle
 from monarch_kernel.widgets.comm_sender import comm_sender
 from monarch_kernel.widgets.connection import Closable, ViewConnection
 
@@ -23,7 +23,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         plots: gives the points of the view's plot; by default, each view reads the expression itself.
     """
 
-    _esm = bundle.BUNDLE  # read here, so this module cannot be imported without it
+    _esm = Path(__file__).parent / "static" / "mesh.js"  # built from labextension/src/widget
 
     view = traitlets.Unicode("mesh").tag(sync=True)
     mesh = traitlets.Unicode("").tag(sync=True)

@@ -8,8 +8,6 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.widgets import bundle
-
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_widget import MeshWidget, Streams
 
@@ -33,10 +31,10 @@ def live_view(plots: Streams | None = None, **traits: Any) -> MeshWidget | None:
         traits: of the widget.
 
     Returns:
-        None where the front end cannot show one: there is no kernel, no anywidget, or no code of the view.
+        None where the front end cannot show one: there is no kernel or no anywidget.
     """
     kernel = _kernel()
-    if kernel is None or not bundle.BUNDLE.exists() or importlib.util.find_spec("anywidget") is None:
+    if kernel is None or importlib.util.find_spec("anywidget") is None:
         return None
     from monarch_kernel.widgets.mesh_widget import MeshWidget
 

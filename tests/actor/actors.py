@@ -40,6 +40,12 @@ class Basic(Actor):
         return value
 
     @endpoint
+    def incremented(self, given: dict[str, Any]) -> dict[str, Any]:
+        given["a"] += 1
+        given["b"][1] = 2
+        return given
+
+    @endpoint
     def add(self, a: int, b: int = 1, *, c: int = 0) -> int:
         return a + b + c
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from monarch_kernel.actor import (
@@ -32,6 +33,17 @@ def test_call_gives_a_value_for_every_rank(four: Any) -> None:
     assert list(result.values()) == [6, 6, 6, 6]
     assert result.extent == Extent(("gpus",), (4,))
     assert len(set(four.pid.call().get().values())) == 4
+
+
+def test_arrays_that_come_and_go_can_be_written(four: Any) -> None:
+    one = four.slice(gpus=0)
+    for size in (8, 16_376, 16_384, 40_000, 65_535, 65_536, 400_000, 2_000_000):
+        for order in ("C", "F"):
+            sent = np.zeros((size // 8, 1), order=order)
+            came = one.incremented.call_one({"a": sent, "b": bytearray(size)}).get()
+            came["a"] += 1
+            came["b"][0] = 9
+            assert (came["a"] == 2).all() and came["b"][:2] == b"\x09\x02" and not sent.any()
 
 
 def test_call_reaches_only_the_slice(procs: Procs) -> None:

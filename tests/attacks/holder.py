@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import typing
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -23,8 +23,12 @@ class Holder:
     def __init__(self, port: int, keys: Keys, timeout: float = 20.0) -> None:
         sock = socket.create_connection(("127.0.0.1", port), timeout)
         self.sock: ssl.SSLSocket = keys.client_context().wrap_socket(sock)
-        self.sock.sendall(greeting.accept(steady=False))
-        self._exactly(8)
+        try:
+            self.sock.sendall(greeting.accept(steady=False))
+            self._exactly(8)
+        except BaseException:
+            self.sock.close()
+            raise
 
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
@@ -53,7 +57,7 @@ class Holder:
     def close(self) -> None:
         self.sock.close()
 
-    def __enter__(self) -> Holder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from monarch_kernel.widgets.bundle import BUNDLE
 from tests.browser.lab import Lab
-
-pytestmark = pytest.mark.skipif(not BUNDLE.exists(), reason="the widget's code is not built: make lab")
 
 CELLS = (
     "%mesh up --procs 4\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 
@@ -147,6 +150,32 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
         assert wrong.returncode == 2 and said in wrong.stderr, wrong.stderr
     script = run("apply", "cluster.py", "--script", "train.py")
     assert script.returncode == 2 and "batch" in script.stderr, script.stderr
+
+
+@pytest.mark.parametrize("name", ["x$(touch taken)", "x\\ntouch taken", "x' && touch taken '", "-x"])
+def test_a_name_that_is_completed_runs_nothing(run: Cli, name: str) -> None:
+    project = run.folder / ".monarch"
+    project.mkdir()
+    (project / "config.toml").write_text(f'[profiles."{name}"]\non = "process"\n[profiles.fine-1]\non = "process"\n')
+    # What Tab and Enter do, to each word that is offered.
+    script = run("completion", "bash").stdout + (
+        f'monarch-kernel() {{ {shlex.join(run.line())} "$@"; }}\n'
+        "COMP_WORDS=(monarch-kernel up ''); COMP_CWORD=2; _monarch_kernel\n"
+        'for each in "${COMPREPLY[@]}"; do eval "true up $each"; done\n'
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=run.env, cwd=run.folder
+        )
+        said = run("up", "fine-1")
+    finally:
+        shutil.rmtree(project)
+    assert not (run.folder / "taken").exists() and not done.stderr
+    assert {"slurm", "ssh"} <= set(offered := done.stdout.split()) and all(
+        re.fullmatch(r"[a-z]+", each) for each in offered
+    )
+    assert said.returncode == 1 and "a profile has the name" in said.stderr
 
 
 def test_completion(run: Cli) -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
 FILE = __file__
+
+
+#: What `Worker.fail_full` had in a variable.
+held: list[weakref.ref[threading.Event]] = []
+
+
+def still_held() -> bool:
+    """Whether anything keeps that alive."""
+    return held[-1]() is not None
 
 
 class Worker(Actor):
@@ -47,6 +58,12 @@ class Worker(Actor):
     def fail(self, value: int) -> None:
         twice = value * 2
         raise ValueError(f"it was {twice}")
+
+    @endpoint
+    def fail_full(self, kind: type[Exception]) -> None:
+        batch = [threading.Event()]
+        held.append(weakref.ref(batch[0]))
+        raise kind("it is full")
 
     @endpoint
     def loaded(self, prefix: str) -> list[str]:

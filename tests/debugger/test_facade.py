@@ -20,7 +20,7 @@ from monarch_kernel.errors import ActorError
 from monarch_kernel.meshes import attach
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
-from tests.debugger.debuggee import FILE, Worker, line, texts
+from tests.debugger.debuggee import FILE, Worker, line, still_held, texts
 from tests.waiting import patience
 
 
@@ -83,6 +83,15 @@ def test_failures_are_let_go_when_their_lease_is_over(procs: Any) -> None:
         mesh.spawn("worker", Worker).fail.call_one(1).get(PATIENCE)
     wait_until(lambda: not ask(mesh, kept, timeout=PATIENCE).values[0], "it is let go")
     assert get_debugger().post_mortem(mesh) == []
+
+
+@pytest.mark.parametrize("kind", [MemoryError, ValueError])
+def test_a_failure_for_want_of_memory_keeps_none(procs: Any, kind: type[Exception]) -> None:
+    mesh = procs(1)
+    with pytest.raises(kind):
+        mesh.spawn("worker", Worker).fail_full.call_one(kind).get(PATIENCE)
+    assert ask(mesh, kept, timeout=PATIENCE).values[0] == [("worker", "fail_full", "it is full")]
+    assert ask(mesh, still_held, timeout=PATIENCE).values[0] is (kind is ValueError)
 
 
 SCRIPT = """

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
-from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
+from monarch_kernel.protocol.keys.allow_list import SETTLE, add_key, revoke_keys
 from tests.conftest import alive, wait_until
 from tests.workers import PATIENCE, Worker
 
@@ -122,6 +123,22 @@ def test_a_revoked_person_is_out_and_the_others_stay(tmp_path: Path, begun: list
     assert any(line.startswith("refused - - 127.0.0.1: ") for line in lines), lines
     assert not any(line.startswith(("ended bob", "connected mallory")) for line in lines), lines
     assert all(line in worker.log() for line in lines)
+
+
+def test_a_person_who_was_revoked_while_nobody_was_there(tmp_path: Path, begun: list[Controller | Worker]) -> None:
+    for name in ("alice", "cluster"):
+        make_key_file(tmp_path / name, name)
+    alice, cluster = load_keys(tmp_path / "alice"), load_keys(tmp_path / "cluster")
+    trust(alice, cluster)
+    trust(cluster, alice)
+    worker = Worker("tcp://127.0.0.1:0", "node0", tmp_path, "--key-file", cluster.path)
+    begun.append(worker)
+    controller = Controller(worker.url, alice.path)
+    begun.append(controller)
+    revoke_keys(cluster.allow, "alice")
+    wait_until(lambda: time.time() - os.stat(cluster.allow).st_ctime > SETTLE, "the list is still")
+    assert controller.tell("attach").startswith(f"ConnectionError cannot attach to the worker: {worker.url}: refused")
+    assert not worker.ranks() and "connected alice" not in worker.log()
 
 
 MONARCH = """

@@ -14,6 +14,7 @@ for line in sys.stdin:
     error = ran.error_in_exec or ran.error_before_exec
     print(
         shown.stdout,
+        shown.stderr,
         *outputs,
         *([f"{type(error).__name__}: {error}"] if error else []),
         "--- done",

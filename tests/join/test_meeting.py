@@ -20,6 +20,8 @@ import pytest
 
 from monarch_kernel.engines.join.announcements import join_folder
 from monarch_kernel.protocol.keys import make_key_file
+from monarch_kernel.protocol.keys.allow_list import add_key, revoke_keys
+from monarch_kernel.protocol.keys.identity import read_key_file
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT, TRAIN
 from tests.launchers import sshd
@@ -215,3 +217,129 @@ def test_who_has_another_key_is_refused_and_told_why(
     finally:
         point.signal(signal.SIGTERM)
         assert point.wait(LONG) == 0
+
+
+# -- keys of their own ----------------------------------------------------------------------------------
+
+
+class Keyring:
+    """A key for each of the parties, and whom each trusts."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "keys").mkdir()
+        self._folder = folder / "keys"
+
+    def __getitem__(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            make_key_file(path, name)
+        return path
+
+    def trust(self, who: str, *others: str) -> None:
+        for other in others:
+            add_key(f"{self[who]}.allow", read_key_file(str(self[other])).public)
+
+    def revoke(self, who: str, other: str) -> None:
+        revoke_keys(f"{self[who]}.allow", other)
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Keyring:
+    """The meeting point trusts all; the viewer and the machines trust it, and so far nobody else."""
+    ring = Keyring(tmp_path)
+    ring.trust("point", "viewer", "cluster", "mallory")
+    for each in ("viewer", "cluster", "mallory"):
+        ring.trust(each, "point")
+    return ring
+
+
+@contextmanager
+def meeting_point(host: Host, key_file: Path, port: int) -> Generator[str]:
+    """A meeting point on a machine."""
+    meet = f"{host.address}:{port}"
+    point = host.start(
+        [sys.executable, "-m", "monarch_kernel", "join", "meet", meet], environment(key_file), stderr=None
+    )
+    try:
+        assert f"Ranks and notebooks meet at tcp://{meet}" in point.stdout.readline()
+        yield meet
+    finally:
+        point.signal(signal.SIGTERM)
+        assert point.wait(LONG) == 0
+
+
+@contextmanager
+def one_rank(host: Host, key_file: Path, name: str, meet: str, script: str, *args: str) -> Generator[Process]:
+    """A job of one rank."""
+    variables = {**environment(key_file), "MONARCH_KERNEL_JOIN": name, "MONARCH_KERNEL_JOIN_MEET": meet}
+    (folder := key_file.parent.parent / name).mkdir()
+    command = [sys.executable, "-m", "monarch_kernel.join", str(Path(__file__).parent / script)]
+    rank = host.start([*command, str(folder / "ends"), *args], variables, stderr=None)
+    try:
+        yield rank
+    finally:
+        (folder / "ends").touch()
+        rank.wait(LONG)
+
+
+@contextmanager
+def a_viewer(machines: Network, key_file: Path) -> Generator[Viewer]:
+    viewer = Viewer(machines["office"], key_file)
+    try:
+        yield viewer
+    finally:
+        viewer.end()
+
+
+def test_a_machine_that_only_the_meeting_point_trusts_runs_nothing_in_a_viewer(
+    machines: Network, keyring: Keyring, tmp_path: Path
+) -> None:
+    evil = tmp_path / "evil"
+    keyring.trust("mallory", "viewer")
+    with (
+        meeting_point(machines["host1"], keyring["point"], PORT + 2) as meet,
+        one_rank(machines["host0"], keyring["mallory"], "train", meet, "hostile_rank.py", str(evil)),
+        a_viewer(machines, keyring["viewer"]) as viewer,
+    ):
+        refused = viewer.until(f"%mesh jobs --meet {meet}", "the key of host0 is not one that this process trusts")
+        assert "keys add" in refused and "scp" not in refused  # its name is what it says itself
+        assert "there is no job 'train'" in viewer.run(f"%mesh join train --meet {meet}")
+        viewer.run("%mesh stacks")
+        assert not evil.exists()
+        keyring.trust("viewer", "mallory")  # and now the same does run it, as it may
+        viewer.until(f"%mesh join train --meet {meet}", "joined in")
+        viewer.run("%mesh stacks")
+        assert evil.exists()
+
+
+def test_a_viewer_that_only_the_meeting_point_trusts_gets_nothing_of_a_machine(
+    machines: Network, keyring: Keyring, tmp_path: Path
+) -> None:
+    keyring.trust("mallory", "cluster")
+    with (
+        meeting_point(machines["host1"], keyring["point"], PORT + 3) as meet,
+        one_rank(machines["host0"], keyring["cluster"], "train", meet, "waiting.py"),
+        a_viewer(machines, keyring["mallory"]) as mallory,
+    ):
+        mallory.until(f"%mesh jobs --meet {meet}", "host0 does not trust the key of this process")
+        assert "there is no job 'train'" in mallory.run(f"%mesh join train --meet {meet}")
+
+
+def test_keys_of_their_own_until_one_is_revoked(machines: Network, keyring: Keyring, tmp_path: Path) -> None:
+    keyring.trust("viewer", "cluster")
+    keyring.trust("cluster", "viewer")
+    with (
+        meeting_point(machines["host1"], keyring["point"], PORT + 4) as meet,
+        one_rank(machines["host0"], keyring["cluster"], "train", meet, "waiting.py") as rank,
+        a_viewer(machines, keyring["viewer"]) as viewer,
+    ):
+        viewer.until(f"%mesh join train --meet {meet}", "joined in")
+        viewer.until("%mesh stacks", "waiting.py")
+        viewer.run(f"%mesh break {Path(__file__).parent / 'waiting.py'}:8")
+        viewer.until("%mesh debug list", "breakpoint")
+        keyring.revoke("cluster", "viewer")  # the meeting point trusts both still
+        viewer.until("%mesh status", "dead")
+        viewer.run("%mesh leave")
+        assert "there is no job 'train'" in viewer.run(f"%mesh join train --meet {meet}")
+        (tmp_path / "train" / "ends").touch()
+        assert rank.wait(LONG) == 0  # it goes on

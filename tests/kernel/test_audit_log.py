@@ -68,17 +68,17 @@ def test_a_file_that_is_not_private_is_refused_aloud(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert said.count("This is not in the audit log") == 2 and "chmod 600" in said and not path.read_text()
     with pytest.raises(NotPrivateError, match="other users may read or write"):
-        AppendOnlyFile(str(path), own=True)
+        AppendOnlyFile(str(path))
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
-        AppendOnlyFile(str(link), own=True)
+        AppendOnlyFile(str(link))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_it_goes_on_where_the_file_was_moved_away(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    file = AppendOnlyFile(str(path), own=True)
+    file = AppendOnlyFile(str(path))
     file.append("one")
     path.rename(tmp_path / "old")
     file.append("two")

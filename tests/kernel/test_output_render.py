@@ -54,3 +54,13 @@ def test_ansi() -> None:
     assert ansi_to_html("\x1b[2K\x1b[1Ax\x1b]0;title\x07y") == "xy"
     assert ansi_to_html("\x1b[38mx") == "x"
     assert strip_ansi("\x1b[31mred\x1b[0m\x1b[K") == "red"
+
+
+def test_no_number_of_a_rank_is_too_long() -> None:
+    for digits in (4, 5_000, 100_000):
+        assert ansi_to_html("a\x1b[" + "1" * digits + "mb") == "ab"
+        assert ansi_to_html("a\x1b[38;5;" + "9" * digits + "mb") == "ab"
+    assert ansi_to_html("a\x1b[" + "1;" * 100_000 + "mb") == "ab"
+    assert ansi_to_html("a\x1b[٣mb") == "a\x1b[٣mb".replace("\x1b", "")
+    for number in range(1000):
+        assert ansi_to_html(f"\x1b[{number}mb\x1b[38;5;{number}mc\x1b[48;2;{number};1;{number}md").endswith("d</span>")

@@ -76,3 +76,15 @@ def test_the_status_of_a_mesh() -> None:
     assert lines[3].split() == ["1", "gpus=1", "dead", "13", "h", "it", "was", "killed"]
     assert repr(MeshStatus("m", ranks, KeptState(lost=True))).startswith("mesh m: kept no longer: its host agent died")
     assert MeshStatus("m", ranks)._repr_html_().count("<tr>") == 3
+
+
+def test_gpus_that_ranks_use_and_share() -> None:
+    ranks = [
+        RankSummary(0, {"gpus": 0}, "alive", 12, "h", "idle", gpus={0: (2 * 10**9, 61.0)}),
+        RankSummary(1, {"gpus": 1}, "alive", 13, "h", "idle", gpus={0: (10**9, 61.0), 1: (10**8, 0.0)}),
+        RankSummary(2, {"gpus": 2}, "alive", 14, "other", "idle", gpus={0: (10**9, 5.0)}),
+    ]
+    lines = repr(MeshStatus("m", ranks)).splitlines()
+    assert lines[1].split()[-1] == "gpu"
+    assert lines[2].endswith("0: 2.0 GB, 61 %") and lines[3].endswith("0: 1.0 GB, 61 %, 1: 100 MB, 0 %")
+    assert lines[-1] == "ranks 0-1 share GPU 0 of h"

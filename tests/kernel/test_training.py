@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,20 @@ async def run():
     assert text(trainers.ok("await run()")) == "[0-2] trained by 3"
     assert text(trainers.ok(meet)) == "[0-2] 3.0"
     trainers.ok("%mesh down programs")
+
+
+def test_ranks_know_of_one_world_whatever_started_the_kernel(start_kernel: Callable[..., Kernel]) -> None:
+    """A kernel in a task of Slurm or MPI, as on many JupyterHubs: frameworks would take its variables for the rank's."""
+    tasks = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    tasks |= {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "hub", "SLURM_CPUS_PER_TASK": "2"}
+    kernel = start_kernel(env={**os.environ, **tasks, **job})
+    kernel.ok("%mesh up --procs 2")
+    kernel.ok(
+        f"%%mesh -o told\nimport os, sys\n_ = {{f'name{{i}}': 'x' * 20 for i in range(5)}}\ndisplay(_)\n"
+        f"([n for n in {list(tasks)} if n in os.environ], [os.environ.get(n) for n in {list(job)}],"
+        " os.environ['RANK'], os.environ['WORLD_SIZE'], 'TORCHELASTIC_RUN_ID' in os.environ, hasattr(sys, 'ps1'))"
+    )
+    expected = [([], list(job.values()), str(rank), "2", True, False) for rank in range(2)]
+    assert ast.literal_eval(kernel.ok("list(told.values())").text) == expected
+    assert kernel.ok("import os; os.environ['SLURM_NTASKS']").text == "'1'"

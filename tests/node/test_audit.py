@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.private_files import NotPrivateError
 from monarch_kernel.runtime.node import tally
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
@@ -52,6 +53,7 @@ def test_what_is_in_the_file_and_the_log(poller: Poller, tmp_path: Path, caplog:
 def test_it_appends_and_goes_on_where_a_file_was_moved_away(poller: Poller, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     path.write_text("before\n")
+    path.chmod(0o600)
     made = Audit(poller, str(path))
     made.connected(*ALICE)
     path.rename(tmp_path / "audit.log.1")
@@ -80,6 +82,33 @@ def test_what_it_cannot_append_to(poller: Poller, tmp_path: Path) -> None:
         with pytest.raises(OSError):
             Audit(poller, str(tmp_path / name))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_that_others_have_prepared_gets_nothing(poller: Poller, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    for mode in (0o666, 0o622, 0o644):
+        path.touch()
+        path.chmod(mode)
+        with pytest.raises(NotPrivateError, match="other users may read or write"):
+            Audit(poller, str(path))
+    path.chmod(0o600)
+    made = Audit(poller, str(path))
+    path.unlink()
+    path.touch()  # in its place, while it is written
+    path.chmod(0o666)
+    made.connected(*ALICE)
+    made.close()
+    assert not path.read_bytes()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_file_of_another_user_gets_nothing(poller: Poller, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.touch()
+    path.chmod(0o600)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(NotPrivateError, match="uid 12345, so nothing is written to it"):
+        Audit(poller, str(path))
 
 
 # -- counting -----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import os
 import random
 import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,6 +26,8 @@ from tests.attacks.holder import Holder, framed, random_header
 from tests.attacks.path import ACTS, Path
 from tests.conftest import wait_until
 from tests.node.tcpside import Side, echoing, header
+
+LONG = 60.0
 
 # -- a person on the path -----------------------------------------------------------------------------
 
@@ -82,28 +86,34 @@ def test_a_session_that_is_replayed_says_nothing(path: tuple[Path, Side, Side]) 
 
 
 class _Guest:
-    def __init__(self, origin: str, silent: bool = True) -> None:
+    def __init__(self, origin: str, proved: bool = False) -> None:
         self.origin = origin
-        self.silent = silent
-
-    def has_spoken(self) -> bool:
-        return not self.silent
+        self.proved = proved
 
 
 def test_who_makes_room() -> None:
     strangers: PendingConnections[_Guest] = PendingConnections(8)
-    crowd = [_Guest("a", silent=k != 0) for k in range(4)]
+    crowd = [_Guest("a", proved=k == 0) for k in range(4)]
     assert [strangers.add(guest) for guest in crowd] == [None] * 4
     more = _Guest("a")
-    assert strangers.add(more) is crowd[1]  # the oldest silent one of its own address
+    assert strangers.add(more) is crowd[1]  # the oldest of its own address that has proved nothing
     strangers.remove(crowd[1])
     others = [_Guest(name) for name in "bcde"]
     assert [strangers.add(guest) for guest in others] == [None] * 4
-    assert strangers.add(_Guest("f")) is crowd[2]  # the oldest silent one of all
+    assert strangers.add(_Guest("f")) is crowd[2]  # the oldest of all
     assert strangers.oldest() is crowd[2]
     for guest in (*crowd, more, *others):
         strangers.remove(guest)
     assert len(strangers) == 1
+
+
+def test_who_has_proved_a_key_makes_room_for_nobody() -> None:
+    strangers: PendingConnections[_Guest] = PendingConnections(4)
+    proved = [_Guest(name, proved=True) for name in "abcd"]
+    assert [strangers.add(guest) for guest in proved] == [None] * 4
+    assert strangers.oldest() is None
+    late = _Guest("e")
+    assert strangers.add(late) is late
 
 
 def connect(port: int) -> socket.socket:
@@ -202,6 +212,48 @@ def test_three_hundred_dials_at_once_from_one_address(sides: Callable[..., Side]
         link.send(header("m", k))
     ours.wait(lambda: len(ours.got) == 300, "all answers", 60)
     assert not ours.ended
+
+
+FLOOD = """
+import socket, ssl, sys, time
+from collections import deque
+came, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+try:
+    ssl.create_default_context().wrap_bio(came, said, server_hostname="x").do_handshake()
+except ssl.SSLWantReadError:
+    hello = said.read()
+socks = deque()
+for number in range(10**9):
+    if number == 3000:
+        print("ready", flush=True)
+    sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    sock.send(hello)
+    socks.append(sock)
+    if len(socks) > 800:
+        socks.popleft().close()
+    time.sleep(0.0005)
+"""
+
+
+def test_a_flood_of_hellos_keeps_nobody_out(
+    sides: Callable[..., Side], peer: Callable[..., tuple[subprocess.Popen[str], str]]
+) -> None:
+    """Each says what a controller says first, and then nothing; some thousand a second."""
+    _listener, url = peer("listen")
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOOD, url.rpartition(":")[2]], stdout=subprocess.PIPE, text=True
+    ) as flood:
+        assert flood.stdout is not None
+        try:
+            assert flood.stdout.readline() == "ready\n"
+            ours = sides()
+            for k in range(5):
+                ours.dial(url, LONG).send(header("let me in", k))
+            ours.wait(lambda: len(ours.got) == 5, "all are in", LONG)
+            assert not ours.ended
+            assert flood.poll() is None
+        finally:
+            flood.kill()
 
 
 # -- holders of a key ---------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from monarch_kernel.protocol.keys import load_keys
+from monarch_kernel.protocol.meeting import MeetFrame
+from monarch_kernel.protocol.messages import encode
 from tests.attacks.__main__ import COUNTS
+from tests.attacks.holder import Holder, framed, hello
 from tests.attacks.storm import storm
 from tests.workers import Start
 from tests.workers import workers as workers
@@ -15,4 +19,18 @@ def test_a_storm(workers: Start) -> None:
     assert report.calls and report.arrivals
     assert report.memory < 230_000_000, report
     assert report.logged < 3_000, team[0].log()
+    assert "Traceback" not in team[0].log(), team[0].log()
     assert team[0].process.poll() is None
+
+
+def test_what_nobody_handles_is_a_line_and_its_number(workers: Start) -> None:
+    team = workers(1, "tcp")
+    assert team.key_file is not None
+    keys, port = load_keys(team.key_file), int(team[0].url.rpartition(":")[2])
+    for number in range(5):
+        with Holder(port, keys) as holder:
+            holder.send(hello(f"attacker-{number}") + framed(encode(MeetFrame(1))) * 500 + framed(b"\xc1"))
+            assert holder.said().startswith("what came is not a message of this version")
+    log = team[0].log()
+    assert log.count("MeetFrame") == 1
+    assert log.count("WARNING the link to attacker-") == 1

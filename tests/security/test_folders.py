@@ -19,6 +19,7 @@ from monarch_kernel.protocol.private_files import (
     open_way,
     read_own_file,
     remove_socket,
+    remove_torch_memory,
     temporary_folder,
     temporary_folders,
     write_own_file,
@@ -238,3 +239,13 @@ def test_only_a_socket_is_removed_as_one(tmp_path: Path) -> None:
     assert not remove_socket(str(tmp_path / "notes.txt"))
     assert remove_socket(str(tmp_path / "none"))
     assert (tmp_path / "notes.txt").exists()
+
+
+def test_memory_that_torch_left_is_removed_of_one_process_only(tmp_path: Path) -> None:
+    kept = ["torch_12_1_0_link", "torch_121_5_0", "torch_12", "monarch_12_1"]
+    for name in ("torch_12_1_0", "torch_12_77_3", *kept[1:]):
+        (tmp_path / name).write_text("mine")
+    os.symlink(tmp_path / "monarch_12_1", tmp_path / kept[0])
+    remove_torch_memory(12, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    remove_torch_memory(12, str(tmp_path / "nowhere"))

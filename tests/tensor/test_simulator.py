@@ -109,7 +109,11 @@ def test_parts_of_the_mesh_have_rows_of_their_own(tmp_path: Path) -> None:
     assert left.sent == {"send": 4000}
     assert right.sent == {"all-gather": 12_000, "reduce-scatter": 12_000, "send": 4000}
     assert left.seconds > 2 * 4000 / 1e8 and right.kept >= 16_000 and left.kept == 3 * 4000
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "t.json").symlink_to(mine)  # as another user of a shared folder may
     path = sim.write_trace()
+    assert mine.read_text() == "precious"
     trace = json.loads(Path(path).read_text())["traceEvents"]
     names = {event["args"]["name"] for event in trace if event["name"] == "process_name"}
     assert len(names) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,6 +37,18 @@ class MortalKeeper(Mortal):
     @endpoint
     def words(self, n: int) -> RDMABuffer:
         return RDMABuffer(np.arange(n))
+
+
+def test_memory_that_torch_counts_users_in_ends_with_a_killed_rank() -> None:
+    with hook(lambda _failure: None):
+        keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", MortalKeeper)
+        left = Path("/dev/shm") / f"torch_{keeper.pid.call_one().get()}_1_0"
+        left.write_text("0")
+        try:
+            keeper.die.broadcast("sigkill")
+            wait_until(lambda: not left.exists(), "it is removed")
+        finally:
+            left.unlink(missing_ok=True)
 
 
 def changed(buffer: RDMABuffer, **fields: Any) -> RDMABuffer:

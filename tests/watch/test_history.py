@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,50 @@ def test_queries_that_are_wrong(engine: str, sql: str) -> None:
     with pytest.raises(HistoryQueryError, match="the tables are meshes, actors, "):
         ask(filled(), sql, engine)
     assert nothing
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('{file}')",
+        "SELECT * FROM '{file}'",
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT * FROM glob('{folder}/*')",
+        "SELECT readfile('{file}')",
+        "COPY (SELECT 1) TO '{new}'",
+        "COPY meshes FROM '{file}'",
+        "EXPORT DATABASE '{new}'",
+        "IMPORT DATABASE '{folder}'",
+        "ATTACH '{new}' AS other",
+        "ATTACH DATABASE '{new}' AS other",
+        "VACUUM INTO '{new}'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "LOAD '{file}'",
+        "SELECT load_extension('{file}')",
+        "SET enable_external_access = true",
+        "SET lock_configuration = false",
+        "SET temp_directory = '{new}'",
+        "PRAGMA temp_store_directory = '{folder}'",
+        "PRAGMA database_list",
+        "CREATE SECRET (TYPE s3)",
+        "SELECT writefile('{new}', 'x')",
+    ],
+)
+def test_a_query_reaches_no_file_and_loads_nothing(engine: str, sql: str, tmp_path: Path) -> None:
+    file, new = tmp_path / "file", tmp_path / "new"
+    file.write_text("precious")
+    try:
+        shown = repr(ask(filled(), sql.format(file=file, new=new, folder=tmp_path), engine))
+    except HistoryQueryError:
+        shown = ""
+    assert "precious" not in shown and str(file) not in shown
+    assert file.read_text() == "precious" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_query_may_name_what_it_computes(engine: str) -> None:
+    sql = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 5) SELECT SUM(x), UPPER('a') FROM n"
+    assert ask(filled(), sql, engine).rows == ((15, "A"),)
 
 
 def test_only_tables_that_a_query_names_are_loaded() -> None:

@@ -6,8 +6,11 @@ import http.client
 import os
 import queue
 import signal
+import socket
 import stat
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.watch import Metrics, MetricsEndpoint
 from monarch_kernel.watch.metrics.counters import BOUNDS, MOST_ENDPOINTS, OTHERS, Counters
+from monarch_kernel.watch.metrics.endpoint import MOST
 from monarch_kernel.watch.metrics.families import families
 from monarch_kernel.watch.model import Delta, FailureView, HostView, MeshView, RankState, RankView, Snapshot
 from tests.actor.conftest import Procs
@@ -162,6 +166,35 @@ def test_only_who_has_the_token_reads_metrics(endpoint: MetricsEndpoint) -> None
             MetricsEndpoint(lambda: b"", again.port)
     finally:
         again.close()
+
+
+def test_clients_that_drip_keep_nobody_out(endpoint: MetricsEndpoint) -> None:
+    """Each byte of theirs comes in time, and the request never ends."""
+    token = Path(endpoint.token_file).read_text()
+    over = threading.Event()
+    with ExitStack() as connected:
+        drips: list[socket.socket] = []
+        for _ in range(3 * MOST):
+            drips.append(connected.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), timeout=30)))
+            drips[-1].sendall(b"GET /metrics HTTP/1.0\r\n")
+
+        def drip() -> None:
+            while not over.wait(0.05):
+                for sock in drips:
+                    with suppress(OSError):
+                        sock.sendall(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            for _ in range(5):
+                assert get(endpoint, "/metrics", Authorization=f"Bearer {token}") == (200, b"m 1\n")
+            for sock in drips:  # each is hung up on, though it goes on all the while
+                with suppress(ConnectionError):
+                    assert sock.recv(100) == b""
+        finally:
+            over.set()
+            dripping.join()
 
 
 def test_a_token_that_others_could_have_written_is_refused(endpoint: MetricsEndpoint) -> None:

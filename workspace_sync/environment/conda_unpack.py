@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import zipfile
 
 from workspace_sync.environment.rewriting import rewritten
@@ -46,8 +47,8 @@ def unpack(script: str) -> int:
 
 def _replace(path: bytes, data: bytes) -> None:
     about = os.stat(path, follow_symlinks=False)
-    new = path + b".unpacked"
-    with open(new, "wb") as file:
+    fd, new = tempfile.mkstemp(prefix=b".", dir=os.path.dirname(path))
+    with open(fd, "wb") as file:
         file.write(data)
     os.chmod(new, about.st_mode & 0o777)
     os.utime(new, ns=(about.st_mtime_ns, about.st_mtime_ns))

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.model.errors import IncompatibleError, StoreError
+
+#: No lock file is larger (bytes).
+_LARGEST = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,30 @@ class LockedWheel:
     hashes: tuple[str, ...]
     version: str
     index: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that it is what installers take for one wheel and nothing else; they read lines and TOML.
+
+        Raises:
+            IncompatibleError: it is not.
+        """
+        from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+        try:
+            named = parse_wheel_filename(posixpath.basename(unquote(urlsplit(self.url).path)))[0]
+        except (InvalidWheelFilename, ValueError) as e:
+            raise IncompatibleError(f"the lock file has {self.name!r} at {self.url!r}: {e}") from None
+        for text, pattern in (
+            (self.name, r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+            (self.url, r"(https?|file)://[!-~]+"),
+            (self.version, r"[A-Za-z0-9.!+_-]*"),
+            (self.index, r"([!-~]*)"),
+            *((each, r"[a-z0-9]+:[0-9a-fA-F]+") for each in self.hashes),
+        ):
+            if not re.fullmatch(pattern, text):
+                raise IncompatibleError(f"the lock file has {text!r} for {self.name!r}, which is not used")
+        if canonicalize_name(self.name) != named or not self.hashes:
+            raise IncompatibleError(f"the lock file has {self.url!r} for {self.name!r}: another package, or no hash")
 
 
 def create(
@@ -80,18 +108,30 @@ def create(
         raise StoreError(f"{target} exists: name a path that does not")
     try:
         if path.endswith(".toml") or os.path.basename(path) == "uv.lock":
-            with open(path, "rb") as file:
-                content = tomllib.load(file)
-            wheels = _of_uv(content, named, only) if "package" in content else _of_pylock(content, named, only)
+            wheels = _locked_wheels(path, named, only)
             _make_venv(target, python)
             _install_wheels(wheels, target, cache)
         else:
             _install_conda(path, target, cache)
-    except tomllib.TOMLDecodeError as e:
-        raise StoreError(f"{path} is no lock file: {e}") from None
     except OSError as e:
         raise StoreError(f"{path} cannot be installed: {e.strerror or e}") from None
     return environment(target)
+
+
+def _locked_wheels(path: str, named: str, only: Mapping[str, str] | None) -> list[LockedWheel]:
+    """The wheels of ``uv.lock`` or ``pylock.toml`` for this host.
+
+    Args:
+        named: the path of the file where it was written.
+        only: see ``create``.
+    """
+    with open(path, "rb") as file:
+        data = file.read(_LARGEST)
+    try:
+        content = tomllib.loads(data.decode())
+        return _of_uv(content, named, only) if "package" in content else _of_pylock(content, named, only)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise StoreError(f"{path} is no lock file: {type(e).__name__}: {e}") from None
 
 
 def _install_conda(path: str, prefix: str, cache: str | None) -> None:
@@ -106,7 +146,10 @@ def _install_conda(path: str, prefix: str, cache: str | None) -> None:
         explicit = "@EXPLICIT" in file.read(1 << 16)
     wheels: list[LockedWheel] = []
     if explicit:
-        records = list(_of_explicit(path, platform))
+        try:
+            records = list(_of_explicit(path, platform))
+        except ValueError as e:
+            raise StoreError(f"{path} is no list of packages: {e}") from None
     else:
         try:
             locked = rattler.LockFile.from_path(Path(path)).default_environment()
@@ -185,13 +228,14 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
         if uv := _uv():
             # By their index, and not by their addresses: so its cache has them, and they count as installed from there.
             path = os.path.join(folder, "pylock.toml")
-            command = [uv, "pip", "install", "--quiet", "--no-deps", "--preview-features", "pylock", "-r", path]
+            command = [uv, "pip", "install", "--quiet", "--no-deps", "--no-build", "--preview-features", "pylock"]
+            command += ["-r", path]
             command += ["--python", python, *(["--cache-dir", cache] if cache else [])]
             text = _as_pylock(wheels)
         elif importlib.util.find_spec("pip") is not None:
             path = os.path.join(folder, "requirements.txt")
             command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
-            command += ["--quiet", "--no-deps", "--require-hashes", "-r", path]
+            command += ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", path]
             command += ["--cache-dir", cache] if cache else []
             options = [" ".join(f"--hash={value}" for value in each.hashes) for each in wheels]
             text = "".join(f"{each.name} @ {each.url} {hashes}\n" for each, hashes in zip(wheels, options))

@@ -124,7 +124,7 @@ def _projects(folder: str, names: Iterable[str]) -> dict[str, str]:
             continue
         try:
             url = msgspec.json.decode(data, type=_DirectUrl)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if url.dir_info is not None and url.dir_info.editable and url.url.startswith("file:"):
             found[name] = os.path.normpath(unquote(urlsplit(url.url).path))

@@ -6,14 +6,16 @@ import functools
 import glob
 import os
 import platform
-import subprocess
-import sys
-import sysconfig
+import re
+import stat
 
 import msgspec
 
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import digest_of
+
+#: No executable of a Python is larger (bytes).
+_LARGEST = 1 << 28
 
 
 class MachineFacts(msgspec.Struct, array_like=True):
@@ -126,39 +128,47 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
 def python_id(base: str) -> str:
     """What identifies the Python at a prefix, as "3.11.7 cpython-311-x86_64-linux-gnu 9f86d081"; "" if there is none.
 
-    The version and the ABI come from its build's data, and the digest is that of its executable, so two Pythons are
-    equal if they are the same build.
+    The version and the digest are those of its executable, and the ABI comes from its build's data, so two Pythons are
+    equal if they are the same build. Others name the prefix: nothing there is executed.
     """
     for name in ("python3", "python"):
         path = os.path.realpath(os.path.join(base, "bin", name))
         try:
-            stat = os.stat(path)
+            about = os.stat(path)
+            if stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST:
+                return _python_id(base, path, about.st_mtime_ns, about.st_size)
         except OSError:
             continue
-        return _python_id(path, stat.st_mtime_ns, stat.st_size)
     return ""
 
 
 @functools.lru_cache(maxsize=32)
-def _python_id(path: str, mtime: int, size: int) -> str:
-    del mtime, size  # part of the key: an upgrade in place is another Python
+def _python_id(base: str, path: str, mtime: int, size: int) -> str:
+    del mtime  # part of the key: an upgrade in place is another Python
     with open(path, "rb") as file:
-        digest = digest_of(file.read()).hex()[:12]
-    if os.path.realpath(sys.executable) == path:
-        return f"{platform.python_version()} {sysconfig.get_config_var('SOABI')} {digest}"
-    code = "import platform, sysconfig; print(platform.python_version(), sysconfig.get_config_var('SOABI'))"
-    try:
-        done = subprocess.run(
-            [path, "-I", "-S", "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return f"{done.stdout.strip()} {digest}"
+        data = file.read(size)
+    digest = digest_of(data).hex()[:12]
+    named = re.match(r"python(3\.\d+)", os.path.basename(path))
+    if named is None:  # as PyPy's
+        return digest
+    minor = named[1]
+    # What ``Py_GetVersion`` says is a constant of the executable, also where the rest is in a library.
+    version = re.search(rb"\b(%s\.\d{1,3}(?:(?:a|b|rc)\d{1,2})?\+?)\0" % re.escape(minor).encode(), data)
+    found = version[1].decode() if version is not None else minor
+    return " ".join(filter(None, (found, _abi(base, minor), digest)))
+
+
+def _abi(base: str, minor: str) -> str:
+    """The suffix of its compiled modules, such as "cpython-311-x86_64-linux-gnu"; "" if that is not known."""
+    folder = glob.escape(base)
+    for path in sorted(glob.glob(f"{folder}/lib*/python{minor}*/_sysconfigdata_*.py")):
+        about = os.stat(path)
+        if stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                said = re.search(r"'SOABI': '([\w.-]{1,99})'", file.read())
+            if said is not None:
+                return said[1]
+    return ""
 
 
 @functools.cache
@@ -180,7 +190,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     """The numbers of a version, up to the first part that is none."""
     numbers: list[int] = []
     for part in text.split("."):
-        if not part.isdigit():
+        if not part.isdecimal() or len(part) > 9:
             break
         numbers.append(int(part))
     return tuple(numbers)

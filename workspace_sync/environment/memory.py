@@ -63,7 +63,7 @@ def recall(index: Index, prefix: bytes, scanned: bytes) -> Judged | None:
             return None
         try:
             found = msgspec.msgpack.decode(data, type=Judged)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         if found.version != _VERSION:
             return None
@@ -78,7 +78,7 @@ def recall_contents(index: Index, prefix: bytes) -> dict[bytes, Content]:
         return {}
     try:
         found = msgspec.msgpack.decode(data, type=_Contents)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return found.known if (found.prefix, found.version) == (prefix, _VERSION) else {}
 

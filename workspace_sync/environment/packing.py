@@ -17,17 +17,18 @@ import zipfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
-from typing import IO
+from typing import IO, Never, Self
 
 import msgspec
 from blake3 import blake3
 
+from monarch_kernel.private_files import written_whole
 from workspace_sync.environment.conda_unpack import FILES
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Environment, NamedPrefix, environment
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
 from workspace_sync.environment.rewriter import Rewriter
-from workspace_sync.model.errors import StoreError, TamperedError
+from workspace_sync.model.errors import IncompatibleError, StoreError, TamperedError
 from workspace_sync.model.manifest import (
     FileEntry,
     Folder,
@@ -45,7 +46,12 @@ _MANIFEST = ".monarch-environment"
 _SCRIPT = "bin/conda-unpack"
 _MODULES = ("text", "binary", "elf", "compiled", "hashes", "rewriting", "conda_unpack")
 #: No manifest is larger (bytes).
-_LARGEST = 1 << 30
+_LARGEST = 1 << 28
+#: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a
+#: file that is rewritten, which is held in memory.
+_OF_MANIFEST, _OF_FILE = (1 << 20, 4), (4 << 20, 16)
+#: No member's own header is longer: it has a path, at most (bytes).
+_LONGEST = 1 << 16
 _BLOCK = 1 << 20
 
 
@@ -81,10 +87,9 @@ def pack(
         index = Index(f"pack-{digest_of(os.fsencode(about.folder)).hex()[:16]}")
         env = environment_manifest(about, index, with_python=True)
     total = env.manifest.count()[1]
-    part = f"{path}.part"
     done = 0
     try:
-        with _opened(part, path) as archive:
+        with written_whole(path, None) as raw, _opened(raw, path) as archive:
             header = _Header(os.fsencode(env.environment.prefix), facts(), env.needs, delta(None, env.manifest))
             _add(archive, _MANIFEST, msgspec.msgpack.encode(header), 0o644)
             for member, entry in _members(env.manifest):
@@ -93,23 +98,19 @@ def pack(
                     done += entry.size
                     progress(done, total)
             _add(archive, _SCRIPT, script(env.manifest), 0o755)
-        os.replace(part, path)
     except OSError as e:
         raise StoreError(f"{path} cannot be written: {e.strerror or e}") from None
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(part)
     return env.manifest.digest.hex()
 
 
-def _opened(part: str, path: str) -> tarfile.TarFile:
-    """A new archive, compressed as the suffix of its path says."""
+def _opened(file: IO[bytes], path: str) -> tarfile.TarFile:
+    """A new archive in a file, compressed as the suffix of its path says."""
     if path.endswith(".tar"):
-        return tarfile.open(part, "w:", format=tarfile.PAX_FORMAT)
+        return tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT)
     if path.endswith((".tar.gz", ".tgz")):
-        return tarfile.open(part, "w:gz", format=tarfile.PAX_FORMAT, compresslevel=6)
+        return tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=6)
     if path.endswith(".tar.xz"):
-        return tarfile.open(part, "w:xz", format=tarfile.PAX_FORMAT)
+        return tarfile.open(fileobj=file, mode="w:xz", format=tarfile.PAX_FORMAT)
     raise StoreError(f"{path} has no known suffix: name it .tar, .tar.gz or .tar.xz")
 
 
@@ -217,11 +218,16 @@ def unpack(
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target) or os.listdir(target)):
         raise StoreError(f"{target} exists: name a path that does not, or an empty folder")
     try:
-        with tarfile.open(path, "r|*") as archive:
-            header, manifest = _header(archive, path)
-            check_compatible(header.client, facts([header.needs.base] if header.needs.base else []), header.needs)
+        with tarfile.open(path, "r|*", tarinfo=_Member) as archive:
+            size = os.stat(path).st_size
+            header, manifest = _header(archive, path, min(_LARGEST, _OF_MANIFEST[0] + _OF_MANIFEST[1] * size))
+            bases = [header.needs.base] if header.needs.base else []
+            for base in bases:
+                _check_owner(base, header.needs.prefix)
+            check_compatible(header.client, facts(bases), header.needs)
             with _target(target) as folder:
-                _Unpacking(path, manifest, folder, Rewriter(target), progress).run(archive)
+                most = _OF_FILE[0] + _OF_FILE[1] * size
+                _Unpacking(path, manifest, folder, Rewriter(target), most, progress).run(archive)
     except (tarfile.TarError, EOFError) as e:
         raise TamperedError(f"{path} is no complete archive: {e}; copy it again") from None
     except OSError as e:
@@ -231,10 +237,41 @@ def unpack(
     return header.needs
 
 
-def _header(archive: tarfile.TarFile, path: str) -> tuple[_Header, Manifest]:
+class _Member(tarfile.TarInfo):
+    """A member of an archive that was packed here. Tar's other kinds are refused, as they may take any memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        known = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE)
+        if found.type not in known or (found.type == tarfile.XHDTYPE and found.size > _LONGEST):
+            raise TamperedError(f"the archive has a member of kind {found.type!r}, which is not packed: copy it again")
+        return found
+
+    def _proc_gnusparse_00(self, *_: object) -> Never:
+        raise TamperedError("the archive has a sparse file, which is not packed: copy it again")
+
+    _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_gnusparse_00
+
+
+def _check_owner(base: str, prefix: str) -> None:
+    """Raise IncompatibleError if the Python at a path, which the archive names, is another user's."""
+    for path in (base, os.path.join(base, "bin"), os.path.join(base, "bin", "python3")):
+        try:
+            owner = os.stat(path).st_uid
+        except OSError:
+            continue
+        if owner not in (0, os.geteuid()):
+            raise IncompatibleError(
+                f"the environment {prefix} is a venv of the Python at {base}, and {path} belongs to user {owner}: pack "
+                "it with its Python"
+            )
+
+
+def _header(archive: tarfile.TarFile, path: str, most: int) -> tuple[_Header, Manifest]:
     member = archive.next()
     data = archive.extractfile(member) if member is not None and member.name == _MANIFEST else None
-    if member is None or data is None or member.size > _LARGEST:
+    if member is None or data is None or member.size > most:
         raise TamperedError(
             f"{path} is no archive of an environment that was packed here; for one of conda-pack, extract it and run "
             "its bin/conda-unpack"
@@ -242,7 +279,7 @@ def _header(archive: tarfile.TarFile, path: str) -> tuple[_Header, Manifest]:
     try:
         header = msgspec.msgpack.decode(data.read(), type=_Header)
         return header, patched(None, header.change)
-    except (msgspec.DecodeError, ManifestError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, ManifestError) as e:
         raise TamperedError(f"the manifest of {path} is damaged: {e}; copy it again") from None
 
 
@@ -257,6 +294,8 @@ def _target(prefix: str) -> Generator[int]:
         os.mkdir(new, 0o700, dir_fd=outer)
         folder = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
         try:
+            if os.fstat(folder).st_uid != os.geteuid():
+                raise StoreError(f"another user has replaced {new} in {parent}: unpack into a folder of your own")
             yield folder
             os.rename(new, name, src_dir_fd=outer, dst_dir_fd=outer)
         except BaseException:
@@ -279,12 +318,14 @@ class _Unpacking:
         manifest: Manifest,
         folder: int,
         rewriter: Rewriter,
+        most: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._path = path
         self._manifest = manifest
         self._folder = folder
         self._rewriter = rewriter
+        self._most = most
         self._progress = progress
         self._total = manifest.count()[1]
         self._size = 0
@@ -324,6 +365,11 @@ class _Unpacking:
         if entry.rewrite is None:
             self._copy(path, entry, content)
         else:
+            if entry.size + sum(len(data) for _, data in self._indexes.values()) > self._most:
+                raise TamperedError(
+                    f"{printable(path)} in {self._path} has {entry.size} bytes, more than can be in an archive of that "
+                    "size: copy it again"
+                )
             data = content.read()
             self._check(path, entry, digest_of(data))
             if entry.rewrite.files:

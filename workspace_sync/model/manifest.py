@@ -341,7 +341,9 @@ def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
 
 
 def _check(path: bytes, folder: Folder) -> None:
-    """Raise unless a folder's names can stand in a tree, and its entries are complete."""
+    """Raise unless a folder's path and names can stand in a tree, and its entries are complete."""
+    if path.startswith(b"/"):  # of a name that is empty; all others are names of a folder that is checked, too
+        raise ManifestError(f"folder {printable(path)!r} has no path inside a tree")
     for names in (folder.files, folder.links, folder.folders):
         for name in names:
             if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
@@ -381,5 +383,5 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
     """
     try:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ManifestError(f"what arrived is no manifest: {e}") from None

@@ -241,7 +241,7 @@ class Index:
             return None
         try:
             return msgspec.msgpack.decode(data, type=kind)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     def _write(self, name: str, content: object) -> bool:

@@ -21,8 +21,8 @@ from workspace_sync.scanning.wildmatch import literal_length, translate
 
 GITIGNORE = b".gitignore"
 MESHIGNORE = b".meshignore"
-#: Larger files of rules are no files of rules (bytes); git's limit is 100 MB.
-_LARGEST = 16 << 20
+#: Of larger files of rules, the rest is not read (bytes); git's limit is 100 MB.
+_LARGEST = 1 << 20
 
 #: What is always left out, unless a ``.meshignore`` brings it back.
 DEFAULTS = b"""\

@@ -128,7 +128,7 @@ def read_record(folder: PrivateFolder, name: str, kind: type[R]) -> R:
         )
     try:
         return msgspec.msgpack.decode(content, type=kind)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise TamperedError(f"{path} is damaged: {e}") from None
 
 

@@ -48,7 +48,7 @@ def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], byt
         (length,) = _LENGTH.unpack(block[-_LENGTH.size :])
         end = bytes(block[len(block) - _LENGTH.size - length :])
         files = _decode(end[:length])
-    except (struct.error, msgspec.DecodeError) as e:
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as e:
         raise TamperedError(f"a block that arrived does not say what is in it: {e}") from None
     found: list[tuple[EarlyFile, memoryview]] = []
     at = 0

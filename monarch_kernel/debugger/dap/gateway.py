@@ -25,7 +25,7 @@ from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import NotOffered
-from monarch_kernel.private_files import belongs_to
+from monarch_kernel.private_files import is_own
 
 _CHUNK = 65536
 _LOOPBACK = "127.0.0.1"
@@ -127,12 +127,12 @@ class Gateway:
             if self._over in _readable(self._listener.fileno(), self._over):
                 return
             try:
-                client, peer = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:  # the client has disconnected already, or this process has too many open files
                 if self._over in _readable(self._over, timeout=ACCEPT_PAUSE):
                     return
                 continue
-            if not belongs_to(peer, self.address, {os.getuid(), 0}):
+            if not is_own(client):
                 client.close()
                 continue
             with self._lock:

@@ -139,6 +139,7 @@ class Evidence:
         stack: the lines of user code, outermost first.
         failure: what ended user code here, if that is why none runs.
         endpoint: what runs: the actor and its endpoint, or `cell`.
+        cell: the notebook cell that it runs for; "" for none.
         ident: of all threads that run user code: where exactly they are.
         ticks: the processor time of these threads so far.
         counts: how many operations each group has counted, `send` and `recv` included; for backends without a record.
@@ -161,6 +162,7 @@ class Evidence:
     stack: tuple[Place, ...] = ()
     failure: UserException | None = None
     endpoint: str = ""
+    cell: str = ""
     ident: int = 0
     ticks: int = 0
     counts: Mapping[str, int] = field(default_factory=dict[str, int])

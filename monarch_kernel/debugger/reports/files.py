@@ -93,7 +93,7 @@ def load(report: str | os.PathLike[str]) -> JobReport:
         data = file.read()
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} is no report, or is damaged: {error}") from None
     form = _FORM.fullmatch(head.form)
     if form is None:

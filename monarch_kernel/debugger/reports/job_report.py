@@ -30,6 +30,8 @@ from monarch_kernel.meshes import format_ranks
 
 #: What a file of ours says it is; the number grows when an older version could not read it.
 FORM_NAME, FORM = "monarch-report", 1
+#: A time (seconds since 1970) in the year 10000.
+_NO_CALENDAR = 253402300800
 
 
 class JobReport(AsReport):
@@ -163,6 +165,9 @@ class JobReport(AsReport):
             ValueError, LookupError: the data is damaged.
         """
         late = plain.stragglers
+        for moment in (plain.job.since, plain.job.made):
+            if not 0 <= moment < _NO_CALENDAR:
+                raise ValueError(f"the time {moment:g}")
         return cls(
             plain.job,
             plain.verdict,

@@ -6,7 +6,6 @@ a large job have the same.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +16,9 @@ from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.model.stacks import Stack, StackSnapshot
+
+#: No report names more frames: 10,000 ranks with 40 threads of 75 each.
+_FRAMES = 30_000_000
 
 
 class RankFacts(msgspec.Struct, frozen=True):
@@ -149,10 +151,14 @@ def stacks_of(plain: PlainStacks) -> Stacks:
     Raises:
         ValueError, LookupError: the data is damaged.
     """
-    size = math.prod(plain.dimensions.values())
-    mentioned = {*plain.ranks, *plain.snapshots, *plain.late, *plain.dead, *plain.unread}
-    if not mentioned <= set(range(size)):
-        raise ValueError(f"ranks {sorted(mentioned - set(range(size)))} of {size}")
+    extent = Extent(tuple(plain.dimensions), tuple(plain.dimensions.values()))
+    mentioned = (*plain.ranks, *plain.snapshots, *plain.late, *plain.dead, *plain.unread)
+    if mentioned and not 0 <= min(mentioned) <= max(mentioned) < extent.nelements:
+        raise ValueError(f"ranks {min(mentioned)} to {max(mentioned)} of {extent.nelements}")
+    # Each stack is there once, and may be named often.
+    frames = sum(len(plain.distinct[at].frames) for each in plain.snapshots.values() for at in each.stacks)
+    if frames > _FRAMES:
+        raise ValueError(f"{frames} frames, more than {_FRAMES}")
     snapshots = {
         rank: StackSnapshot(
             each.pid, tuple(plain.distinct[at] for at in each.stacks), each.hidden, each.outside, each.note
@@ -161,7 +167,7 @@ def stacks_of(plain: PlainStacks) -> Stacks:
     }
     return Stacks(
         plain.mesh,
-        Extent(tuple(plain.dimensions), tuple(plain.dimensions.values())),
+        extent,
         plain.ranks,
         snapshots,
         late=plain.late,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.debugger.commands.stop_text import with_clock
+from monarch_kernel.display.controls import only_colours
 from monarch_kernel.introspection import Controller
 
 #: How long a completion may take (seconds).
@@ -75,7 +76,7 @@ class TerminalClient:
 
     @staticmethod
     def _show(text: str) -> None:
-        sys.stdout.write(text)
+        sys.stdout.write(only_colours(text))  # which may be that of prompt_toolkit
         sys.stdout.flush()
 
     def _say(self, **message: Any) -> int:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from monarch_kernel.engines.join.identity import RankIdentity
@@ -236,10 +236,15 @@ def _is_dead(name: str, space: int) -> bool:
     return pid.isdecimal() and of == str(space) and not began_at(int(pid))
 
 
-def announcement_of(plain: dict[str, Any]) -> RankAnnouncement:
-    """An announcement from JSON; fields of later versions are ignored."""
-    known = {each.name for each in fields(RankAnnouncement)}
-    values = {name: value for name, value in plain.items() if name in known}
-    kept = {each.name for each in fields(RankIdentity)}
-    values["identity"] = RankIdentity(**{name: value for name, value in plain["identity"].items() if name in kept})
-    return RankAnnouncement(**values)
+def announcement_of(plain: Any) -> RankAnnouncement:
+    """An announcement from JSON; fields of later versions are ignored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    import msgspec  # viewers alone need it
+
+    try:
+        return msgspec.convert(plain, RankAnnouncement)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no announcement of a rank: {error}") from None

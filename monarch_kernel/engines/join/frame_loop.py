@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,52 @@ LONGEST = 1 << 31
 #: How much may wait to be sent to one peer before the connection is given up (bytes).
 MOST_WAITING = 1 << 30
 _CHUNK = 1 << 18
+
+
+class FrameTooLongError(ValueError):
+    """A frame is longer than any may be."""
+
+
+def framed(parts: Sequence[bytes]) -> list[bytes]:
+    """A frame that consists of these parts, as it is sent: a short one in one piece, for one system call and packet.
+
+    Raises:
+        FrameTooLongError: it is longer than any may be.
+    """
+    size = sum(len(part) for part in parts)
+    if size > LONGEST:
+        raise FrameTooLongError(f"a message of {size} bytes is too long to be sent to a rank of a joined job")
+    pieces = [_LENGTH.pack(size), *parts]
+    return [b"".join(pieces)] if size < _CHUNK else pieces
+
+
+class FrameReader:
+    """Cuts what comes into frames."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are complete with these bytes.
+
+        Raises:
+            FrameTooLongError: one is longer than any may be.
+        """
+        received = self._received
+        received += data
+        at = 0
+        try:
+            while len(received) - at >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(received, at)
+                if size > LONGEST:
+                    raise FrameTooLongError(f"a message of {size} bytes is too long")
+                begin = at + _LENGTH.size
+                if len(received) - begin < size:
+                    break
+                at = begin + size
+                yield bytes(memoryview(received)[begin:at])
+        finally:
+            del received[:at]
 
 
 class FrameLink:
@@ -39,7 +85,7 @@ class FrameLink:
         self.closed = False
         self._loop = loop
         self._sock = sock
-        self._received = bytearray()
+        self._frames = FrameReader()
         self._waiting: deque[memoryview] = deque()
         self._size = 0
         self._lock = threading.Lock()  # of what waits to be sent
@@ -50,18 +96,12 @@ class FrameLink:
 
         Any thread may call this. A frame to a peer that is gone is dropped.
         """
-        size = sum(len(part) for part in parts)
-        if size > LONGEST:
-            raise ValueError(f"a message of {size} bytes is too long to be sent to a rank of a joined job")
+        pieces = framed(parts)
         with self._lock:
             if self.closed:
                 return
-            # Short parts as one, so that a short frame is one system call and one packet.
-            if size < _CHUNK:
-                self._waiting.append(memoryview(b"".join((_LENGTH.pack(size), *parts))))
-            else:
-                self._waiting.extend(memoryview(part) for part in (_LENGTH.pack(size), *parts))
-            self._size += size + _LENGTH.size
+            self._waiting.extend(memoryview(piece) for piece in pieces)
+            self._size += sum(len(piece) for piece in pieces)
             if not self._wants_to_write:
                 self._write()
             if self._size > MOST_WAITING:
@@ -125,23 +165,13 @@ class FrameLink:
         if not data:
             self._loop.drop(self)
             return
-        received = self._received
-        received += data
-        at = 0
-        while len(received) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(received, at)
-            if size > LONGEST:
-                self._loop.drop(self)
-                return
-            if len(received) - at - _LENGTH.size < size:
-                break
-            frame = bytes(memoryview(received)[at + _LENGTH.size : at + _LENGTH.size + size])
-            at += _LENGTH.size + size
-            self._loop.guarded(self.on_frame, self, frame)  # a bad message is not read twice
-            if self.closed:
-                return
-        if at:
-            del received[:at]
+        try:
+            for frame in self._frames.feed(data):
+                self._loop.guarded(self.on_frame, self, frame)  # a bad message is not read twice
+                if self.closed:
+                    return
+        except FrameTooLongError:
+            self._loop.drop(self)
 
     def end(self) -> None:
         """The connection has ended; the loop calls this."""

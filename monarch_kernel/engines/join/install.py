@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import site
 import sys
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 
 from monarch_kernel import environment
 from monarch_kernel.engines.join.announcements import JoinError
+from monarch_kernel.private_files import written_whole
 
 NAME = "monarch_kernel_join.pth"
 _PROGRAM = """\
@@ -58,16 +57,11 @@ def install(user: bool = False) -> Path:
     """
     path = place(user)
     _check_ours(path)
-    beside = path.with_name(f"{NAME}.{os.getpid()}.new")  # a Python that starts meanwhile reads all of it, or nothing
     try:
         if user:
             path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_text(line(), "utf-8")
-            beside.replace(path)
-        finally:
-            with suppress(FileNotFoundError):
-                beside.unlink()
+        with written_whole(str(path), None) as file:  # a Python that starts meanwhile reads all of it, or nothing
+            file.write(line().encode())
     except OSError as error:
         raise JoinError(
             f"{path} cannot be written: {error.strerror}; install it in an environment of your own, or start the ranks "

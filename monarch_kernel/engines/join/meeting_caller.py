@@ -14,18 +14,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import announcements
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.meeting_point import MeetingPoint
+from monarch_kernel.engines.join.meeting_seal import Seal, SealBrokenError
 from monarch_kernel.engines.join.relay import JoinRelay
 from monarch_kernel.protocol.keys import KeyFileError, Keys, load_keys
 from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.audit import Audit
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
 from monarch_kernel.runtime.node.tcp.addresses import resolve, split
@@ -34,8 +36,10 @@ from monarch_kernel.runtime.node.tcp.addresses import resolve, split
 IDLE = 5.0
 #: How long one dial tries, and how long it rests between two (seconds).
 _DIAL, _REST = 30.0, 1.0
-#: How often it looks for ranks (seconds).
+#: How often it looks for ranks, and for viewers whose keys are revoked (seconds).
 _LOOK = 1.0
+#: How many viewers may be there that have not proved their keys; the oldest makes room.
+_STRANGERS = 64
 
 
 class MeetingCaller:
@@ -51,10 +55,13 @@ class MeetingCaller:
     def __init__(self, url: str, keys: Keys, poller: Poller, loop: FrameLoop) -> None:
         self.ended = threading.Event()
         self._url = url
+        self._keys = keys
+        self._poller = poller
         self._loop = loop
-        self._relays: dict[int, JoinRelay] = {}  # by conversation; on the thread of the loop
+        self._viewers: dict[int, _Viewer] = {}  # by conversation; on the thread of the loop
         self._link = dial(poller, url, keys, self._on_message, self._on_close, _DIAL, steady=True)
         self._link.send(encode(MeetAs(__version__, False, socket.gethostname())))
+        self._look()
 
     @property
     def why(self) -> str:
@@ -77,32 +84,66 @@ class MeetingCaller:
             case MeetClosed(stream=stream):
                 self._loop.call_soon(lambda: self._end(stream))
             case _:
-                raise ValueError(f"a {type(message).__name__} is not for a machine at a meeting point")
+                raise LinkError(f"a {type(message).__name__} is not for a machine at a meeting point")
 
     def _on_close(self, _link: Link) -> None:
         self._loop.call_soon(self._end_all)
         self.ended.set()
 
+    def _look(self) -> None:
+        if not self.ended.is_set():
+            self._loop.call_soon(self._end_revoked)
+            self._poller.call_later(_LOOK, self._look)
+
     # -- on the thread of the loop ---------------------------------------------------------------------
 
     def _open(self, stream: int) -> None:
-        self._relays[stream] = JoinRelay(
-            lambda *parts: self._link.send(encode(MeetFrame(stream)), b"".join(parts)), self._loop, self._url
-        )
+        strangers = [number for number, viewer in self._viewers.items() if not viewer.seal.proved]
+        if len(strangers) >= _STRANGERS:
+            self._refuse(strangers[0])
+        seal = Seal(self._keys, False, "the viewer", lambda data: self._link.send(encode(MeetFrame(stream)), data))
+        self._viewers[stream] = _Viewer(seal)
 
-    def _on_frame(self, stream: int, frame: bytes) -> None:
-        relay = self._relays.get(stream)
-        if relay is not None:
-            relay.on_frame(frame)
+    def _on_frame(self, stream: int, data: bytes) -> None:
+        viewer = self._viewers.get(stream)
+        if viewer is None:
+            return
+        try:
+            frames = viewer.seal.receive(data)
+        except SealBrokenError:
+            self._refuse(stream)
+            return
+        if viewer.relay is None and viewer.seal.proved:
+            viewer.relay = JoinRelay(viewer.seal.send, self._loop, self._url)
+        for frame in frames:
+            assert viewer.relay is not None
+            viewer.relay.on_frame(frame)
+
+    def _refuse(self, stream: int) -> None:
+        """End a conversation with a viewer that is not trusted, or any more."""
+        self._end(stream)
+        self._link.send(encode(MeetClosed(stream)))
+
+    def _end_revoked(self) -> None:
+        for stream in [stream for stream, viewer in self._viewers.items() if viewer.seal.is_revoked()]:
+            self._refuse(stream)
 
     def _end(self, stream: int) -> None:
-        relay = self._relays.pop(stream, None)
-        if relay is not None:
-            relay.close()
+        viewer = self._viewers.pop(stream, None)
+        if viewer is not None and viewer.relay is not None:
+            viewer.relay.close()
 
     def _end_all(self) -> None:
-        for stream in list(self._relays):
+        for stream in list(self._viewers):
             self._end(stream)
+
+
+@dataclass
+class _Viewer:
+    """A conversation with a viewer; the relay is there once the viewer has proved its key."""
+
+    seal: Seal
+    relay: JoinRelay | None = None
 
 
 def listen_here(poller: Poller, url: str, keys: Keys) -> MeetingPoint | None:

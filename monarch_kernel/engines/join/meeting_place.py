@@ -6,19 +6,21 @@ import itertools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
+from monarch_kernel.engines.join.meeting_seal import Seal, SealBrokenError
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import FoundRank, at_once
-from monarch_kernel.engines.join.remote_machine import RelayLink, RemoteMachine
+from monarch_kernel.engines.join.remote_machine import ANSWER, RelayLink, RemoteMachine
 from monarch_kernel.protocol.keys import KeyFileError, load_keys
 from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
-from monarch_kernel.runtime.node.link import Link
+from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
 
@@ -26,6 +28,12 @@ log = logging.getLogger(__name__)
 
 #: How long it may take to reach a meeting point (seconds).
 REACH = 15.0
+#: How many reasons are told why machines are of no use; whoever the meeting point lets in can come under many names.
+_MOST_TOLD = 16
+#: How long until a machine is asked again that was of no use, beside three times what that took (seconds).
+_AGAIN = 2.0
+#: The longest name of a host in DNS (characters).
+_LONGEST_HOST = 253
 
 
 class MeetingPlace:
@@ -44,17 +52,19 @@ class MeetingPlace:
         self._loop = loop
         self._changed = threading.Condition()
         self._hosts: dict[int, str] | None = None  # by machine, as the meeting point has told
-        self._machines: dict[int, RemoteMachine | None] = {}  # those known; None: of no use
+        self._machines: dict[int, RemoteMachine] = {}
+        self._useless: dict[int, float] = {}  # those that do not let this viewer in, with when they are asked again
         self._at: dict[RankAnnouncement, RemoteMachine] = {}
         self._streams: dict[int, _MeetingStream] = {}
         self._numbers = itertools.count(1)
         self._opening = threading.Lock()
+        self._told: set[str] = set()  # why machines are of no use
         try:
-            keys = load_keys()
+            self.keys = load_keys()
         except KeyFileError as error:
             raise JoinError(f"the meeting point {url} needs a key: {error}") from None
         self._poller = Poller()
-        self._link = dial(self._poller, url, keys, self._on_message, self._on_close, REACH)
+        self._link = dial(self._poller, url, self.keys, self._on_message, self._on_close, REACH)
         self._link.send(encode(MeetAs(__version__, True, socket.gethostname())))
 
     def begin(self) -> None:
@@ -121,26 +131,35 @@ class MeetingPlace:
         """The machines that are there; a conversation begins with each that is new."""
         with self._opening:
             hosts = dict(self._hosts or {})
-            for number, machine in list(self._machines.items()):
-                if number not in hosts or (machine is not None and machine.ended):
-                    del self._machines[number]
-            new = {
-                number: RemoteMachine(
-                    f"{host} at {self.name}", lambda *back, number=number: _MeetingStream(self, number, *back)
-                )
+            gone = [number for number, each in self._machines.items() if number not in hosts or each.ended]
+            for number in gone:
+                del self._machines[number]
+            now = time.monotonic()
+            self._useless = {number: again for number, again in self._useless.items() if number in hosts}
+            new = [
+                (number, host)
                 for number, host in hosts.items()
-                if number not in self._machines
-            }
-            for number, machine in new.items():
-                try:
-                    machine.begin()
-                    self._machines[number] = machine
-                except JoinError as error:
-                    log.warning("its ranks are not found: %s", error)
-                    self._machines[number] = None
-            known = [machine for machine in self._machines.values() if machine is not None and not machine.ended]
+                if number not in self._machines and now >= self._useless.get(number, now)
+            ]
+            at_once(lambda each: self._begin(*each), new)
+            known = list(self._machines.values())
             self._at = {each: machine for each, machine in self._at.items() if machine in known}
             return known
+
+    def _begin(self, number: int, host: str) -> None:
+        """Begin a conversation with a machine."""
+        begun = time.monotonic()
+        try:
+            machine = RemoteMachine(f"{host} at {self.name}", lambda *back: _MeetingStream(self, number, host, *back))
+            machine.begin(ANSWER)
+        except JoinError as error:
+            if str(error) not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(str(error))
+                log.warning("its ranks are not found: %s", error)
+            now = time.monotonic()
+            self._useless[number] = now + _AGAIN + 3 * (now - begun)  # keys may be added, here or there
+        else:
+            self._machines[number] = machine
 
     # -- conversations -------------------------------------------------------------------------------
 
@@ -151,9 +170,9 @@ class MeetingPlace:
         self._link.send(encode(MeetOpen(number, machine)))
         return number
 
-    def send(self, stream: int, *parts: bytes) -> None:
-        """Send a frame."""
-        self._link.send(encode(MeetFrame(stream)), b"".join(parts))
+    def send(self, stream: int, data: bytes) -> None:
+        """Send bytes to the other end of a conversation."""
+        self._link.send(encode(MeetFrame(stream)), data)
 
     def end_stream(self, stream: int) -> None:
         """End a conversation."""
@@ -170,19 +189,19 @@ class MeetingPlace:
         match message:
             case MeetMachines(hosts=hosts):
                 with self._changed:
-                    self._hosts = hosts
+                    self._hosts = {number: _shown(host) for number, host in hosts.items()}
                     self._changed.notify_all()
             case MeetFrame(stream=number):
                 stream = self._streams.get(number)
                 if stream is not None:
-                    frame = bytes(body)
-                    self._loop.call_soon(lambda: stream.on_frame(frame))
+                    data = bytes(body)
+                    self._loop.call_soon(lambda: stream.on_data(data))
             case MeetClosed(stream=number):
                 stream = self._streams.pop(number, None)
                 if stream is not None:
                     self._loop.call_soon(stream.on_end)
             case _:
-                raise ValueError(f"a {type(message).__name__} is not for a viewer at a meeting point")
+                raise LinkError(f"a {type(message).__name__} is not for a viewer at a meeting point")
 
     def _on_close(self, _link: Link) -> None:
         streams, self._streams = self._streams, {}
@@ -192,24 +211,51 @@ class MeetingPlace:
             self._changed.notify_all()
 
 
+def _shown(host: str) -> str:
+    """A name that a machine has given itself, which has proved nothing yet."""
+    return "".join(each for each in host if each.isprintable())[:_LONGEST_HOST]
+
+
 class _MeetingStream(RelayLink):
-    """A conversation with the relay of a machine."""
+    """A conversation with the relay of a machine that has proved a key which this process trusts."""
 
     def __init__(
-        self, place: MeetingPlace, machine: int, on_frame: Callable[[bytes], None], on_end: Callable[[], None]
+        self,
+        place: MeetingPlace,
+        machine: int,
+        host: str,
+        on_frame: Callable[[bytes], None],
+        on_end: Callable[[], None],
     ) -> None:
-        self.on_frame = on_frame
+        self._on_frame = on_frame
         self.on_end = on_end
         self._place = place
+        self._why = ""
+        self._seal = Seal(place.keys, True, host, lambda data: place.send(self._number, data))
         self._number = place.begin_stream(self, machine)
+        self._seal.begin()
+
+    def on_data(self, data: bytes) -> None:
+        """Handle what has come from the machine, on the thread of the loop."""
+        if self._why:
+            return
+        try:
+            frames = self._seal.receive(data)
+        except SealBrokenError as error:
+            self._why = str(error)
+            self.close()
+            self.on_end()
+            return
+        for frame in frames:
+            self._on_frame(frame)
 
     def send(self, *parts: bytes) -> None:
         """See ``RelayLink``."""
-        self._place.send(self._number, *parts)
+        self._seal.send(*parts)
 
     def why(self) -> str:
         """See ``RelayLink``."""
-        return self._place.why()
+        return self._why or self._place.why()
 
     def close(self) -> None:
         """See ``RelayLink``."""

@@ -95,6 +95,7 @@ class StatusMagics(Subcommands):
                     status.uptime_s,
                     older.get(rank, ()),
                     status.devices,
+                    status.gpus,
                 )
             )
         warnings = self._notebook.walltimes.of_mesh(mesh)

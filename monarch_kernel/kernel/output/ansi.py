@@ -6,30 +6,29 @@ import re
 from collections.abc import Iterator
 from html import escape
 
+from monarch_kernel.display.controls import SEQUENCE, UNSEEN
 from monarch_kernel.display.styles import ANSI_COLOURS
 
-_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
-# The C0 control characters except tabs and line ends; browsers show boxes for them.
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+#: No code has more than three digits, and no sequence more than a few codes; another one is dropped, as terminals do.
+_COLOUR = re.compile(r"\x1b\[((?:[0-9]{0,3};){0,31}[0-9]{0,3})m")
 
 
 def strip_ansi(text: str) -> str:
     """`text` without terminal control codes."""
-    return _UNSEEN.sub("", _CONTROL.sub("", text)) if "\x1b" in text else text
+    return UNSEEN.sub("", SEQUENCE.sub("", text)) if "\x1b" in text else text
 
 
 def ansi_to_html(text: str) -> str:
     """`text` escaped for HTML, with colours and weights as spans; other control codes are dropped."""
     if "\x1b" not in text:
-        return escape(_UNSEEN.sub("", text), quote=False)
+        return escape(UNSEEN.sub("", text), quote=False)
     return "".join(_spans(text))
 
 
 def _spans(text: str) -> Iterator[str]:
     style: dict[str, str] = {}
     at = 0
-    for match in _CONTROL.finditer(text):
+    for match in SEQUENCE.finditer(text):
         yield _span(text[at : match.start()], style)
         at = match.end()
         if codes := _COLOUR.fullmatch(match.group()):
@@ -38,7 +37,7 @@ def _spans(text: str) -> Iterator[str]:
 
 
 def _span(text: str, style: dict[str, str]) -> str:
-    text = escape(_UNSEEN.sub("", text), quote=False)
+    text = escape(UNSEEN.sub("", text), quote=False)
     if not text or not style:
         return text
     return f'<span style="{";".join(f"{name}:{value}" for name, value in style.items())}">{text}</span>'

@@ -6,11 +6,11 @@ Other views (a panel, a widget) may read the same data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from monarch_kernel.display.quantities import duration, memory
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.meshes import KeptHost, KeptInfo
+from monarch_kernel.meshes import KeptHost, KeptInfo, name_ranks
 from workspace_sync.receipt import DIGITS, names
 
 
@@ -102,6 +102,8 @@ class RankSummary:
         doing: where its code is, or why it is not alive.
         older: the modules that it has imported in an older version than its host has now.
         devices: the GPUs that it was given, if not all of its host.
+        gpus: by the GPU's number on its host, the memory that the process uses there (bytes), and how busy that GPU is
+            (percent).
         rss_bytes, cpu_percent, uptime: figures of the process, while it is alive.
     """
 
@@ -116,6 +118,7 @@ class RankSummary:
     uptime: float = 0.0
     older: Sequence[str] = ()
     devices: str = ""
+    gpus: Mapping[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
 
     @property
     def runs(self) -> bool:
@@ -188,6 +191,13 @@ class MeshStatus(AsTable):
         if any(rank.devices for rank in self.ranks):
             headings.append("devices")
             rows = [[*row, rank.devices] for row, rank in zip(rows, self.ranks, strict=True)]
+        if any(rank.gpus for rank in self.ranks):
+            headings.append("gpu")
+            told = (
+                ", ".join(f"{gpu}: {memory(held)}, {use:.0f} %" for gpu, (held, use) in sorted(rank.gpus.items()))
+                for rank in self.ranks
+            )
+            rows = [[*row, text] for row, text in zip(rows, told, strict=True)]
         if any(rank.older for rank in self.ranks):
             headings.append("older modules")
             rows = [[*row, names(rank.older)] for row, rank in zip(rows, self.ranks, strict=True)]
@@ -197,8 +207,24 @@ class MeshStatus(AsTable):
             for text in said
         ]
         return TableView(
-            headings, rows, f"mesh {self.mesh}{lost}", right=(0, 3, 5, 6, 7), note="\n".join([*self.warnings, *notes])
+            headings,
+            rows,
+            f"mesh {self.mesh}{lost}",
+            right=(0, 3, 5, 6, 7),
+            note="\n".join([*self.warnings, *self._shared_gpus(), *notes]),
         )
+
+    def _shared_gpus(self) -> list[str]:
+        """A sentence for each GPU that several ranks use."""
+        users: dict[tuple[str, int], list[int]] = {}
+        for rank in self.ranks:
+            for gpu in rank.gpus:
+                users.setdefault((rank.host, gpu), []).append(rank.rank)
+        return [
+            f"{name_ranks(ranks)} share GPU {gpu} of {host}"
+            for (host, gpu), ranks in sorted(users.items())
+            if len(ranks) > 1
+        ]
 
 
 def kept_here(host: KeptHost | None) -> KeptState | None:

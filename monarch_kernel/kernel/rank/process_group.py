@@ -55,6 +55,8 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     if meet.backend == "nccl":
         _choose_gpu(rank % meet.meeting.local_size)
     join(meet.meeting, rank, meet.backend)
+    if meet.backend == "nccl":
+        _refuse_shared_gpus(rank, meet.meeting.world_size)
     return True
 
 
@@ -64,6 +66,25 @@ def _choose_gpu(local_rank: int) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError("--dist nccl needs a GPU, and torch finds none; use --dist gloo")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
+
+
+def _refuse_shared_gpus(rank: int, world_size: int) -> None:
+    """Leave the group and raise on all ranks if two of them use the same GPU: NCCL would, in their first collective."""
+    import torch
+    import torch.distributed
+
+    store: Any = torch.distributed.distributed_c10d._get_default_store()
+    store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+    ranks_of: dict[bytes, list[int]] = {}
+    for other, gpu in enumerate(store.multi_get([f"gpu {other}" for other in range(world_size)])):
+        ranks_of.setdefault(gpu, []).append(other)
+    shared = next((ranks for ranks in ranks_of.values() if len(ranks) > 1), None)
+    if shared is not None:
+        leave()
+        raise RuntimeError(
+            f"ranks {', '.join(map(str, shared))} use the same GPU, which NCCL refuses: use --dist gloo, or bring up "
+            "at most as many ranks on a host as it has GPUs"
+        )
 
 
 def end_process_group() -> None:

@@ -84,6 +84,9 @@ class RankShell(InteractiveShell):
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(_print_page), 99)
 
+    def init_prompts(self) -> None:
+        """Set no `sys.ps1`: libraries refuse what needs several processes where it says that a person types."""
+
     def init_sys_modules(self) -> None:
         """Do nothing: `__main__` is already the namespace of the cells."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import cloudpickle
-
+from monarch_kernel.introspection import by_value_pickler
 from monarch_kernel.kernel.rank.value_size import shortened, size_at_least
 
 #: The largest pickle of a value that a cell sends (bytes).
@@ -43,9 +42,13 @@ class _Stays(TypeError):
     """A value belongs to its rank."""
 
 
-class _ValuePickler(cloudpickle.Pickler):
+class _ValuePickler(by_value_pickler()):  # type: ignore[misc]  # a class that cloudpickle's import makes
     def reducer_override(self, obj: Any) -> Any:
         check_not_bound(obj)
+        kind = type(obj)
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch" and obj.is_cuda:
+            # The notebook may have no GPU, and one that has would hold a context on it for a value that it shows.
+            return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         return super().reducer_override(obj)
 
 

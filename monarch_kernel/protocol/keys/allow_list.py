@@ -1,8 +1,9 @@
 """Allow-lists: the keys that a process trusts besides its own, one public line each, like ``authorized_keys``.
 
 A list is reread when it changes. An added key is trusted at once. A removed key is revoked once the file has not
-changed for a moment, because an editor may empty a file before it writes it. A list with an error has no effect: the
-previous list stays in force, and the log reports the error. If the file is removed, no key is listed.
+changed for a moment, because an editor may empty a file before it writes it. The file's own date tells that, not when
+the change was seen: nobody may have looked for days. A list with an error has no effect: the previous list stays in
+force, and the log reports the error. If the file is removed, no key is listed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 SETTLE = 0.3
 
 _WHAT = "allow-list"
-_Stamp = tuple[int, int, int]
+_Stamp = tuple[int, int, int, int]
 
 
 class AllowList:
@@ -73,22 +74,27 @@ class AllowList:
             stamp, text = None, ""
         if stamp == self._stamp and self._pending is None:
             return
-        if stamp != self._stamp:
-            self._stamp, self._changed_at = stamp, now
-        # While the file may be changing, read it each time, because a change may leave the stamp the same.
         found = _keys_in(self.path, text)
-        if found != self._pending:
+        if stamp != self._stamp:
+            self._stamp, self._changed_at = stamp, now - self._age(stamp)
+        elif found != self._pending:  # a change may leave the stamp the same, so it is read while it may be changing
             self._changed_at = now
         self._pending = found
         self.keys = self.keys | found
         self._complaint = ""
+
+    def _age(self, stamp: _Stamp | None) -> float:
+        """How long ago the file changed, or was removed, in seconds. What is dated in the future is of a clock that
+        differs, and not of this moment."""
+        changed = stamp[0] / 1e9 if stamp is not None else _removed_at(self.path)
+        return abs(time.time() - changed)
 
     def _read(self) -> tuple[_Stamp, str]:
         """The file's stamp and text."""
         fd = open_guarded(self.path, _WHAT, secret=False)  # open it each time: over NFS, only that finds a new version
         with open(fd, "rb") as file:
             found = os.fstat(fd)
-            stamp = found.st_mtime_ns, found.st_size, found.st_ino
+            stamp = found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino
             settled = stamp == self._stamp and self._pending is None
             return stamp, "" if settled else file.read(LARGEST).decode("utf-8", "replace")
 
@@ -96,6 +102,16 @@ class AllowList:
         if text != self._complaint:
             self._complaint = text
             log.error("%s; the previous list stays in force", text)
+
+
+def _removed_at(path: str) -> float:
+    """When a file was removed at the latest: the date of its folder, or of the nearest one that exists."""
+    folder = os.path.dirname(os.path.abspath(path))
+    while folder != "/":
+        with contextlib.suppress(OSError):
+            return os.stat(folder).st_ctime
+        folder = os.path.dirname(folder)
+    return 0.0
 
 
 def _keys_in(path: str, text: str) -> dict[bytes, Public]:

@@ -103,9 +103,14 @@ class Keys:
     def name_of(self, der: bytes) -> str | None:
         """The name of this certificate's key on the list (as of the last ``refresh()``); None: it is not trusted.
 
-        Call this with the certificate that TLS has proved, after the handshake, and for each link when ``generation``
-        has changed.
+        Call this for each link when ``generation`` has changed.
         """
+        return self._trusted.get(der)
+
+    def admitted(self, der: bytes) -> str | None:
+        """The same as of now, for a certificate that TLS has proved: a peer may take its time until then, and nobody
+        else may have looked at the list."""
+        self.refresh()
         return self._trusted.get(der)
 
     def client_context(self) -> ssl.SSLContext:
@@ -124,9 +129,15 @@ class Keys:
             there = there.removeprefix(expanded("~") + "/")  # relative to that host's home folder
         return (
             f"this process uses the key {self.path} ({self.name}, {self.fingerprint[:16]}). Either copy it there: "
-            f"'scp -p {self.path} {host}:{there}', and start the worker anew; or let each trust the other's key: "
-            "put the line that 'monarch-kernel keys show' prints of each on the other's list with "
-            f"'monarch-kernel keys add' (the list here: {self.allow})"
+            f"'scp -p {self.path} {host}:{there}', and start the worker anew; or {self.trust_hint}"
+        )
+
+    @property
+    def trust_hint(self) -> str:
+        """The same advice where nothing is known of the other process but what it says itself."""
+        return (
+            "let each trust the other's key: put the line that 'monarch-kernel keys show' prints of each on the "
+            f"other's list with 'monarch-kernel keys add' (the list here: {self.allow})"
         )
 
     def _find_trusted(self) -> dict[bytes, str]:

@@ -60,6 +60,12 @@ def calling_origin() -> str:
     return origin.get() or _latest_origin
 
 
+def caller() -> tuple[str, str]:
+    """The actor that makes a call here, by the unique name of its mesh, and the call's origin; "" for none."""
+    here = current.get()
+    return here.actor_instance.mesh_id if here is not None else "", origin.get() or _latest_origin
+
+
 @contextmanager
 def on_behalf_of(name: str) -> Generator[None]:
     """Calls made in this block have the origin ``name``, even if another cell runs by now."""

@@ -182,13 +182,13 @@ class EndpointSpec:
     """The description of an endpoint for its callers: how to check its arguments, and how it answers."""
 
     __slots__ = (
-        "_max",
-        "_min",
         "_signature",
         "concurrent",
         "explicit_port",
         "function",
         "is_async",
+        "least",
+        "most",
         "name",
         "propagate",
     )
@@ -206,7 +206,7 @@ class EndpointSpec:
         self.propagate = prop.propagate
         self._signature: Signature | None = None
         # Most calls pass positional arguments only. Counting them is enough, and twenty times as fast as binding.
-        self._min, self._max = self._counts()
+        self.least, self.most = self._counts()
 
     def _counts(self) -> tuple[int, int]:
         """How many positional arguments a call may have; (1, 0), which no call matches, if they must be bound."""
@@ -239,7 +239,7 @@ class EndpointSpec:
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise the ``TypeError`` that calling the method with these arguments would raise."""
-        if not kwargs and self._min <= len(args) <= self._max:
+        if not kwargs and self.least <= len(args) <= self.most:
             return
         signature = self._bound_signature()
         try:

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -84,6 +84,20 @@ EARLY_TIMEOUT = 30.0
 FAULT_GRACE = 0.1
 
 
+class OutputMarks(Protocol):
+    """Marks the end of a rank's output before an answer.
+
+    Attributes:
+        used: whether this process has written output; only then, or for a notebook cell, is there anything to mark.
+    """
+
+    used: bool
+
+    def mark(self, peer: str, cell: str) -> int:
+        """The number of the last mark before an answer to this process, on behalf of this cell; 0 if there is none."""
+        ...
+
+
 class ActorSystem:
     """The actors and meshes of this process.
 
@@ -112,8 +126,8 @@ class ActorSystem:
         self.agent_env: dict[str, str] = {}  # this process's environment when it started the agent
         self.workers: dict[str, ProcRef] = {}  # the agents of other hosts that this controller is attached to
         self.placements = Placements()
-        #: In a rank: marks the end of the output before an answer; takes the receiving process and the cell.
-        self.mark_output: Callable[[str, str], int] | None = None
+        #: In a rank: marks the end of the output before an answer.
+        self.output_marks: OutputMarks | None = None
         self.output_sinks: list[Callable[[str, int, bytes | None], None]] = []
         self.held_calls = HeldCalls()
         self.gate = MessageGate()
@@ -185,8 +199,10 @@ class ActorSystem:
         if message.segment is not None:
             self.received += message.segment.size
             body = self.node.apart(message.segment, body)
-        hold = self._hold
-        if hold is None or not hold.takes(link, message, body):
+        actor = self.actors.get(message.actor)
+        if actor is not None and self._hold is None:  # the usual case
+            actor.deliver(link, message, body)
+        elif self._hold is None or not self._hold.takes(link, message, body):
             self._call(link, message, body)
 
     def _on_create(self, link: MessageLink, message: Create, body: Body) -> None:
@@ -254,7 +270,10 @@ class ActorSystem:
             self.sent += sum(buffers)
         if buffers or (status == OK and type(body) is bytes and len(body) >= LARGE):
             body, segment = self.node.pack(body, buffers, [link.peer])
-        written = self.mark_output(link.peer, message.cell) if self.mark_output is not None else 0
+        marks = self.output_marks
+        written = 0
+        if marks is not None and (marks.used or message.cell):
+            written = marks.mark(link.peer, message.cell)
         link.send(encode_header(Reply(message.call, message.rank, status, buffers, segment, written)), body)
 
     def reply_dead(self, link: MessageLink, message: Call, death: Death) -> None:

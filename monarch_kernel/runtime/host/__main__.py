@@ -22,7 +22,7 @@ import msgspec
 import monarch_kernel.runtime.node.node  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.agent_config import AgentConfig
-from monarch_kernel.runtime.host.fork_requests import ASYNC_ACTORS, RANK_ENTRY
+from monarch_kernel.runtime.host.fork_requests import ACTOR_API, ASYNC_ACTORS, RANK_ENTRY
 from monarch_kernel.runtime.node import descriptors
 
 #: How long a killed agent may take to exit (seconds).
@@ -113,7 +113,7 @@ def serve_forks(
             select.select([controller], [], [])
         cleanup.remove_if_stale(run_dir)
 
-    job = forkserver.ForkServer(sock, RANK_ENTRY, ASYNC_ACTORS, orphaned).serve()
+    job = forkserver.ForkServer(sock, RANK_ENTRY, ASYNC_ACTORS, ACTOR_API, orphaned).serve()
     if job is None:
         os._exit(0)
     forkserver.run_rank(job, RANK_ENTRY)

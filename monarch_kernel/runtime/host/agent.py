@@ -52,8 +52,9 @@ from monarch_kernel.protocol.messages import (
     WatchProcs,
     encode,
 )
+from monarch_kernel.protocol.observation import GpuFigures
 from monarch_kernel.protocol.placement import Placement
-from monarch_kernel.protocol.private_files import remove_socket
+from monarch_kernel.protocol.private_files import remove_socket, remove_torch_memory
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.host import cleanup, forkserver
 from monarch_kernel.runtime.host.devices import device_environment
@@ -434,6 +435,8 @@ class Agent:
             self._tell(peer, proc.exit)
         self._node.declare_dead(proc.id, proc.exit.death())
         remove_socket(proc.address)
+        if proc.pid and status:
+            remove_torch_memory(proc.pid)
         self._drain(proc)
         self._dead.append(proc)
         if len(self._dead) > MAX_DEAD_LOGS:
@@ -632,7 +635,20 @@ class Agent:
         check()
 
     def _on_status(self, link: PeerLink, message: GetStatus, _body: Body) -> None:
-        _reply(link, message.call, msgspec.msgpack.encode([self._status_of(name) for name in message.procs]))
+        def answer(gpus: list[GpuFigures], memory: dict[int, dict[int, int]]) -> None:
+            use = {gpu.index: gpu.use for gpu in gpus}
+            found = [self._status_of(name) for name in message.procs]
+            told = [
+                msgspec.structs.replace(
+                    each, gpus={gpu: (held, use.get(gpu, 0.0)) for gpu, held in memory[each.pid].items()}
+                )
+                if each.pid in memory
+                else each
+                for each in found
+            ]
+            _reply(link, message.call, msgspec.msgpack.encode(told))
+
+        self._observer.gpus.ask(self._poller, answer)
 
     def _status_of(self, name: str) -> ProcStatus:
         """The state of a proc now."""

@@ -33,11 +33,11 @@ class Devices(NamedTuple):
 def devices_here(environ: Mapping[str, str] | None = None) -> Devices | None:
     """The devices that a process with this environment (by default, this one's) may use; None: the host has none."""
     environ = os.environ if environ is None else environ
-    nested = _amd() and not _nvidia()
+    nested = _amd() and not nvidia_gpus()
     for variable in _VARIABLES if nested else (_VARIABLES[-1], *_VARIABLES[:-1]):
         if variable in environ:
             return Devices(variable, _names(environ[variable]))
-    for variable, found in (("CUDA_VISIBLE_DEVICES", _nvidia()), ("ROCR_VISIBLE_DEVICES", _amd())):
+    for variable, found in (("CUDA_VISIBLE_DEVICES", nvidia_gpus()), ("ROCR_VISIBLE_DEVICES", _amd())):
         if found:
             return Devices(variable, tuple(map(str, range(found))))
     return None
@@ -83,7 +83,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _nvidia() -> int:
+def nvidia_gpus() -> int:
+    """How many GPUs of NVIDIA this host has."""
     try:
         return len(os.listdir(_NVIDIA))
     except OSError:

@@ -52,6 +52,8 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
+#: So long after the last request, a fork server has time to load what later ranks need (seconds).
+IDLE = 0.05
 #: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
 _MAX_PACKET = 48 * 1024
 _SPILLED = b"\xc1"  # begins no MessagePack value
@@ -208,13 +210,17 @@ class ForkServer:
         sock: this side of the packet socket.
         entry: "module:function" that a forked rank calls with its config.
         async_actors: the module that loads what runs async actors.
+        later: a module that most ranks import, to be loaded once the first ranks are started; "": none.
         orphaned: called when the agent's end of the socket closes; None in templates.
     """
 
-    def __init__(self, sock: socket.socket, entry: str, async_actors: str, orphaned: Callable[[], None] | None) -> None:
+    def __init__(
+        self, sock: socket.socket, entry: str, async_actors: str, later: str, orphaned: Callable[[], None] | None
+    ) -> None:
         self._sock = sock
         self._entry = entry
         self._async_actors = async_actors
+        self._later = later
         self._orphaned = orphaned
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -225,7 +231,10 @@ class ForkServer:
     def serve(self) -> ForkedRank | None:
         """Serve until the agent closes the socket; returns None then, and in a forked child the child's job."""
         while not (self._retiring and not self._children):
-            for fd, _events in self._epoll.poll():
+            ready = self._epoll.poll(IDLE if self._later and self._children else None)
+            if not ready:
+                self._load_later()
+            for fd, _events in ready:
                 if fd in self._children:
                     self._reap(fd)
                     continue
@@ -240,6 +249,13 @@ class ForkServer:
                 if job is not None:
                     return job
         return None
+
+    def _load_later(self) -> None:
+        """Load what later ranks then need not load; the first ones start without waiting for it."""
+        later, self._later = self._later, ""
+        with contextlib.suppress(Exception):  # a rank that needs it reports why it cannot be loaded
+            importlib.import_module(later)
+        freeze()
 
     def _handle(self, request: Request, fds: list[int]) -> ForkedRank | None:
         try:
@@ -384,7 +400,7 @@ class ForkServer:
             send_packet(sock, ready)
         except OSError:
             os._exit(0)  # the agent is gone
-        job = ForkServer(sock, self._entry, self._async_actors, None).serve()
+        job = ForkServer(sock, self._entry, self._async_actors, self._later, None).serve()
         if job is None:
             os._exit(0)
         return job

@@ -12,11 +12,15 @@ from importlib import import_module
 from typing import Any
 
 from monarch_kernel.protocol.observation import GpuFigures
+from monarch_kernel.runtime.host.devices import nvidia_gpus
+from monarch_kernel.runtime.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
 #: How often GPUs are read (seconds).
 PERIOD = 1.0
+#: How long a single request waits for them (seconds).
+PATIENCE = 1.0
 
 
 class GpuReader:
@@ -45,6 +49,37 @@ class GpuReader:
             self._ended.set()
             self._ended = None
         self.gpus, self.memory = [], {}
+
+    def ask(self, poller: Poller, answer: Callable[[list[GpuFigures], dict[int, dict[int, int]]], None]) -> None:
+        """Read once, and call `answer` with `gpus` and `memory` on the poller's thread; at once where there is no GPU.
+
+        If the driver does not answer in time, both are empty.
+        """
+        if self._missing or not nvidia_gpus():
+            answer([], {})
+            return
+        if self.gpus:
+            answer(self.gpus, self.memory)
+            return
+        waiting = [answer]
+
+        def give(gpus: list[GpuFigures], memory: dict[int, dict[int, int]]) -> None:
+            if waiting:
+                waiting.pop()(gpus, memory)
+
+        def read() -> None:
+            try:
+                nvml: Any = import_module("pynvml")
+                nvml.nvmlInit()
+                found = read_gpus(nvml)
+                nvml.nvmlShutdown()
+            except Exception as e:
+                log.info("no figures of GPUs: %s", e)
+                found = [], {}
+            poller.call_later(0.0, lambda: give(*found))
+
+        threading.Thread(target=read, name="monarch-gpus", daemon=True).start()
+        poller.call_later(PATIENCE, lambda: give([], {}))
 
     def _run(self, ended: threading.Event) -> None:
         try:

@@ -65,7 +65,7 @@ class HostObserver:
         self._used: dict[str, tuple[float, float, float]] = {}
         self._busy = (0.0, 0.0)  # of the host: ticks of work, and all
         self._measuring = False
-        self._gpus = GpuReader()
+        self.gpus = GpuReader()
         node.handle(Observe, self._on_observe)
         node.handle(RankActivity, self._on_activity)
         node.on_hello.append(self._on_hello)
@@ -90,7 +90,7 @@ class HostObserver:
             self._measure([lease])
         if not self._measuring:
             self._measuring = True
-            self._gpus.begin()
+            self.gpus.begin()
             self._node.poller.call_later(MEASURE, self._on_measure)
 
     def _ranks_of(self, controller: str) -> list[Proc]:
@@ -150,7 +150,7 @@ class HostObserver:
             self._send(lease, None, [], True)  # a controller that was held up asks again
         if not self._leases:
             self._measuring = False
-            self._gpus.end()
+            self.gpus.end()
             self._used.clear()
             return
         self._node.poller.call_later(MEASURE, self._on_measure)
@@ -194,7 +194,7 @@ class HostObserver:
             self._used[proc.id] = (now, used, cpu)
         started = time.time() - (now - proc.started)
         return ProcFigures(
-            proc.id, proc.pid, round(started, 3), proc.state == "alive", rss, cpu, self._gpus.memory.get(proc.pid, {})
+            proc.id, proc.pid, round(started, 3), proc.state == "alive", rss, cpu, self.gpus.memory.get(proc.pid, {})
         )
 
     def _host_figures(self) -> HostFigures:
@@ -203,7 +203,7 @@ class HostObserver:
         self._busy = (busy, total)
         cpu = 100 * (busy - last_busy) / (total - last_total) if total > last_total else 0.0
         size, free = _host_memory()
-        return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size, self._gpus.gpus)
+        return HostFigures(os.cpu_count() or 1, round(cpu, 1), size - free, size, self.gpus.gpus)
 
 
 def _is_up(figures: ProcFigures | None) -> bool:

@@ -286,7 +286,7 @@ def _audit(node: Node, path: str) -> Audit:
     try:
         return Audit(node.poller, path)
     except OSError as e:
-        raise OSError(f"cannot write to the audit file {path}: {e.strerror}") from e
+        raise OSError(f"cannot write to the audit file {path}: {e.strerror or e}") from e
 
 
 def _remove_dead_socket(path: str) -> None:

@@ -37,7 +37,7 @@ class Audit:
             gets the lines.
 
     Raises:
-        OSError: the file cannot be opened for appending.
+        OSError: the file cannot be opened for appending, or others may access it.
     """
 
     def __init__(self, poller: Poller, path: str = "") -> None:
@@ -76,4 +76,4 @@ class Audit:
             if self._file is not None:
                 self._file.append(f"{stamp} {line}")
         except OSError as e:
-            log.error("cannot write to the audit file %s: %s", self._path, e.strerror)
+            log.error("cannot write to the audit file %s: %s", self._path, e.strerror or e)

@@ -39,6 +39,11 @@ def _near_limit() -> int:
 near = _near_limit()
 
 
+def limit() -> int:
+    """The soft limit of this process now."""
+    return _soft_and_hard()[0]
+
+
 def users_limit() -> int:
     """The soft limit that the user's shell gave this process."""
     return _soft_and_hard()[0] if _users is None else _users

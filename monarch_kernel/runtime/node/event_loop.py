@@ -28,16 +28,21 @@ class LeadingSelector(selectors.BaseSelector):
         self._own = selectors.EpollSelector()
         self._poller = poller
         self._ready = False
+        self._registered = 0
         poller.register(self._own.fileno(), self._note, EPOLLIN | select.EPOLLET)
 
     def _note(self, _events: int) -> None:
         self._ready = True
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._own.register(fileobj, events, data)
+        key = self._own.register(fileobj, events, data)
+        self._registered += 1
+        return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._own.unregister(fileobj)
+        key = self._own.unregister(fileobj)
+        self._registered -= 1
+        return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._own.modify(fileobj, events, data)
@@ -48,7 +53,7 @@ class LeadingSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> Events:
         if timeout is not None and timeout <= 0:
             # Callbacks are pending. If only the loop's wake-up descriptor is registered, there is nothing to poll.
-            return self._look(0) if len(self._own.get_map()) > 1 else []
+            return self._look(0) if self._registered > 1 else []
         if self._ready:
             found = self._look(0)
             if found:

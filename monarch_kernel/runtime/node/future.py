@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from monarch_kernel import logs
@@ -51,11 +52,13 @@ class Future(Generic[R]):
     def _finish(self) -> None:
         self._done = True
         self._poller.notify(self)
-        callbacks = self._callbacks
-        if callbacks is not None:
-            self._callbacks = None
-            for callback in callbacks:
-                self._run(callback)
+        if self._callbacks is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            self._run(callback)
 
     def _run(self, callback: Callable[[Future[R]], None]) -> None:
         try:
@@ -82,12 +85,13 @@ class Future(Generic[R]):
             TimeoutError: there is no result yet; ``get`` can be called again later.
         """
         __tracebackhide__ = True  # a notebook shows the user's line and the remote traceback, not these frames
-        self._wait(timeout)
+        if not self._done:
+            self._wait(timeout)
         return self._result()
 
     def _wait(self, timeout: float | None) -> None:
         __tracebackhide__ = True
-        if not self._done and not self._poller.wait(self, timeout):
+        if not self._poller.wait(self, timeout):
             raise TimeoutError(
                 f"no answer{' to ' + self.what if self.what else ''} within {timeout} s{self._waiting()}"
             )
@@ -121,9 +125,7 @@ class Future(Generic[R]):
             self._callbacks = []
         self._callbacks.append(callback)
         if self._done:  # it became done between the two checks
-            callbacks, self._callbacks = self._callbacks, None
-            for pending in callbacks or ():
-                self._run(pending)
+            self._call_back()
 
     def then(self, convert: Callable[[R], S]) -> Future[S]:
         """A future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""
@@ -135,11 +137,12 @@ class Future(Generic[R]):
             import asyncio
 
             loop = asyncio.get_running_loop()
+            thread = get_ident()
             waiter: asyncio.Future[None] = loop.create_future()
 
             def wake(_future: Future[R]) -> None:
                 try:
-                    if _running_here(loop):
+                    if get_ident() == thread:  # the loop polls, or its thread does for another wait
                         _settle(waiter)
                     else:
                         loop.call_soon_threadsafe(_settle, waiter)
@@ -171,15 +174,6 @@ class Future(Generic[R]):
 def _settle(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _running_here(loop: asyncio.AbstractEventLoop) -> bool:
-    import asyncio
-
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
 
 
 class _Converted(Future[S], Generic[R, S]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import socket
 import threading
 from collections import deque
@@ -35,6 +34,8 @@ _unpack_from = PREFIX.unpack_from
 _CHUNK = 64 * 1024
 #: Messages up to this size are joined into one piece before sending.
 _JOIN = 32 * 1024
+#: The messages of a piece up to this size are copied out of it, which costs less than views of it.
+_COPIED = 4 * 1024
 #: The longest header. (Only the available memory limits a body.)
 MAX_HEADER = 64 * 1024 * 1024
 #: From this size on, a message is checked against the available memory before any is allocated for it.
@@ -48,8 +49,6 @@ _TURN = 1024 * 1024
 FAILED = 1
 #: How much of a cause is sent.
 _LONGEST_CAUSE = 2000
-
-_HANGUP = select.EPOLLHUP | select.EPOLLERR
 
 Buffer = bytes | bytearray | memoryview
 Pieces = list[Buffer]
@@ -167,37 +166,45 @@ class Link:
         Raises:
             ValueError: the header is longer than receivers accept.
         """
-        if len(header) > MAX_HEADER:
-            raise ValueError(f"a message with a header of {len(header):,} bytes cannot be sent: {MAX_HEADER:,} at most")
-        if type(body) is list:
-            size = sum(memoryview(piece).nbytes for piece in body)
-            self._send_pieces([_pack(len(header), size) + header, *body], size)
+        head = len(header)
+        if type(body) is list or head + (size := len(body)) > _JOIN:
+            self._send_large(header, body)
             return
-        size = len(body)
-        if size > _JOIN:
-            self._send_pieces([_pack(len(header), size) + header, body], size)
-            return
-        data = _pack(len(header), size) + header + body
+        data = _pack(head, size) + header + body
         with self._lock:
-            if self.closed:
+            sock = self._sock
+            if sock is None or self._out or self.closed or self._moved is not None:
+                self._send_later(data, header, body)
                 return
-            if self._moved is not None:
-                self._moved.send(header, body)
-                return
-            if self._poller.late and self._sock is not None:  # else they would precede the Hello
+            if self._poller.late:
                 data = self._late() + data
-            if self._out or self._sock is None:
-                self._queue(data)
-                return
             try:
-                sent = self._sock.send(data)
+                sent = sock.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError:
                 return  # the next read reports the end of the link
             if sent != len(data):
                 self._queue(data[sent:])
-                self._poller.modify(self._sock.fileno(), EPOLLIN | EPOLLOUT)
+                self._poller.modify(sock.fileno(), EPOLLIN | EPOLLOUT)
+
+    def _send_later(self, data: bytes, header: bytes, body: Body) -> None:
+        """Queue a small message behind others, or pass it on; the caller holds the lock."""
+        if self.closed:
+            return
+        if self._moved is not None:
+            self._moved.send(header, body)
+            return
+        if self._poller.late and self._sock is not None:  # else they would precede the Hello
+            data = self._late() + data
+        self._queue(data)
+
+    def _send_large(self, header: bytes, body: Body) -> None:
+        if len(header) > MAX_HEADER:
+            raise ValueError(f"a message with a header of {len(header):,} bytes cannot be sent: {MAX_HEADER:,} at most")
+        pieces = body if type(body) is list else [body]
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        self._send_pieces([_pack(len(header), size) + header, *pieces], size)
 
     def _late(self) -> bytes:
         """The frames of deferred messages to this peer."""
@@ -264,16 +271,18 @@ class Link:
 
     # -- receiving ------------------------------------------------------------------------------
 
-    def _on_event(self, events: int) -> None:
+    def receive(self, events: int = EPOLLIN) -> bool:
+        """Handle the data of one ``recv``, and first send what is queued if that is among the events.
+
+        Returns:
+            False at the end of the link or if there was no data.
+        """
         if events & EPOLLOUT:
             with self._lock:
                 if not self.closed:
                     self._flush()
-        if events & (EPOLLIN | _HANGUP):
-            self.receive()
-
-    def receive(self) -> bool:
-        """Handle the data of one ``recv``. Returns False at the end of the link or if there was no data."""
+            if events == EPOLLOUT:
+                return False
         sock = self._sock
         if sock is None or self.closed or self._receiving:
             return False
@@ -296,7 +305,7 @@ class Link:
                 self._rest = b""
             at = 0
             end = len(data)
-            view = memoryview(data)
+            view = memoryview(data) if end > _COPIED else data
             on_message = self.on_message
             while end - at >= _HEAD:
                 header_size, body_size = _unpack_from(data, at)
@@ -327,7 +336,10 @@ class Link:
         finally:
             self._receiving = False
 
-    def _begin_big(self, header_size: int, body_size: int, have: memoryview) -> None:
+    #: The handler of the socket's events.
+    _on_event = receive
+
+    def _begin_big(self, header_size: int, body_size: int, have: Buffer) -> None:
         if header_size > MAX_HEADER:
             raise LinkError(f"a header of {header_size:,} bytes was announced, where {MAX_HEADER:,} is the most")
         gap = -header_size % 64  # aligns the start of the body, and so any array in it
@@ -363,7 +375,7 @@ class Link:
             self._on_word(body)
         return True
 
-    def _on_word(self, word: memoryview) -> None:
+    def _on_word(self, word: Buffer) -> None:
         """Handle a word from the other end of the link."""
         if len(word) and word[0] == FAILED:
             self.end(f"the other side gave it up: {_text(word[1:])}")
@@ -377,12 +389,7 @@ class Link:
     def _fail(self, error: Exception) -> None:
         """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
-        peer = self.peer or "a process that has not said who it is"
-        if is_peers_fault(error) or isinstance(error, MemoryError):
-            log.warning("the link to %s ends: %s", peer, why)
-        else:
-            bug = "the link to %s ends, as a message handler failed; this is a bug in monarch_kernel"
-            log.error(bug, peer, exc_info=error)
+        _report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
         self.give_up(why)
 
     def give_up(self, why: str) -> None:
@@ -439,9 +446,31 @@ class Link:
         return f"<Link to {self.peer or '?'} {state}>"
 
 
+def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
+    """Log that a link ends because of a message: one line, and not for each, as a peer may send any number."""
+    from monarch_kernel.runtime.node.tally import is_first_bad_message
+
+    where = _place_of(error)
+    if is_first_bad_message(poller, where, type(error).__name__):
+        if is_peers_fault(error) or isinstance(error, MemoryError):
+            log.warning("the link to %s ends: %s (%s)", _printable(peer), _printable(why), where)
+        else:
+            bug = "the link to %s ends: %s (%s); this is a bug in monarch_kernel"
+            log.error(bug, _printable(peer), _printable(why), where)
+    log.debug("the message could not be handled", exc_info=error)
+
+
+def _place_of(error: Exception) -> str:
+    """Where an exception was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else "?"
+
+
 def is_peers_fault(error: Exception) -> bool:
     """Whether no receiver could have handled the data."""
-    return isinstance(error, LinkError | msgspec.MsgspecError)
+    return isinstance(error, LinkError | msgspec.MsgspecError | UnicodeDecodeError)
 
 
 def describe(error: Exception) -> str:
@@ -455,10 +484,14 @@ def describe(error: Exception) -> str:
     return f"a message could not be handled ({type(error).__name__}: {error})"
 
 
-def _text(word: memoryview) -> str:
+def _text(word: Buffer) -> str:
     """Text from the other side, made safe for a terminal."""
-    said = bytes(word[:_LONGEST_CAUSE]).decode(errors="replace")
-    return "".join(c if c.isprintable() else " " for c in said)
+    return _printable(bytes(word[:_LONGEST_CAUSE]).decode(errors="replace"))
+
+
+def _printable(text: str) -> str:
+    """Text of others on one line, without what changes a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_CAUSE])
 
 
 def allocate(size: int) -> memoryview:

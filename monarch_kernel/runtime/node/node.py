@@ -473,7 +473,9 @@ class Node:
             body = self.apart(reply.segment, body)
         if reply.written and self.reply_gate is not None and self.reply_gate.holds(link.peer, reply, body):
             return
-        self.settle(reply, body)
+        sink = self.calls.get(reply.call)  # as in `settle`
+        if sink is not None:
+            sink.on_reply(reply.rank, reply.status, body, reply.buffers)
 
     def settle(self, reply: Reply, body: Body) -> None:
         """Pass a reply to the call that waits for it."""
@@ -484,16 +486,31 @@ class Node:
     # -- receiving ----------------------------------------------------------------------------
 
     def _dispatch(self, link: PeerLink, message: Message, body: Body) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is None or not link.peer:
+            self._dispatch_unusual(link, message, body)
+            return
+        handler(link, message, body)
+
+    def _dispatch_unusual(self, link: PeerLink, message: Message, body: Body) -> None:
+        """Handle the message of a link whose other end has not said Hello, or one without a handler."""
         kind = type(message)
         if not link.peer and kind not in _STRANGERS:
-            log.warning("closed a link that did not begin with Hello")
+            self._note("a link that did not begin with Hello, and was closed")
             link.close()
             return
         handler = self.handlers.get(kind)
         if handler is None:
-            log.error("%s got a %s, which it does not handle", self.id, kind.__name__)
+            self._note(f"a {kind.__name__}, which it does not handle")
             return
         handler(link, message, body)
+
+    def _note(self, what: str) -> None:
+        """Log what has come and should not have: a line for the first of a kind, as a peer may send any number."""
+        from monarch_kernel.runtime.node.tally import is_first_bad_message
+
+        if is_first_bad_message(self.poller, self.id, what):
+            log.error("%s got %s", self.id, what)
 
     # -- death --------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ import os
 import select
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -38,6 +38,10 @@ TICK = 0.005
 #: The longest sleep of the main thread (seconds). A signal that arrives between the interpreter's check for signals and
 #: the system call does not interrupt that call, so this is also the longest delay of a Ctrl-C.
 LOOK_UP = 0.2
+#: How long an event loop waits for the background thread to give the lead back (seconds).
+STEAL = 0.05
+#: How many ready descriptors one poll takes; for more than 42 the interpreter would allocate a buffer each time.
+_READY = 42
 #: The longest sleep (seconds): the kernel counts milliseconds in 32 bits.
 _LONGEST = 1e6
 #: After this many ticks with a leader, the background thread sleeps until it is needed.
@@ -65,9 +69,9 @@ class Timer:
 
     __slots__ = ("callback", "due")
 
-    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+    def __init__(self, due: float, callback: Callable[[], object]) -> None:
         self.due = due
-        self.callback: Callable[[], None] | None = callback
+        self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
         self.callback = None
@@ -85,7 +89,7 @@ class Poller:
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], object]] = {}
         self._lead = threading.Lock()
         self._leader = 0  # thread ident, valid while _lead is held
         self._target: Waitable | None = None  # what the leader waits for
@@ -103,6 +107,9 @@ class Poller:
         self._start_lock = threading.Lock()
         self._interrupted = False  # the main thread must leave its wait
         self._pressed = False  # a SIGINT was deferred
+        self._deferring: SignalHandler = self._defer
+        #: A handler of SIGINT that raises in user code only; see ``wait``.
+        self.calm: SignalHandler | None = None
         self._errand: Callable[[], None] | None = None
         self._main_parker: threading.Lock | None = None
         self._closed = False
@@ -117,7 +124,7 @@ class Poller:
 
     # -- registration -----------------------------------------------------------------------
 
-    def register(self, fd: int, handler: Callable[[int], None], events: int = EPOLLIN) -> None:
+    def register(self, fd: int, handler: Callable[[int], object], events: int = EPOLLIN) -> None:
         """Call ``handler(events)`` on the leading thread when ``fd`` is ready."""
         if fd >= descriptors.near:
             descriptors.raise_limit()
@@ -136,13 +143,13 @@ class Poller:
             except (OSError, ValueError):
                 pass
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
         """Run ``callback`` from the leader in ``delay`` seconds."""
-        timer = Timer(time.monotonic() + delay, callback)
+        timer = Timer(monotonic() + delay, callback)
         heapq.heappush(self._timers, (timer.due, next(self._counter), timer))
-        if self._leader != threading.get_ident():
+        if self._leader != get_ident():
             self.wake()
-            self._ensure_background()
+            self.start_background()
         return timer
 
     def say_late(self, peer: str, message: Message) -> None:
@@ -187,12 +194,17 @@ class Poller:
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def wait(self, waitable: Waitable, timeout: float | None = None) -> bool:
+    def wait(self, waitable: Waitable, timeout: float | None = None, idle: bool = False) -> bool:
         """Block until ``waitable._done``, and poll meanwhile if no other thread does.
 
         In the main thread, a SIGINT is deferred to the end of the current step and then passed to the
         previously installed handler, so Ctrl-C never loses a message that is being handled. A callback of
         ``call_in_wait`` also runs in the main thread's wait; its time does not count.
+
+        Args:
+            waitable: what to wait for.
+            timeout: how long (seconds); None: until it is done.
+            idle: no user code is on this thread's stack, so ``calm`` needs no deferral.
 
         Returns:
             Whether it is done; False after ``timeout`` seconds.
@@ -200,43 +212,49 @@ class Poller:
         __tracebackhide__ = True  # Ctrl-C in a notebook shows the user's line, not this one
         if waitable._done:
             return True
-        if self._leader == threading.get_ident():
+        thread = get_ident()
+        if self._leader == thread:
             raise RuntimeError(
                 "waiting here would never end: this code runs inside the delivery of a message "
                 "(a callback of a Future, an output subscriber, a fault hook); hand the work to a thread, or await it"
             )
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if threading.get_ident() != self._main:
+        deadline = None if timeout is None else monotonic() + timeout
+        if thread != self._main:
             return self._wait(waitable, deadline, False)
-        handler = self._shield()
-        if handler is None:
-            return self._wait(waitable, deadline, False)
-        try:
+        if idle and self.calm is not None and _getsignal(_SIGINT) is self.calm:
+            handler, interrupted = self.calm, False
             done = self._errand is None and self._wait(waitable, deadline, True)
-        finally:
-            interrupted = self._unshield(handler)
+            self._interrupted = False
+        else:
+            handler = self._shield()
+            if handler is None:
+                return self._wait(waitable, deadline, False)
+            try:
+                done = self._errand is None and self._wait(waitable, deadline, True)
+            finally:
+                interrupted = self._unshield(handler)
         if self._errand is not None:
-            began = time.monotonic()
+            began = monotonic()
             errand, self._errand = self._errand, None
             errand()
             if deadline is not None:
-                deadline += time.monotonic() - began
+                deadline += monotonic() - began
             if not interrupted and not waitable._done:
-                return self.wait(waitable, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                return self.wait(waitable, None if deadline is None else max(0.0, deadline - monotonic()), idle)
         if interrupted:
             handler(_SIGINT, None)
             # If the handler does not raise, the wait continues.
             if not waitable._done:
-                rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+                rest = None if deadline is None else max(0.0, deadline - monotonic())
                 return self.wait(waitable, rest)
         return done or waitable._done
 
     def _shield(self) -> SignalHandler | None:
         """Defer SIGINT. Returns the handler to restore, or None if there is nothing to defer. Main thread only."""
         handler = _getsignal(_SIGINT)
-        if not callable(handler) or handler == self._defer:
+        if handler is self._deferring or not callable(handler):
             return None
-        _signal.signal(_SIGINT, self._defer)
+        _signal.signal(_SIGINT, self._deferring)
         return handler
 
     def _unshield(self, handler: SignalHandler) -> bool:
@@ -272,55 +290,16 @@ class Poller:
 
     def _wait(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
         lead = self._lead
-        while True:
-            if waitable._done or (main and self._interrupted):
+        while not lead.acquire(False):
+            if not self._follow(waitable, deadline, main):
                 return waitable._done
-            if lead.acquire(False):
-                return self._lead_for(waitable, deadline, main)
-            parker = threading.Lock()
-            parker.acquire()
-            self._followers.append(parker)
-            waitable._parked.append(parker)
-            if main:
-                self._main_parker = parker
-            try:
-                if waitable._done:
-                    return True
-                if lead.acquire(False):  # the leader left before it saw this parker
-                    return self._lead_for(waitable, deadline, main)
-                if self._background_leads:
-                    self._steal = True
-                    self.wake()
-                if deadline is None:
-                    parker.acquire(timeout=LOOK_UP if main else -1)
-                else:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return waitable._done
-                    parker.acquire(timeout=min(left, LOOK_UP) if main else left)
-            finally:
-                if main:
-                    self._main_parker = None
-                try:
-                    self._followers.remove(parker)
-                except ValueError:
-                    # This thread was promoted; if it leaves without leading, promote another.
-                    if not lead.locked():
-                        self._pass_on()
-                try:
-                    waitable._parked.remove(parker)
-                except ValueError:
-                    pass
-
-    def _lead_for(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
-        """Poll until done. The caller has acquired ``_lead``; this releases it."""
-        self._leader = threading.get_ident()
+        self._leader = get_ident()
         self._target = waitable
         try:
+            longest = LOOK_UP if main else -1
             while not (waitable._done or (main and self._interrupted)):
-                longest = LOOK_UP if main else -1
                 if deadline is not None:
-                    left = deadline - time.monotonic()
+                    left = deadline - monotonic()
                     if left <= 0:
                         break
                     longest = min(left, LOOK_UP) if main else left
@@ -329,9 +308,48 @@ class Poller:
             self._target = None
             self._leader = 0
             self._epoch += 1
-            self._lead.release()
-            self._pass_on()
+            lead.release()
+            if self._followers or self._background_parked or self._background is None:
+                self._pass_on()
         return waitable._done
+
+    def _follow(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
+        """Park while another thread leads. Returns whether to wait on."""
+        parker = threading.Lock()
+        parker.acquire()
+        self._followers.append(parker)
+        waitable._parked.append(parker)
+        if main:
+            self._main_parker = parker
+        try:
+            if waitable._done or (main and self._interrupted):
+                return False
+            if not self._lead.locked():  # the leader left before it saw this parker
+                return True
+            if self._background_leads:
+                self._steal = True
+                self.wake()
+            if deadline is None:
+                parker.acquire(timeout=LOOK_UP if main else -1)
+            else:
+                left = deadline - monotonic()
+                if left <= 0:
+                    return False
+                parker.acquire(timeout=min(left, LOOK_UP) if main else left)
+            return not (waitable._done or (main and self._interrupted))
+        finally:
+            if main:
+                self._main_parker = None
+            try:
+                self._followers.remove(parker)
+            except ValueError:
+                # This thread was promoted; if it leaves without leading, promote another.
+                if not self._lead.locked():
+                    self._pass_on()
+            try:
+                waitable._parked.remove(parker)
+            except ValueError:
+                pass
 
     def _step(self, timeout: float) -> None:
         timers = self._timers
@@ -347,7 +365,7 @@ class Poller:
             if self.late:
                 self._say()
         handlers = self._handlers
-        found = self._epoll.poll(timeout)
+        found = self._epoll.poll(timeout, _READY)
         self._asleep = False
         for fd, events in found:
             handler = handlers.get(fd)
@@ -365,7 +383,7 @@ class Poller:
             self._run_timers()
 
     def _run_timers(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.callback is not None:
@@ -379,7 +397,7 @@ class Poller:
         if waitable._parked:
             for parker in tuple(waitable._parked):
                 _release(parker)
-        if self._target is waitable and self._leader != threading.get_ident():
+        if self._target is waitable and self._leader != get_ident():
             self.wake()
 
     def _pass_on(self) -> None:
@@ -395,15 +413,12 @@ class Poller:
             self._background_parked = False
             _release(self._background_signal)
         elif self._background is None:
-            self._ensure_background()
+            self.start_background()
 
     # -- the background thread ---------------------------------------------------------------
 
     def start_background(self) -> None:
         """From now on, handle messages even when no thread waits."""
-        self._ensure_background()
-
-    def _ensure_background(self) -> None:
         if self._background is not None or not self._background_wanted or self._closed:
             return
         with self._start_lock:
@@ -432,7 +447,7 @@ class Poller:
                 continue
             if not self._lead.acquire(False):
                 continue
-            self._leader = threading.get_ident()
+            self._leader = get_ident()
             self._background_leads = True
             try:
                 while not (self._steal or self._followers or self._closed):
@@ -451,7 +466,7 @@ class Poller:
     def run(self, until: Callable[[], bool]) -> None:
         """Lead in this thread until ``until()`` is true; for processes whose main thread only polls."""
         with self._lead:
-            self._leader = threading.get_ident()
+            self._leader = get_ident()
             try:
                 while not until():
                     self._step(-1)
@@ -462,25 +477,38 @@ class Poller:
         """Poll once, for an idle event loop; timeout -1: until something arrives.
 
         Returns:
-            False at once if another thread leads.
+            False if another thread leads; the background thread gives the lead back.
         """
-        if not self._lead.acquire(False):
+        lead = self._lead
+        if not lead.acquire(False) and not self._steal_lead():
             return False
-        self._leader = threading.get_ident()
+        self._leader = get_ident()
         try:
             self._step(timeout)
         finally:
             self._leader = 0
             self._epoch += 1
-            self._lead.release()
-            self._pass_on()
+            lead.release()
+            if self._followers or self._background_parked or self._background is None:
+                self._pass_on()
         return True
+
+    def _steal_lead(self) -> bool:
+        """Take the lead from the background thread; False if another thread leads, or a handler runs for long."""
+        if not self._background_leads:
+            return False
+        self._steal = True
+        self.wake()
+        if self._lead.acquire(timeout=STEAL):
+            return True
+        self._steal = False
+        return False
 
     def in_leader(self) -> bool:
         """Whether the calling thread is the leader, which handles messages."""
-        return self._leader == threading.get_ident()
+        return self._leader == get_ident()
 
-    def abandon(self) -> list[Callable[[int], None]]:
+    def abandon(self) -> list[Callable[[int], object]]:
         """In a fork of this process: release what it shares, and reject every further wait. Returns the handlers."""
         handlers = list(self._handlers.values())
         self._closed = True
@@ -518,7 +546,7 @@ class Shielded:
         self._handler: SignalHandler | None = None
 
     def __enter__(self) -> None:
-        if threading.get_ident() == self._poller._main:
+        if get_ident() == self._poller._main:
             self._handler = self._poller._shield()
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:

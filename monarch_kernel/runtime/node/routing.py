@@ -157,7 +157,11 @@ class Routes:
         if why:
             node.declare_dead(ref.id, Death.of(DeathKind.AGENT_UNREACHABLE, why, ref.id, ref.host))
             return None
-        return _Dial(node, self, url, None, LAZY_TIMEOUT, ref, keys).link
+        try:
+            return _Dial(node, self, url, None, LAZY_TIMEOUT, ref, keys).link
+        except ValueError as e:  # it may have told anything of itself
+            node.declare_dead(ref.id, Death.of(DeathKind.AGENT_UNREACHABLE, str(e), ref.id, ref.host))
+            return None
 
     def _why_not(self, url: str) -> str:
         """Why this process cannot use this URL; '' if it can. Reads the key on first use."""

@@ -1,15 +1,21 @@
-"""Counts events that strangers can cause repeatedly, so that a log gets one line per period, not one per event."""
+"""Counts events that others can cause repeatedly, so that a log gets one line per period, not one per event."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
+from monarch_kernel import logs
 from monarch_kernel.runtime.node.poller import Poller, Timer
+
+log = logs.logger(__name__)
 
 #: How many addresses are counted separately; further ones are counted together.
 ADDRESSES = 64
 OTHERS = "other addresses"
+#: How long bad messages are counted before the next line about them (seconds).
+_PERIOD = 60.0
 
 
 class Tally:
@@ -33,8 +39,8 @@ class Tally:
         self._counts: dict[tuple[str, str], int] = {}
         self._timer: Timer | None = None
 
-    def add(self, address: str, reason: str) -> None:
-        """Count one event."""
+    def add(self, address: str, reason: str) -> bool:
+        """Count one event; returns whether it is the first of its kind in this period."""
         with self._lock:
             kind = address, reason
             if kind not in self._counts and len(self._counts) >= ADDRESSES:
@@ -45,6 +51,7 @@ class Tally:
                 self._timer = self._poller.call_later(self._period, self._on_period)
         if count is None:
             self._write(*kind, 0)
+        return count is None
 
     def close(self) -> None:
         """Write the counts so far."""
@@ -67,3 +74,26 @@ class Tally:
         for kind, count in counts.items():
             if count:
                 self._write(*kind, count)
+
+
+_bad_messages: WeakKeyDictionary[Poller, Tally] = WeakKeyDictionary()
+
+
+def is_first_bad_message(poller: Poller, where: str, kind: str) -> bool:
+    """Count a message that could not be handled; returns whether it is to be logged, as others so far are not.
+
+    Args:
+        poller: of the link that it came over.
+        where: the place in the code that took it last.
+        kind: what was wrong.
+    """
+    tally = _bad_messages.get(poller)
+    if tally is None:
+        tally = _bad_messages[poller] = Tally(poller, _PERIOD, _write_bad_messages)
+        poller.at_close.append(tally.close)
+    return tally.add(where, kind)
+
+
+def _write_bad_messages(where: str, kind: str, again: int) -> None:
+    if again:
+        log.warning("%d more messages since then could not be handled (%s, %s)", again, kind, where)

@@ -65,7 +65,8 @@ class Rank:
         self.system.main_driver = self._take_main
         self.system.on_end_proc = self._end
         if config.owner.id == config.root.id:  # then its output goes to the controller
-            self.system.mark_output = self._mark_output
+            output_capture.marks.reads = lambda peer: peer in (self.system.root.id, config.agent.id)
+            self.system.output_marks = output_capture.marks
         self.node.handle(Bootstrap, self._on_bootstrap)
         self.node.handle(ObserveRank, RankObserver(self.system).on_observe)
         if config.kept:
@@ -82,7 +83,8 @@ class Rank:
         """Serve until told to end; returns the exit code."""
         set_system(self.system)
         self.node.listen()
-        signal.signal(signal.SIGINT, self._on_sigint)
+        self.node.poller.calm = self._on_sigint
+        signal.signal(signal.SIGINT, self.node.poller.calm)
         self.node.on_peer_dead.append(self._on_peer_dead)
         # Connect to the agent first: the agent then reports that this proc listens.
         self.node.link_to(self._config.agent.id)
@@ -133,11 +135,6 @@ class Rank:
         node.ref = node.refs[node.id] = msgspec.structs.replace(
             node.ref, gateway=root.gateway, gateway_address=root.gateway_address
         )
-
-    def _mark_output(self, peer: str, cell: str) -> int:
-        """Mark the end of the output so far, for a reply to the controller or to the agent that relays it."""
-        # Look for plain bytes only in calls from a notebook cell; calls from a script save that cost.
-        return output_capture.mark_answer(bool(cell)) if peer in (self.system.root.id, self._config.agent.id) else 0
 
     # -- the main thread ------------------------------------------------------------------------
 

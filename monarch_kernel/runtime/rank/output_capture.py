@@ -26,7 +26,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from monarch_kernel.protocol import output_records
@@ -43,7 +43,7 @@ __all__ = [
     "flush",
     "install",
     "installed",
-    "mark_answer",
+    "marks",
     "set_cell",
     "uninstall",
 ]
@@ -59,9 +59,6 @@ _begun: list[str] = []
 _fds: dict[str, int] = {}
 _local = threading.local()
 _counter = itertools.count(1)
-_wrote = False  # whether a record was written since the last mark
-_last_mark = 0
-_mark_lock = threading.Lock()
 _installed = False
 _registered = False  # with `os.register_at_fork`, which takes nothing back
 _libc: Any = None
@@ -148,28 +145,51 @@ def flush() -> None:
     _flush_c()
 
 
-def mark_answer(raw: bool) -> int:
-    """Mark the end of the output before the calling thread's reply, if there was any since the last mark.
+class AnswerMarks:
+    """The numbered marks that end the output before this process's answers; ``OutputMarks`` of its actors.
 
-    Args:
-        raw: also look for plain bytes of C code and subprocesses; costs two system calls.
-
-    Returns:
-        The number of the last mark, which the reply carries; 0 if there is none.
+    Attributes:
+        fresh: whether a record was written since the last mark.
+        used: whether any ever was. Until then there is nothing to mark, apart from plain bytes.
+        reads: whether a process gets this one's output, and so knows of the marks.
     """
-    global _wrote, _last_mark
-    if _dirty:
-        _pending().flush()
-    errors = raw and _unread(_fds.get("stderr"))
-    if not (_wrote or errors or (raw and _unread(_fds.get("stdout")))):
-        return _last_mark
-    with _mark_lock:  # marks enter the pipe in the order of their numbers
-        _last_mark += 1
-        _wrote = False  # before the mark: another thread's concurrent write may land behind it
-        _write_mark("stdout", output_records.encode_answer(_last_mark, errors))
-        if errors:
-            _write_mark("stderr", output_records.encode_flush(str(_last_mark), "stderr"))
-        return _last_mark
+
+    __slots__ = ("_last", "_lock", "fresh", "reads", "used")
+
+    def __init__(self) -> None:
+        self.used = False
+        self.reads: Callable[[str], bool] = lambda _peer: False
+        self.fresh = False
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def mark(self, peer: str, cell: str) -> int:
+        """Mark the end of the output before the calling thread's reply, if there was any since the last mark.
+
+        Plain bytes of C code and subprocesses are looked for only in calls from a notebook cell; calls from a script
+        save the two system calls.
+
+        Returns:
+            The number of the last mark, which the reply carries; 0 if there is none.
+        """
+        if not self.reads(peer):
+            return 0
+        if _dirty:
+            _pending().flush()
+        errors = bool(cell) and _unread(_fds.get("stderr"))
+        if not (self.fresh or errors or (cell and _unread(_fds.get("stdout")))):
+            return self._last
+        with self._lock:  # marks enter the pipe in the order of their numbers
+            self._last += 1
+            self.fresh = False  # before the mark: another thread's concurrent write may land behind it
+            self.used = True
+            _write_mark("stdout", output_records.encode_answer(self._last, errors))
+            if errors:
+                _write_mark("stderr", output_records.encode_flush(str(self._last), "stderr"))
+            return self._last
+
+
+marks = AnswerMarks()
 
 
 def _write_mark(pipe: output_records.Stream, record: bytes) -> None:
@@ -195,12 +215,11 @@ def _put(pipe: output_records.Stream, records: Iterable[bytes]) -> None:
 
 
 def _write(fd: int, record: bytes) -> None:
-    global _wrote
     try:
         os.write(fd, record)
     except (BlockingIOError, BrokenPipeError):
         _write_whole(fd, record)
-    _wrote = True  # after it: see `mark_answer`
+    marks.fresh = marks.used = True  # after it: see `AnswerMarks.mark`
 
 
 def _write_whole(fd: int, record: bytes) -> None:
@@ -271,7 +290,7 @@ class _Pending:
                 self._seen = self._parts
 
     def _list(self) -> None:
-        self._listed = True
+        self._listed = marks.used = True
         _dirty.add(self)
         _flusher.arm()
 

@@ -28,6 +28,13 @@ from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 from monarch_kernel.thread_frames import current_frames
 
+#: Variables of Slurm's tasks and steps, and of MPI's processes. The process that started this one may have them, and
+#: frameworks take them for the rank's. Those of the whole job stay.
+_OF_TASKS = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK", "SLURM_GTIDS"),
+    *("SLURM_STEP", "SLURM_LAUNCH_NODE", "SLURM_SRUN_COMM", "SLURM_DISTRIBUTION", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
+    *("MV2_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 #: How long a rank may take to reach rank 0's store, which exists before its address is sent (seconds).
 CONNECT_TIMEOUT = 5.0
 
@@ -99,8 +106,10 @@ def _distributed() -> Any:
 
 
 def set_environment(meeting: Meeting, rank: int) -> None:
-    """Set the variables that torchrun sets."""
+    """Set the variables that torchrun sets, and remove those by which a launcher told this process of another world."""
     local = meeting.local_size
+    for name in [each for each in os.environ if each.startswith(_OF_TASKS)]:
+        del os.environ[name]
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank % local),
@@ -113,6 +122,9 @@ def set_environment(meeting: Meeting, rank: int) -> None:
         ROLE_WORLD_SIZE=str(meeting.world_size),
         MASTER_ADDR=meeting.address,
         MASTER_PORT=str(meeting.port),
+        TORCHELASTIC_RUN_ID=f"{meeting.address}:{meeting.port}",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
     )
 
 
@@ -137,7 +149,7 @@ def join(
     leave()
     set_environment(meeting, rank)
     series, which = number
-    if backend == "gloo":
+    if "gloo" in backend:
         choose_interface(LOOPBACK if meeting.address == LOOPBACK else own_address())
     with opening() as opened:
         store = _store(meeting)

@@ -62,6 +62,10 @@ def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
         copy(to.layout, to_at, of.layout, of_at, size)
     else:
         cpu, start = (of, of_at) if to.device else (to, to_at)
+        if not cpu.layout.dims:  # contiguous: the driver copies it, at full speed where it is page-locked
+            address = cpu.layout.address + start
+            scatter(to, to_at, size, address) if to.device else gather(of, of_at, size, address)
+            return
         for lo, hi in steps(cpu.layout, start, start + size):
             n, done = hi - lo, lo - start
             address = ctypes.addressof(staging(n))

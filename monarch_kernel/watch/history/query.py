@@ -1,7 +1,7 @@
 """Asking a history in SQL: by DuckDB where it (and NumPy) is installed, else by SQLite of the standard library.
 
 Each query gets a database in memory of its own, with the tables that it names. So it sees one moment, and cannot change
-the history.
+the history. A query may be a stranger's, from a notebook: it reaches no file and no network, and loads nothing.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
             database.executemany(f"INSERT INTO {name} VALUES ({marks})", table)
         for view in views:
             database.execute(view)
+        database.set_authorizer(_reads_only)
         try:
             found = database.execute(sql)
             rows = tuple(found.fetchall())
@@ -98,6 +99,14 @@ def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
         return QueryResult(tuple(each[0] for each in found.description or ()), rows, "SQLite")
     finally:
         database.close()
+
+
+def _reads_only(action: int, name: str | None, *_: str | None) -> int:
+    """What a query may do in SQLite."""
+    reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
+    describes = action == sqlite3.SQLITE_PRAGMA and name in ("table_info", "table_list", "table_xinfo")
+    calls = action == sqlite3.SQLITE_FUNCTION and name != "load_extension"
+    return sqlite3.SQLITE_OK if action in reads or describes or calls else sqlite3.SQLITE_DENY
 
 
 def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
@@ -120,6 +129,8 @@ def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
                 database.unregister("arrays")
         for view in views:
             database.execute(view)
+        database.execute("SET enable_external_access = false")
+        database.execute("SET lock_configuration = true")
         try:
             found = database.execute(sql)
             columns = tuple(each[0] for each in found.description or ())

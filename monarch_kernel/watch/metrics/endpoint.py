@@ -8,19 +8,25 @@ names (``credentials_file``); it stays the same when a kernel restarts.
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
+import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from monarch_kernel.private_files import read_own_file, write_own_file
 from monarch_kernel.watch.metrics.collector import CONTENT_TYPE
 
-#: How long a client may take to send its request (seconds).
+log = logging.getLogger(__name__)
+
+#: How long a client may take to show the token, however it sends its request (seconds).
 PATIENCE = 5.0
-#: How many requests are served at a time.
+#: How many clients may be there that have not shown it; the oldest makes room for the next.
 MOST = 8
 
 
@@ -91,20 +97,45 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], text: Callable[[], bytes], token: bytes) -> None:
         self.text = text
         self.expected = b"Bearer " + token
-        self._slots = threading.BoundedSemaphore(MOST)
+        self._strangers: dict[socket.socket, threading.Timer] = {}  # the oldest first, with what ends each
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        timer = threading.Timer(PATIENCE, self._send_away, [request])
+        timer.daemon = True
+        with self._lock:
+            oldest = next(iter(self._strangers)) if len(self._strangers) >= MOST else None
+            self._strangers[request] = timer
+        if oldest is not None:
+            self._send_away(oldest)
+        timer.start()
         super().process_request(request, client_address)
+
+    def _send_away(self, stranger: socket.socket) -> None:
+        if self.forget(stranger):
+            with suppress(OSError):
+                stranger.shutdown(socket.SHUT_RDWR)  # its thread closes it
+
+    def forget(self, request: socket.socket) -> bool:
+        """Count a client among the strangers no more, as it has shown the token or is gone; returns whether it was."""
+        with self._lock:
+            timer = self._strangers.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self.forget(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report faults; that a client has gone, or was sent away, is none."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("metrics could not be served", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,7 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, server.expected):
             self._answer(401, b"a token is needed\n", {"WWW-Authenticate": "Bearer"})
-        elif self.path.partition("?")[0] != "/metrics":
+            return
+        server.forget(self.connection)
+        if self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"there is only /metrics\n", {})
         else:
             self._answer(200, server.text(), {"Content-Type": CONTENT_TYPE})

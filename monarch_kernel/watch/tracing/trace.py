@@ -297,7 +297,7 @@ class Trace:
             self._spool.seek(at)
             try:
                 process.batches.append((trace_records.decode_recorded(self._spool.read(size)), clock))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self._missing.append(f"Records of {name} cannot be read: {error}.")
         return process
 

@@ -85,3 +85,35 @@ def test_hang_tells_while_a_cell_runs_in_the_background(mesh: Kernel) -> None:
     assert said.result is not None and "<table>" in said.result["text/html"]
     mesh.ok("%mesh restart")
     assert "No rank waits" in mesh.ok("%mesh hang").text
+
+
+FAILS = """%%mesh
+import torch, torch.distributed as dist
+if rank == 2:
+    raise ValueError("no batch")
+dist.all_reduce(torch.ones(64))"""
+OTHER_SIZE = """%%mesh
+t = torch.ones(4 if rank != 3 else 5)
+dist.all_reduce(t)"""
+LEAVES_EARLY = """%%mesh
+for step in range(4):
+    if rank == 1 and step == 2:
+        break
+    dist.all_reduce(torch.ones(3))"""
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one failure", "two failures"])
+def test_earlier_cells_are_evidence_of_nothing(mesh: Kernel, again: bool) -> None:
+    """Records of the process group before, and exceptions of cells that are over."""
+    for code, right in ((OTHER_SIZE, "Rank 3 called all_reduce with 5 elements"), (LEAVES_EARLY, "rank 1")):
+        for _ in range(1 + again):
+            assert mesh.run(FAILS).status == "error"
+        cell = mesh.send(code)
+        subshell = mesh.control("create_subshell_request")["subshell_id"]
+        said = ""
+        while right not in said:
+            said = mesh.send("%mesh hang", subshell).wait().text
+            assert "64" not in said and "ValueError" not in said and "RuntimeError" not in said, said
+        mesh.control("delete_subshell_request", {"subshell_id": subshell})
+        mesh.interrupt()
+        assert cell.wait().status == "error"

@@ -70,6 +70,12 @@ def test_a_group_that_was_made_anew_begins_anew(entries: list[dict[str, Any]]) -
     assert [call.number for call in flight.record(10)["0"]] == [1, 2]
 
 
+def test_a_group_that_was_made_anew_may_have_counted_as_far(entries: list[dict[str, Any]]) -> None:
+    entries += [entry(0, 1, pg_id=0, input_sizes=[[64]]), entry(1, 1, pg_id=3, input_sizes=[[4]])]
+    (call,) = flight.record(10)["0"]
+    assert call.elements == 4
+
+
 def test_only_the_latest_collectives_are_recorded_and_no_point_to_point(entries: list[dict[str, Any]]) -> None:
     entries += [entry(at, at + 1) for at in range(9)] + [entry(9, 9, is_p2p=True)]
     assert [call.number for call in flight.record(3)["0"]] == [7, 8, 9]

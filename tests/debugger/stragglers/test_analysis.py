@@ -179,6 +179,9 @@ def test_traces_of_the_profiler(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(json.dumps(trace(0, [0.2], groups=2)))
     with pytest.raises(RecordsError, match="has 2 process groups"):
         report_of([str(tmp_path / "0.json")])
+    (tmp_path / "0.json.gz").write_bytes(gzip.compress(b"[" + b" " * (32 << 20) + b"]"))
+    with pytest.raises(RecordsError, match="larger than what a compressed trace of its size can be"):
+        report_of([str(tmp_path / "0.json.gz")])
     (tmp_path / "0.json").write_text("[1]")
     with pytest.raises(RecordsError, match="has no records of collectives"):
         report_of([str(tmp_path / "0.json")])

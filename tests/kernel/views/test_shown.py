@@ -15,13 +15,7 @@ from tests.kernel.views.page import Page
 
 @pytest.fixture(scope="module")
 def mesh(kernel: Kernel) -> Kernel:
-    """The file's kernel, with a mesh `m` of 4 ranks in use; live views have a bundle, though it may be none of use."""
-    kernel.ok(
-        "import monarch_kernel.widgets.bundle as bundle, tempfile, pathlib\n"
-        "if not bundle.BUNDLE.exists():\n"
-        "    bundle.BUNDLE = pathlib.Path(tempfile.mkdtemp(), 'mesh.js')\n"
-        "    bundle.BUNDLE.write_text('export default { render() {} }')"
-    )
+    """The file's kernel, with a mesh `m` of 4 ranks in use."""
     kernel.ok("%mesh up --procs 4\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')")
     return kernel
 

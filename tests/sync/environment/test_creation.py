@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import rattler
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import installed
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import changed_distributions, create, distributions, environment
+from workspace_sync.environment import changed_distributions, create, creation, distributions, environment
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
 
@@ -159,3 +162,47 @@ def test_what_pip_has_changed(wheels: list[Path], tmp_path: Path) -> None:
 def test_conda_packages_count(channel: Channel, tmp_path: Path) -> None:
     about = environment(channel.install(tmp_path / "a", "texts"))
     assert {name: found[0] for name, found in distributions(about).items()} == {"texts": "1.0"}
+
+
+def source_that_runs(folder: Path, taken: Path) -> Path:
+    """A source distribution whose build makes a file; it needs nothing but Python."""
+    content = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n'
+        '[project]\nname = "evil"\nversion = "1.0"\n',
+        "b.py": f"open({str(taken)!r}, 'w')\ndef build_wheel(*_, **__):\n    raise SystemExit(1)\n",
+        "PKG-INFO": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+    }
+    path = folder / "evil-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in content.items():
+            member = tarfile.TarInfo(f"evil-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize("way", ["a line more", "a source", "a source for a wheel", "another name"])
+def test_nothing_is_built_and_nothing_else_installed(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installer: str, way: str
+) -> None:
+    if installer == "pip":
+        monkeypatch.setattr(creation, "_uv", lambda: None)
+    taken = tmp_path / "taken"
+    evil = source_that_runs(tmp_path, taken)
+    one = wheels[0].as_uri()
+    name, url, digest = {
+        "a line more": ("one", f"{one} --hash=sha256:{sha256(wheels[0])}\nevil @ {evil.as_uri()}", sha256(evil)),
+        "a source": ("evil", evil.as_uri(), sha256(evil)),
+        "a source for a wheel": ("evil", f"{evil.as_uri()}#/evil-1.0-py3-none-any.whl", sha256(evil)),
+        "another name": ("two", one, sha256(wheels[0])),
+    }[way]
+    lock = tmp_path / "pylock.toml"
+    lock.write_text(
+        f'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "{name}"\nversion = "1.0"\n'
+        f'[[packages.wheels]]\nname = "{name}-1.0-py3-none-any.whl"\nurl = {json.dumps(url)}\n'
+        f'hashes = {{sha256 = "{digest}"}}\n'
+    )
+    with pytest.raises(IncompatibleError, match="the lock file has "):
+        create(lock, tmp_path / "env")
+    assert not taken.exists() and not (tmp_path / "env").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import sysconfig
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ def test_facts_of_this_machine() -> None:
     assert (here.system, here.machine) == (platform.system(), platform.machine())
     assert here.libc in ("glibc", "musl") and len(here.libc_version) >= 2
     assert here.bases[sys.base_prefix].startswith(platform.python_version() + " cpython-")
+    assert f" {sysconfig.get_config_var('SOABI')} " in here.bases[sys.base_prefix]
     assert here.bases["/nowhere"] == ""
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(here), type=MachineFacts) == here
     assert (

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.sync.environment.channel import Channel
 from tests.sync.environment.trees import assert_equal_trees, installed
 from tests.sync.environment.wheels import venv, wheel
-from workspace_sync.environment import environment_manifest, pack, unpack
+from workspace_sync.environment import Needs, environment_manifest, facts, pack, unpack
+from workspace_sync.environment.packing import _Header
 from workspace_sync.model.errors import IncompatibleError, StoreError, TamperedError
+from workspace_sync.model.manifest import FileEntry, Folder, ManifestDelta, Rewrite, folder_digest
 from workspace_sync.scanning import Index
 
 
@@ -162,3 +167,137 @@ def test_another_machine_is_refused(channel: Channel, tmp_path: Path, monkeypatc
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(IncompatibleError, match="the host has Linux on riscv64"):
         unpack(archive, tmp_path / "b")
+
+
+def crafted(path: Path, header: _Header | bytes, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    """An archive of a stranger's."""
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        data = header if isinstance(header, bytes) else msgspec.msgpack.encode(header)
+        first = tarfile.TarInfo(".monarch-environment")
+        first.size = len(data)
+        archive.addfile(first, io.BytesIO(data))
+        for member, content in members:
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def header_of(folders: dict[bytes, Folder], needs: Needs | None = None) -> _Header:
+    """A header whose digests hold."""
+    for path in sorted(folders, reverse=True):
+        folder = folders[path]
+        for name in folder.folders:
+            folder.folders[name] = folders[path + b"/" + name if path else name].digest
+        folder.digest = folder_digest(folder)
+    change = ManifestDelta(b"", folders[b""].digest, folders, [])
+    return _Header(b"/envs/a", facts(), needs or Needs("/envs/a", native=False), change)
+
+
+def test_nothing_that_an_archive_names_is_executed(tmp_path: Path) -> None:
+    base, taken = tmp_path / "base", tmp_path / "taken"
+    (base / "bin").mkdir(parents=True)
+    for name in ("python3", "python3.11"):
+        (base / "bin" / name).write_text(f"#!/bin/sh\ntouch {taken}\n")
+        (base / "bin" / name).chmod(0o755)
+    needs = Needs("/envs/a", native=False, base=str(base), base_id="3.11.7 cpython-311 00")
+    archive = crafted(tmp_path / "e.tar.gz", header_of({b"": Folder(0o755, {}, {}, {})}, needs))
+    with pytest.raises(IncompatibleError, match="it is a venv of the Python at"):
+        unpack(archive, tmp_path / "b")
+    assert not taken.exists() and not (tmp_path / "b").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_python_of_another_user_is_refused(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    (base / "bin").mkdir(parents=True)
+    (base / "bin" / "python3").symlink_to(sys.executable)
+    needs = Needs("/envs/a", native=False, base=str(base), base_id=facts([str(base)]).bases[str(base)])
+    archive = crafted(tmp_path / "e.tar.gz", header_of({b"": Folder(0o755, {}, {}, {})}, needs))
+    os.chown(base / "bin", 12345, 12345)
+    with pytest.raises(IncompatibleError, match="belongs to user 12345: pack it with its Python"):
+        unpack(archive, tmp_path / "b")
+    os.chown(base / "bin", 0, 0)
+    assert unpack(archive, tmp_path / "b").base == str(base)
+
+
+def test_nothing_is_written_outside_of_the_prefix(tmp_path: Path) -> None:
+    outside = Path(f"/outside-{secrets.token_hex(4)}")
+    name = os.fsencode(outside.name)
+    folders = {path: Folder(0o755, {}, {}, {}) for path in (b"", name, b"/" + name)}
+    folders[b""].folders[name] = b""
+    archive = crafted(tmp_path / "e.tar.gz", header_of(folders))
+    try:
+        with pytest.raises(TamperedError, match="has no path inside a tree"):
+            unpack(archive, tmp_path / "b")
+        assert not outside.exists() and not (tmp_path / "b").exists()
+    finally:
+        if outside.exists():
+            outside.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_link_that_another_user_puts_beside_an_archive_is_not_followed(channel: Channel, tmp_path: Path) -> None:
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    shared.mkdir()
+    mine.write_text("precious")
+    (shared / "e.tar.part").symlink_to(mine)
+    (shared / "e.tar").symlink_to(mine)
+    os.chmod(shared, 0o777)
+    pack(channel.install(tmp_path / "a", "texts"), shared / "e.tar")
+    assert mine.read_text() == "precious"
+    assert not (shared / "e.tar").is_symlink() and tarfile.is_tarfile(shared / "e.tar")
+    assert sorted(os.listdir(shared)) == ["e.tar", "e.tar.part"]
+
+
+def bomb_of_a_manifest(path: Path) -> None:
+    crafted(path, bytes(64 << 20))
+
+
+def bomb_of_entries(path: Path) -> None:
+    files = {b"%06x" % number: FileEntry(0, 0o644, bytes(32)) for number in range(1 << 18)}
+    crafted(path, header_of({b"": Folder(0o755, files, {}, {})}))
+
+
+def bomb_of_a_text(path: Path) -> None:
+    size = 64 << 20
+    entry = FileEntry(size, 0o644, bytes(32), rewrite=Rewrite("text", b"/envs/a"))
+    member = tarfile.TarInfo("a")
+    member.size = size
+    crafted(path, header_of({b"": Folder(0o755, {b"a": entry}, {}, {})}), (member, bytes(size)))
+
+
+def bomb_of_a_member_header(path: Path) -> None:
+    member = tarfile.TarInfo("a")
+    member.pax_headers = {"comment": "x" * (64 << 20)}
+    crafted(path, header_of({b"": Folder(0o755, {}, {}, {})}), (member, b""))
+
+
+def bomb_of_a_sparse_map(path: Path) -> None:
+    numbers = b"99999999\n" + b"0\n" * (32 << 20)
+    member = tarfile.TarInfo("a")
+    member.size = len(numbers)
+    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "0"}
+    crafted(path, header_of({b"": Folder(0o755, {}, {}, {})}), (member, numbers))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [bomb_of_a_manifest, bomb_of_entries, bomb_of_a_text, bomb_of_a_member_header, bomb_of_a_sparse_map],
+)
+def test_a_small_archive_takes_little_memory(tmp_path: Path, bomb: Callable[[Path], None]) -> None:
+    archive = tmp_path / "e.tar.gz"
+    bomb(archive)
+    code = (
+        "import sys\n"
+        "from workspace_sync.environment import unpack\n"
+        "from workspace_sync.model.errors import TamperedError\n"
+        "def peak():\n"
+        "    return int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])\n"
+        "before = peak()\n"
+        "try:\n    unpack(sys.argv[1], sys.argv[2])\n"
+        "except TamperedError as e:\n"
+        "    print(peak() - before, e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, archive, tmp_path / "b"], capture_output=True, text=True)
+    taken, said = done.stdout.split(" ", 1)
+    assert int(taken) < 48 << 10, said  # KiB
+    assert not (tmp_path / "b").exists()

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,3 +208,27 @@ def test_many_small_files_are_announced_too(client: Client, tree: Path) -> None:
     announced = client.scan().announcement()
     assert announced is not None
     assert announced.files == 10_004
+
+
+@pytest.mark.parametrize(
+    "line, path",
+    [
+        (b"*a" * 30 + b"*b", b"a" * 250),
+        (b"*?" * 60 + b"*[!a]", b"a" * 250),
+        (b"x/" + b"*a" * 30 + b"*b", b"x/" + b"a" * 250),
+        (b"**/a*/" * 30 + b"b", b"a/" * 400 + b"a"),
+        (b"a/**/" * 30 + b"b", b"a/" * 400 + b"a"),
+        (b"a**" * 60 + b"/**/b", b"a" * 250),
+    ],
+)
+def test_no_line_takes_long_for_any_name(line: bytes, path: bytes) -> None:
+    code = (
+        "import os, sys\n"
+        "from workspace_sync.scanning.rules import RuleFile\n"
+        "line, path = map(os.fsencode, sys.argv[1:])\n"
+        "rules = RuleFile(line, b'/tree', 'x')\n"
+        "print(rules.match(os.path.basename(path), b'/tree/' + path, False))\n"
+    )
+    # Where it is tried again from each place, it takes longer than anybody waits.
+    done = subprocess.run([sys.executable, "-c", code, line, path], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "None\n", done.stderr

@@ -59,7 +59,7 @@ def judge(evidence: Mapping[int, Evidence], mesh: str = "") -> Verdict:
         evidence: the settled evidence of each rank of the mesh.
         mesh: the name of the mesh.
     """
-    now = Situation(evidence, mesh)
+    now = Situation(_of_running_cells(evidence), mesh)
     waiting = now.waiting
     if not waiting:
         return _no_rank_waits(now)
@@ -73,6 +73,19 @@ def judge(evidence: Mapping[int, Evidence], mesh: str = "") -> Verdict:
         return of_ends(now, ends, edges)
     cycle = cycle_of(edges)
     return of_cycle(now, cycle) if cycle else _unexplained(now)
+
+
+def _of_running_cells(evidence: Mapping[int, Evidence]) -> Mapping[int, Evidence]:
+    """The evidence without failures of other cells than those that ranks run: these are evidence of nothing."""
+    cells = {each.cell for each in evidence.values() if each.cell}
+    if not cells:
+        return evidence
+    return {
+        rank: replace(each, failure=None)
+        if each.failure is not None and each.failure.cell and each.failure.cell not in cells
+        else each
+        for rank, each in evidence.items()
+    }
 
 
 def _unexplained(now: Situation) -> Verdict:

@@ -6,6 +6,7 @@ Nothing in a file is executed: both are JSON, and are checked as they are read.
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from monarch_kernel.private_files import write_own_file
 
 #: What a file of ours begins with.
 _FORM = "monarch-collectives-1"
+#: A compressed file is read up to so many bytes, and so many times its own: JSON of traces is rarely 30 times smaller.
+_LARGEST, _RATIO = 16 << 20, 64
 
 
 class RecordsError(ValueError):
@@ -68,7 +71,7 @@ def report_of(
         data = _contents(path)
         try:
             saved = msgspec.json.decode(data, type=_File)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             records.append(_of_profile(path, data))
             continue
         if saved.form != _FORM:
@@ -84,8 +87,15 @@ def report_of(
 
 def _contents(path: str) -> bytes:
     try:
-        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
-            return file.read()
+        if not path.endswith(".gz"):
+            with open(path, "rb") as file:
+                return file.read()
+        most = _LARGEST + _RATIO * os.stat(path).st_size
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise RecordsError(f"{path} is larger than what a compressed trace of its size can be")
+        return data
     except (EOFError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RecordsError(f"{path} cannot be read: {why}") from None

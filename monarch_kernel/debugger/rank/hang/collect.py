@@ -31,7 +31,14 @@ from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, 
 from monarch_kernel.debugger.rank.process import existing_engine, rank_of
 from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
 from monarch_kernel.engines import engine
-from monarch_kernel.introspection import WAITING, called_method, failed_by_peer, failures, operation_on, said_first
+from monarch_kernel.introspection import (
+    WAITING,
+    called_method,
+    failed_by_peer,
+    latest_failure,
+    operation_on,
+    said_first,
+)
 from monarch_kernel.thread_frames import current_frames
 
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -95,6 +102,7 @@ def collect(depth: int = 128) -> Evidence:
         stack=main.stack if main is not None else (),
         failure=_failure(history) if state == IDLE else None,
         endpoint=main.endpoint if main is not None else "",
+        cell=main.cell if main is not None else "",
         ident=hash(tuple(looks)),
         ticks=ticks,
         counts=numbers,
@@ -110,9 +118,10 @@ def collect(depth: int = 128) -> Evidence:
 class _Thread:
     """A thread that runs user code."""
 
-    def __init__(self, thread: int, frame: FrameType, endpoint: str) -> None:
+    def __init__(self, thread: int, frame: FrameType, endpoint: str, cell: str = "") -> None:
         self.thread = thread
         self.endpoint = endpoint
+        self.cell = cell
         self.frames = list(_outwards(frame))
         self.operation = operation_on(self.frames)
 
@@ -161,7 +170,7 @@ def _threads() -> Iterator[_Thread]:
             continue
         found = running.get(thread)
         name = "" if found is None else "cell" if found.tool else found.label
-        each = _Thread(thread, frame, name)
+        each = _Thread(thread, frame, name, "" if found is None else found.cell)
         in_c10d = any(frame.f_code.co_filename.endswith(C10D) for frame in each.frames) and not any(
             frame.f_code.co_name == "_distributed_excepthook" for frame in each.frames
         )
@@ -190,10 +199,9 @@ def _paused(threads: set[int]) -> Place | None:
 
 
 def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
-    kept = failures()
-    if not kept:
+    last = latest_failure()
+    if last is None:
         return None
-    last = kept[-1]
     error = last.error
     frames = [
         Place(frame.filename, frame.lineno or 0, frame.name, kind_of(frame.filename))

@@ -44,10 +44,13 @@ def _by_group() -> dict[str, list[Mapping[str, Any]]]:
         if entry.get("is_p2p"):
             continue
         calls = by_group.setdefault(_key(entry), [])
-        if calls and entry["collective_seq_id"] <= calls[-1]["collective_seq_id"]:
-            if entry["collective_seq_id"] == calls[-1]["collective_seq_id"]:
+        if calls:
+            last = calls[-1]
+            number, latest = entry["collective_seq_id"], last["collective_seq_id"]
+            if entry.get("pg_id") != last.get("pg_id") or number < latest:
+                calls.clear()  # a new group with the same name
+            elif number == latest:
                 continue  # several entries of one coalesced operation
-            calls.clear()  # a new group with the same name
         calls.append(entry)
     return by_group
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pickle import dumps
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
 from monarch_kernel.protocol.messages import encode as encode_header
-from monarch_kernel.protocol.serialize import LARGE, explain
+from monarch_kernel.protocol.serialize import LARGE, PLAIN, explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
-from monarch_kernel.runtime.actor.context import calling_origin, current
+from monarch_kernel.runtime.actor.context import caller
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
 from monarch_kernel.runtime.actor.extensions import TensorCall, tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
@@ -50,7 +52,18 @@ class Endpoint(Generic[R]):
     is sent.
     """
 
-    __slots__ = ("_label", "_mesh", "_name", "_propagate", "_spec")
+    __slots__ = (
+        "_actor",
+        "_generation",
+        "_label",
+        "_mesh",
+        "_name",
+        "_node",
+        "_propagate",
+        "_spec",
+        "_system",
+        "_target",
+    )
 
     def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
         self._mesh = mesh
@@ -58,6 +71,20 @@ class Endpoint(Generic[R]):
         self._spec = spec
         self._propagate = propagate
         self._label = f"{mesh._name}.{name.removesuffix('!port')}"
+        # Of the mesh: its own attributes are slow, as its class has a `__getattr__`.
+        self._actor = mesh._actor
+        self._system = mesh._system
+        self._node = mesh._system.node
+        self._generation = -1  # of the node, when the target was taken
+        self._target: Target
+
+    def _current(self) -> Target:
+        """The target of the mesh; another one after procs were replaced."""
+        generation = self._node.generation
+        if self._generation != generation:
+            self._target = self._mesh._target()
+            self._generation = generation
+        return self._target
 
     def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Prepared:
         """The body of the message, the ports in it, and what becomes of the tensors of a mesh in it.
@@ -65,12 +92,15 @@ class Endpoint(Generic[R]):
         Args:
             rank: the only one that is called, if there is one.
         """
-        if self._spec is not None:
-            self._spec.check(args, kwargs)
+        spec = self._spec
+        if spec is not None and (kwargs or not spec.least <= len(args) <= spec.most):
+            spec.check(args, kwargs)
+        if not kwargs and PLAIN.issuperset(map(type, args)):  # the usual case
+            return dumps((args, kwargs), 5), (), (), None
         try:
             return *pickled((args, kwargs)), None
         except TensorArgument:
-            procs = self._mesh._target().procs
+            procs = self._current().procs
             tensors = tensor_functions().lend_arguments(self._label, procs if rank is None else (procs[rank],))
             with tensors.pickling():
                 message = pickled((args, kwargs))
@@ -78,10 +108,6 @@ class Endpoint(Generic[R]):
         except Exception as e:
             explain(e, f"an argument of {self._label}")
             raise
-
-    def _sender(self) -> str:
-        here = current.get()
-        return here.actor_instance.mesh_id if here is not None else ""
 
     # -- verbs ------------------------------------------------------------------------------------
 
@@ -92,10 +118,9 @@ class Endpoint(Generic[R]):
             ActorError: the endpoint raised on some ranks; the error lists them, and has the values of the others.
             SupervisionError: a rank died, before or during the call.
         """
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
-        call = ManyCall(mesh._system.node, self._label, target)
+        call = ManyCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         if tensors is not None:
             tensors.sent()
@@ -107,8 +132,7 @@ class Endpoint(Generic[R]):
         Raises:
             ValueError: the mesh has more than one actor; raised at once.
         """
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         if len(target.procs) != 1:
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(target.procs)}: slice it to one, or use call"
@@ -117,15 +141,15 @@ class Endpoint(Generic[R]):
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call one rank, chosen at random for each call."""
-        target = self._mesh._target()
+        target = self._current()
         rank = _any_of(target)
         return self._single(rank, target, *self._body(args, kwargs, rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
         """Call all ranks; iterating yields one future per rank, in order of completion."""
-        target = self._mesh._target()
+        target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
-        call = StreamCall(self._mesh._system.node, self._label, target)
+        call = StreamCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         if tensors is not None:
             tensors.sent()
@@ -158,8 +182,7 @@ class Endpoint(Generic[R]):
             Exception: what ``propagate`` raises for these arguments.
         """
         __tracebackhide__ = True
-        mesh = self._mesh
-        target = mesh._target()
+        target = self._current()
         spec, propagate, function = self._spec, self._propagate, None
         if self._name.endswith("!port") or (spec is not None and spec.explicit_port):
             raise ValueError(f"{self._label}.rref: it answers through a port, and a reference needs what is returned")
@@ -170,7 +193,7 @@ class Endpoint(Generic[R]):
         tensors = tensor_functions().refer_to_result(self._label, target, propagate, function, args, kwargs)
         with tensors.pickling():
             body, buffers, ports = pickled((args, kwargs))
-        call = ManyCall(mesh._system.node, self._label, target)
+        call = ManyCall(self._node, self._label, target)
         self._cast(body, buffers, ports, call._number, call, tensors=tensors)
         return tensors.sent()
 
@@ -194,55 +217,59 @@ class Endpoint(Generic[R]):
         buffers: Buffers,
         ports: Sequence[GivenPort],
         tensors: TensorCall | None,
+        held: OneCall | None = None,
     ) -> Future[Any]:
-        mesh = self._mesh
-        system = mesh._system
-        call = OneCall(system.node, self._label, target, rank)
-        if not (
-            system.held_calls.active
-            and system.held_calls.keep(
-                (target.procs[rank].id,), lambda: self._send_one(call, body, buffers, ports, mesh._target(), tensors)
-            )
-        ):
-            self._send_one(call, body, buffers, ports, target, tensors)
-        if tensors is not None:
+        """Call one rank of a target, at once or after a heal.
+
+        Args:
+            held: the call, if it has waited for a heal.
+        """
+        node = self._node
+        ref = target.procs[rank]
+        if held is None:
+            call = OneCall(node, self._label, target, rank)
+            hold = self._system.held_calls
+            if hold.active and hold.keep(
+                (ref.id,), partial(self._single_late, call, rank, body, buffers, ports, tensors)
+            ):
+                if tensors is not None:
+                    tensors.sent()
+                return call
+        else:
+            call = held
+            call.retarget(target)
+        if ports:
+            give(ports, target, (rank,))
+        link: MessageLink | None = node.links.get(ref.id)
+        if link is None and (link := self._mesh._reach(ref)) is None:
+            call.on_peer_dead(ref.id, node.deaths[ref.id])
+        else:
+            extent = target.extent
+            segment = None
+            if buffers or (type(body) is bytes and len(body) >= LARGE):
+                body, segment = node.pack(body, buffers, [ref.id])
+            sender, cell = caller()
+            actor, name, number = self._actor, self._name, call._number
+            message = Call(actor, name, number, rank, extent.names, extent.shape, sender, buffers, None, segment, cell)
+            if tensors is not None:
+                message.tensors = tensors.tensors
+            if call_hooks.sending is not None:
+                message.trace = call_hooks.sending(self._label, target, call).trace
+            link.send(encode_header(message), body)
+        if tensors is not None and held is None:
             tensors.sent()
         return call
 
-    def _send_one(
+    def _single_late(
         self,
         call: OneCall,
+        rank: int,
         body: Body,
         buffers: Buffers,
         ports: Sequence[GivenPort],
-        target: Target,
         tensors: TensorCall | None,
     ) -> None:
-        mesh = self._mesh
-        node = mesh._system.node
-        rank = call._rank
-        call._target = target
-        if ports:
-            give(ports, target, (rank,))
-        ref = target.procs[rank]
-        link: MessageLink | None = node.links.get(ref.id)
-        if link is None and (link := mesh._reach(ref)) is None:
-            call.on_peer_dead(ref.id, node.deaths[ref.id])
-            return
-        sender = self._sender()
-        extent = target.extent
-        segment = None
-        if buffers or (type(body) is bytes and len(body) >= LARGE):
-            body, segment = node.pack(body, buffers, [ref.id])
-        message = Call(
-            mesh._actor, self._name, call._number, rank, extent.names, extent.shape, sender, buffers, None, segment
-        )
-        message.cell = calling_origin()
-        if tensors is not None:
-            message.tensors = tensors.tensors
-        if call_hooks.sending is not None:
-            message.trace = call_hooks.sending(self._label, target, call).trace
-        link.send(encode_header(message), body)
+        self._single(rank, self._current(), body, buffers, ports, tensors, call)
 
     def _cast(
         self,
@@ -255,17 +282,17 @@ class Endpoint(Generic[R]):
         tensors: TensorCall | None = None,
     ) -> dict[int, Death]:
         """Send to all ranks. Returns the ranks known to be dead, except those reached through agents."""
-        waiting = self._mesh._system.held_calls
+        waiting = self._system.held_calls
         if waiting.active:
 
             def later() -> None:
                 if sink is not None:
-                    sink.retarget(self._mesh._target())
+                    sink.retarget(self._current())
                 lost = self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
                 if lost and not number:
                     tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
-            if waiting.keep((ref.id for ref in self._mesh._target().procs), later):
+            if waiting.keep((ref.id for ref in self._current().procs), later):
                 return {}
         return self._send_all(body, buffers, ports, number, sink, reply_to, tensors)
 
@@ -279,18 +306,17 @@ class Endpoint(Generic[R]):
         reply_to: ProcRef | None,
         tensors: TensorCall | None,
     ) -> dict[int, Death]:
-        mesh = self._mesh
-        system = mesh._system
-        node = system.node
+        system = self._system
+        node = self._node
         links = node.links
-        target = mesh._target()
+        target = self._current()
         if ports:
             give(ports, target)
         extent = target.extent
+        sender, cell = caller()
         message = Call(
-            mesh._actor, self._name, number, 0, extent.names, extent.shape, self._sender(), buffers, reply_to
+            self._actor, self._name, number, 0, extent.names, extent.shape, sender, buffers, reply_to, None, cell
         )
-        message.cell = calling_origin()
         if tensors is not None:
             message.tensors, message.stays = tensors.tensors, tensors.stays
         recorded = None
@@ -317,7 +343,7 @@ class Endpoint(Generic[R]):
         lost: dict[int, Death] = {}
         for rank, ref in near:
             link: MessageLink | None = links.get(ref.id)
-            if link is None and (link := mesh._reach(ref)) is None:
+            if link is None and (link := self._mesh._reach(ref)) is None:
                 lost[rank] = node.deaths[ref.id]
                 if sink is not None:
                     sink.on_peer_dead(ref.id, lost[rank])
@@ -385,7 +411,7 @@ def send(
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         mesh = endpoint._mesh
-        endpoint = endpoint.at(dict(mesh.extent.point(_any_of(mesh._target()))))
+        endpoint = endpoint.at(dict(mesh.extent.point(_any_of(endpoint._current()))))
     body, buffers, ports, tensors = endpoint._body(args, kwargs)
     if port is not None:
         ports = (*ports, port)
@@ -411,7 +437,7 @@ class Accumulator(Generic[A, R]):
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
         """Call all ranks; the future resolves to the folded value, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
-        poller = self._endpoint._mesh._system.node.poller
+        poller = self._endpoint._node.poller
         whole: Future[A] = Future(poller, self._endpoint._label)
         left = len(elements)
         total = self._identity

@@ -59,6 +59,10 @@ class OneCall(Future[Any]):
         self._decoded = False
         self._number = node.new_call(self)
 
+    def retarget(self, target: Target) -> None:
+        """Switch to another target, as the rank was replaced before anything was sent to it."""
+        self._target = target
+
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         if self._done:
             return
@@ -68,7 +72,10 @@ class OneCall(Future[Any]):
         self._buffers = buffers
         if status == DEAD:
             self._target.reported.met.add((self._target.actor, self._target.procs[self._rank].id))
-        self._finish()
+        self._done = True  # the following as in `_finish`
+        self._poller.notify(self)
+        if self._callbacks is not None:
+            self._call_back()
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         if proc == self._target.procs[self._rank].id and not self._done:
@@ -85,7 +92,10 @@ class OneCall(Future[Any]):
         __tracebackhide__ = True
         if not self._decoded:
             try:
-                self._decode()
+                if self._status == OK:
+                    self._value = loads(self._body, self._buffers)
+                elif self._error is None:
+                    self._error = self._failure()
             except Exception as e:  # a result that cannot be unpickled here fails the call
                 self._error = e
             self._decoded = True
@@ -94,12 +104,8 @@ class OneCall(Future[Any]):
             raise self._error
         return self._value
 
-    def _decode(self) -> None:
-        if self._error is not None:
-            return
-        if self._status == OK:
-            self._value = loads(self._body, self._buffers)
-            return
+    def _failure(self) -> Exception:
+        """The error that the reply reports."""
         target = self._target
         fault = death = None
         if self._status == DEAD:
@@ -108,12 +114,11 @@ class OneCall(Future[Any]):
             fault = decode_fault(cast("bytes", self._body))
         failure = failure_of(self._node, target, self._rank, fault, death)
         target.note_raised(failure)
-        if death is not None:
-            self._error = build_supervision_error(
-                self.what, target.mesh_name, target.extent, [failure], {}, [], target.actor_class
-            )
-        else:
-            self._error = build_actor_error(self.what, target.extent, [failure], {}, [])
+        if death is None:
+            return build_actor_error(self.what, target.extent, [failure], {}, [])
+        return build_supervision_error(
+            self.what, target.mesh_name, target.extent, [failure], {}, [], target.actor_class
+        )
 
 
 class ManyCall(Future[Any]):

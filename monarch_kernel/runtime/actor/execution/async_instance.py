@@ -14,13 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from monarch_kernel.protocol.messages import Call, StopActor
+from monarch_kernel.protocol.messages import OK, Call, StopActor
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.execution.instance import FAILURE, ActorInstance, CalledEndpoint
 from monarch_kernel.runtime.actor.execution.interruptible import InterruptibleSteps
 from monarch_kernel.runtime.actor.execution.message_gate import GATE_PERIOD
+from monarch_kernel.runtime.actor.extensions import tensor_functions
+from monarch_kernel.runtime.actor.ports.holders import pickled
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, MessageLink
 from monarch_kernel.runtime.node import recorder
@@ -167,12 +169,18 @@ class AsyncActorInstance(ActorInstance):
             if endpoint.explicit_port or not message.call:
                 self._end_of_tensors(message)
                 return None
-            reply, buffers, ports = self._pickled(message, result)
+            if message.stays:
+                tensor_functions().keep_result(message.tensors, result)
+                result = None
+            reply, buffers, ports = pickled(result)
         except asyncio.CancelledError as e:
             return self._was_cancelled(link, message, endpoint, e, asyncio.current_task())
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
-        self._answer(link, message, reply, buffers, ports)
+        if ports or message.tensors or message.endpoint == "checkpoint":
+            self._answer(link, message, reply, buffers, ports)
+        else:
+            self._system.reply(link, message, OK, reply, buffers)
         return None
 
     def _was_cancelled(

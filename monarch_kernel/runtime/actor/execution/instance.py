@@ -178,6 +178,7 @@ class ActorInstance(Instance):
         self._spec = spec
         self._build = build
         self._create = (link, create.call, create.rank)
+        self._context = Context(self, rank.rank, rank.extent)  # of the last message
         self._born_for = create.cell or None
         self._object: Any = None
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -281,7 +282,7 @@ class ActorInstance(Instance):
     def drive(self) -> None:
         """Run the actor from ``__init__`` to its end; called on its thread."""
         self._thread = threading.get_ident()
-        current.set(Context(self, self.rank.rank, self.rank.extent))
+        current.set(self._context)
         origin.set(self._born_for)
         error: BaseException | None = None
         try:
@@ -355,11 +356,13 @@ class ActorInstance(Instance):
                 if self._stopping is not None:
                     return None
                 if self.background is None:
-                    poller.wait(self)
+                    poller.wait(self, idle=True)
                 else:
                     self._wait_in(self.background)
             link, message, body = queue.popleft()
-            self._enter()
+            self.handling = 1
+            if self._system.gate.closed:  # looked at after `handling` is set; see `message_gate`
+                self._enter()
             if type(message) is Call:
                 if recorder.recording is None and not message.trace:
                     error = self._handle(link, message, body)
@@ -395,10 +398,8 @@ class ActorInstance(Instance):
 
     def _handle(self, link: MessageLink, message: Call, body: Body) -> BaseException | None:
         """Run one endpoint. Returns the exception that ends the actor, if any."""
-        extent = shared(message.labels, message.sizes)
         endpoint: CalledEndpoint | None = self._spec.endpoints.get(message.endpoint)
-        current.set(Context(self, message.rank, extent, message.endpoint))
-        origin.set(message.cell or None)
+        self._enter_context(message)
         if endpoint is None:
             endpoint = self._undecorated(message.endpoint)
         try:
@@ -416,18 +417,33 @@ class ActorInstance(Instance):
             if endpoint.explicit_port or not message.call:
                 self._end_of_tensors(message)
                 return None
-            reply, buffers, ports = self._pickled(message, result)
+            if message.stays:
+                tensor_functions().keep_result(message.tensors, result)
+                result = None
+            reply, buffers, ports = pickled(result)
         except BaseException as e:
             return self._failed(link, message, endpoint, e)
-        self._answer(link, message, reply, buffers, ports)
+        if ports or message.tensors or message.endpoint == "checkpoint":
+            self._answer(link, message, reply, buffers, ports)
+        else:
+            self._system.reply(link, message, OK, reply, buffers)
         return None
 
-    def _pickled(self, message: Call, result: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
-        """What is sent of the result of an endpoint."""
-        if message.stays:
-            tensor_functions().keep_result(message.tensors, result)
-            result = None
-        return pickled(result)
+    def _enter_context(self, message: Call) -> None:
+        """Make a message's context and origin those of the thread; mostly they are those of the last message."""
+        here = self._context
+        if (
+            here._endpoint != message.endpoint
+            or here._rank != message.rank
+            or here._extent.shape != message.sizes
+            or here._extent.names != message.labels
+        ):
+            here = self._context = Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint)
+        if current.get() is not here:
+            current.set(here)
+        cell = message.cell or None
+        if origin.get() != cell:
+            origin.set(cell)
 
     def _end_of_tensors(self, message: Call) -> None:
         """Operations on tensors that wait for the end of a call go on."""
@@ -503,7 +519,8 @@ class ActorInstance(Instance):
         if isinstance(error, KeyboardInterrupt):
             interrupted = self._system.was_interrupted(self) or interrupted
         elif not self._spec.tool:
-            postmortem.failed(error, self.name, message.endpoint, message.cell, self._system.node.poller.call_later)
+            later = self._system.node.poller.call_later
+            postmortem.failed(error, self.name, message.endpoint, message.cell, later, self.calls)
         fatal = endpoint.explicit_port or not message.call or not isinstance(error, Exception)
         if fatal and not interrupted:
             death = self._death_of(error)

@@ -1,7 +1,8 @@
 """Exceptions that ended an endpoint or a cell, kept for a while with their frames for post-mortem debugging.
 
-They are bounded in number and in time, as frames keep the values of their variables alive. A newer failure of the same
-endpoint replaces the older one. This module costs nothing until an endpoint fails.
+They are bounded in number and in time, as frames keep the values of their variables alive; where memory has run out,
+the values are dropped at once. A newer failure of the same endpoint replaces the older one. This module costs nothing
+until an endpoint fails.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Failure(msgspec.Struct, frozen=True):
         endpoint: the name of the endpoint that failed.
         cell: the id of the notebook cell that it ran for; "" for none.
         when: `time.time()`.
+        begun: how many endpoints the actor had begun; -1 if it is not counted.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Failure(msgspec.Struct, frozen=True):
     endpoint: str
     cell: str
     when: float
+    begun: int = -1
 
 
 _kept: list[Failure] = []
@@ -54,12 +57,18 @@ failed_here: Subscribers[[BaseException]] = Subscribers("a callback of on_failur
 
 
 def failed(
-    error: BaseException, actor: str, endpoint: str, cell: str, later: Callable[[float, Callable[[], None]], object]
+    error: BaseException,
+    actor: str,
+    endpoint: str,
+    cell: str,
+    later: Callable[[float, Callable[[], None]], object],
+    begun: int = -1,
 ) -> None:
     """Keep an exception that ended an endpoint or a cell, and notify the debugger if there is one.
 
     Args:
         later: calls a function after a delay in seconds, so that failures expire even if nothing else happens here.
+        begun: see `Failure`.
     """
     global _count
     if isinstance(error, KeyboardInterrupt):
@@ -70,10 +79,11 @@ def failed(
     with _lock:
         _count += 1
         _kept[:] = [each for each in _kept if each.actor != actor or each.endpoint != endpoint][1 - LIMIT :]
-        _kept.append(Failure(_count, error, actor, endpoint, cell, time.time()))
+        _kept.append(Failure(_count, error, actor, endpoint, cell, time.time(), begun))
         _schedule(later)
+    no_memory = any(_is_out_of_memory(each) for each in _chain(error))  # what the frames hold is needed
     for frame in _frames(error):
-        if _TORCH in frame.f_code.co_filename:
+        if no_memory or _TORCH in frame.f_code.co_filename:
             _empty(frame)
 
 
@@ -85,8 +95,13 @@ def let_go_of_groups() -> None:
                 _empty(frame)
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames of an exception, its causes and its contexts."""
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of this host or, as torch reports it, of a GPU has run out."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, its causes and its contexts."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -95,6 +110,12 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
             continue
         seen.add(id(each))
         waiting += [each.__cause__, each.__context__]
+        yield each
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of an exception, its causes and its contexts."""
+    for each in _chain(error):
         traceback = each.__traceback__
         while traceback is not None:
             yield traceback.tb_frame

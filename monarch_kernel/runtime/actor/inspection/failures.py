@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.inspection.activity import running_here
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.subscriptions import Subscription
 
 
@@ -40,3 +40,14 @@ def on_failure(callback: Callable[[BaseException], None] | None) -> Subscription
 
 
 failures = postmortem.failures
+
+
+def latest_failure() -> postmortem.Failure | None:
+    """The failure that ended what ran last here; None if its actor has begun another endpoint since."""
+    kept = postmortem.failures()
+    if not kept:
+        return None
+    last = kept[-1]
+    actors = list(get_system().actors.values()) if last.begun >= 0 and started() else []
+    superseded = any(each.name == last.actor and getattr(each, "calls", 0) > last.begun for each in actors)
+    return None if superseded else last

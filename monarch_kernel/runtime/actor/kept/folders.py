@@ -121,7 +121,7 @@ def read_description(path: str) -> KeptInfo | None:
             return None
         with PrivateFolder.open(path) as folder:
             return msgspec.json.decode(folder.read(DESCRIPTION), type=KeptInfo)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -25,7 +25,7 @@ from monarch_kernel.protocol.messages import (
     death_of,
     encode_death,
 )
-from monarch_kernel.protocol.serialize import dumps, is_plain
+from monarch_kernel.protocol.serialize import PLAIN, dumps_any, dumps_arrays, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
 from monarch_kernel.runtime.actor.process import GivenPort, get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
@@ -49,12 +49,17 @@ _met = _Met()
 
 def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
     """``serialize.dumps`` for a message, and its ports, which ``give`` must report before the message is sent."""
-    if is_plain(value):  # the usual case
+    if type(value) in PLAIN:  # the usual case
+        return pickle.dumps(value, 5), (), ()
+    arrays = dumps_arrays(value)
+    if arrays is not None:
+        return *arrays, ()
+    if is_plain(value):
         return pickle.dumps(value, 5), (), ()
     outer = _met.ports
     _met.ports = ports = []
     try:
-        body, buffers = dumps(value)
+        body, buffers = dumps_any(value)
     finally:
         _met.ports = outer
     return body, buffers, ports

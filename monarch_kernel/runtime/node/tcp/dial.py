@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 RETRY = 0.1
 #: How long one attempt may take to connect, before the next address or retry (seconds).
 _CONNECT_TIME = 2.0
-#: How often the other side may hang up before its greeting. A listener that is ending or full does, and so does a proxy
-#: of one that does not listen yet.
-_HANG_UPS = 4
+#: The longest pause after the other side has hung up before its greeting, in units of ``RETRY``. A listener that is
+#: ending or full does, and so does a proxy of one that does not listen yet.
+_LONGEST_PAUSE = 5
 
 NO_LISTENER = "no process listens there"
 SILENT = "no answer"
@@ -48,6 +48,7 @@ OTHER_TLS = (
 )
 NO_GREETING = "refused: what listens there is not a worker of this version of monarch_kernel"
 OUR_KEY = "refused: the key of this process is not one that the worker trusts"
+_NOT_ANY_MORE = "its key is not allowed any more"
 THEIR_KEY = "refused: the key of what listens there is not one that this process trusts"
 
 
@@ -62,8 +63,8 @@ def dial(
 ) -> TcpLink:
     """Connect to a listener. Returns at once; the link queues messages until it is connected.
 
-    While no process listens, the dial retries until ``timeout`` seconds have passed. If it fails, it calls
-    ``on_close(link)``, and ``link.ended`` says why.
+    While no process listens, or what does hangs up, the dial retries until ``timeout`` seconds have passed. If it
+    fails, it calls ``on_close(link)``, and ``link.ended`` says why.
 
     Args:
         steady: this process runs no user code.
@@ -167,10 +168,11 @@ class _Dial:
     def was_hung_up(self) -> None:
         """The other side has hung up; try again, but not too often."""
         self.hung_up += 1
-        if self.hung_up >= _HANG_UPS:
-            self.link.end(HUNG_UP)
-        else:
-            self._poller.call_later(RETRY * self.hung_up, self._try)
+        with self._lock:
+            if self._left:
+                return
+            self.link.ended = HUNG_UP
+        self._poller.call_later(RETRY * min(self.hung_up, _LONGEST_PAUSE), self._try)
 
     def refused(self, why: str) -> None:
         """The dial cannot succeed; end the link."""
@@ -292,16 +294,19 @@ class _Attempt:
 
     def _begin(self, channel: TlsChannel) -> None:
         """Send the greeting; this side's part of the handshake is done."""
-        if self._keys.name_of(channel.certificate()) is None:
-            raise greeting.NoGreeting("its key is not allowed any more")
+        if self._keys.admitted(channel.certificate()) is None:
+            raise greeting.NoGreeting(_NOT_ANY_MORE)
         channel.send(greeting.accept(self._steady))
         self._reader = greeting.Reader()
 
     def _finish(self, channel: TlsChannel, steady: bool) -> None:
+        certificate = channel.certificate()
+        name = self._keys.admitted(certificate)
+        if name is None:  # revoked meanwhile
+            raise greeting.NoGreeting(_NOT_ANY_MORE)
         self._poller.unregister(channel.fileno())
         self._channel = self._sock = None
-        certificate = channel.certificate()
-        self._dial.done(channel, certificate, self._keys.name_of(certificate) or "", steady)
+        self._dial.done(channel, certificate, name, steady)
 
     def _explain(self, error: OSError) -> None:
         if isinstance(error, BlockingIOError):

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.serialize import Body
-from monarch_kernel.runtime.node.link import Link, OnClose, OnMessage
-from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
+from monarch_kernel.runtime.node.link import Buffer, Link, OnClose, OnMessage
+from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 from monarch_kernel.runtime.node.tcp.graceful_close import GracefulClose
 from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth, heartbeat_of
@@ -86,7 +86,7 @@ class TcpLink(Link):
             self.attach(channel)
         heartbeat_of(self._poller).join(self)
         if channel.pending():
-            self._poller.call_later(0, lambda: self._on_event(EPOLLIN))
+            self._poller.call_later(0, self._on_event)
 
     def send(self, header: bytes, body: Body = b"") -> None:
         """See ``Link.send``."""
@@ -95,25 +95,20 @@ class TcpLink(Link):
 
     # -- receiving ------------------------------------------------------------------------------
 
-    def _on_event(self, events: int) -> None:
-        if self.closed:
-            return
-        if events & EPOLLOUT:
-            with self._lock:
-                if not self.closed:
-                    self._flush()
-        if events & ~EPOLLOUT:
-            while self.receive() and not self.closed and self._channel.pending():
-                pass
+    def _on_event(self, events: int = EPOLLIN) -> bool:
+        came = self.receive(events)
+        while came and not self.closed and self._channel.pending():
+            came = self.receive()
+        return came
 
-    def receive(self) -> bool:
+    def receive(self, events: int = EPOLLIN) -> bool:
         """See ``Link.receive``."""
-        came = super().receive()
+        came = super().receive(events)
         if came and self._health is not None:
             self._health.heard = True
         return came
 
-    def _on_word(self, word: memoryview) -> None:
+    def _on_word(self, word: Buffer) -> None:
         if not (len(word) and word[0] == _BEAT):
             super()._on_word(word)
 

@@ -7,7 +7,6 @@ import logging
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +90,7 @@ class Listener:
         self._on_close = on_close
         self._on_link = on_link
         self._strangers: PendingConnections[_Stranger] = PendingConnections(room())
-        self._ready: deque[_Stranger] = deque()
+        self._ready: list[_Stranger] = []
         self._sweeping = False
         self._links: set[TcpLink] = set()
         self._closed = False
@@ -114,6 +113,8 @@ class Listener:
         goes = self._strangers.add(stranger)
         if goes is not None:
             goes.refused(CROWDED)
+            if goes is stranger:
+                return
         self.poller.register(sock.fileno(), stranger.on_event, _ONCE)
         if not self._sweeping:
             self._sweeping = True
@@ -136,14 +137,18 @@ class Listener:
             self.poller.call_later(_SWEEP, self._sweep)
 
     def is_ready(self, stranger: _Stranger) -> None:
-        """Queue a stranger whose data has arrived; others get their turn first."""
+        """Queue a stranger whose data has arrived; other work gets its turn first.
+
+        The latest is served first: when more come than can be served, the oldest make room, and would have been served
+        in vain.
+        """
         self._ready.append(stranger)
         if len(self._ready) == 1:
             self.poller.call_later(0, self._serve)
 
     def _serve(self) -> None:
         for _ in range(min(_HANDSHAKES, len(self._ready))):
-            self._ready.popleft().go_on()
+            self._ready.pop().go_on()
         if self._ready:
             self.poller.call_later(0, self._serve)
 
@@ -216,14 +221,10 @@ class _Stranger:
         """Queue this connection: data has arrived, or the client has hung up."""
         self._listener.is_ready(self)
 
-    def has_spoken(self) -> bool:
+    @property
+    def proved(self) -> bool:
         """See ``PendingConnection``."""
-        if self.silent and self._sock is not None:
-            try:
-                self.silent = not self._sock.recv(1, socket.MSG_PEEK)
-            except OSError:
-                pass
-        return not self.silent
+        return self._reader is not None and not self._left
 
     def go_on(self) -> None:
         """Process the data that has arrived."""
@@ -274,7 +275,7 @@ class _Stranger:
         assert channel is not None
         if not channel.handshake():
             return
-        name = listener.keys.name_of(channel.certificate())
+        name = listener.keys.admitted(channel.certificate())
         if name is None:
             channel.send(greeting.refuse("it is not allowed any more"))
             self.refused(THEIR_KEY)
@@ -289,7 +290,7 @@ class _Stranger:
         if not reader.read(channel):
             return
         certificate = channel.certificate()
-        name = listener.keys.name_of(certificate)
+        name = listener.keys.admitted(certificate)
         if name is None:  # revoked meanwhile
             self.refused(THEIR_KEY)
             return

@@ -1,15 +1,17 @@
 """Connections that have not proved a key yet: their limit, and which one is closed for the next.
 
-Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the connection
-that has been silent for longest is closed: a peer with a key sends at once. One address may have at most half of all
-connections, so that it cannot displace the others, however fast it connects.
+Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the oldest is
+closed, whatever it has said: a peer with a key says as little at first as an attacker. One that has proved its key is
+never closed, and is here for a last moment only. One address may have at most half of all connections, so that it
+cannot displace the others, however fast it connects.
 """
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
+
+from monarch_kernel.runtime.node import descriptors
 
 #: The most pending connections; also at most a quarter of this process's limit of descriptors.
 MOST = 1024
@@ -18,18 +20,17 @@ _LEAST = 32
 
 def room() -> int:
     """How many pending connections this process may have."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(_LEAST, MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 4))
+    return max(_LEAST, min(MOST, descriptors.limit() // 4))
 
 
 class PendingConnection(Protocol):
     """One pending connection."""
 
     origin: str  # the unit by which connections are counted
-    silent: bool  # whether it has sent no data at all
 
-    def has_spoken(self) -> bool:
-        """Whether unread data from it has arrived."""
+    @property
+    def proved(self) -> bool:
+        """Whether it has proved a key, and has only its greeting to send."""
         ...
 
 
@@ -56,12 +57,12 @@ class PendingConnections(Generic[G]):
         return iter(tuple(self._there))
 
     def add(self, guest: G) -> G | None:
-        """Add a connection. Returns the one to close for it, if any."""
+        """Add a connection. Returns the one to close for it, if any: itself, if all others have proved a key."""
         goes = None
         if self._counts.get(guest.origin, 0) >= self.most_of_one:
-            goes = self._oldest(guest.origin)
+            goes = self._oldest(guest.origin) or guest
         elif len(self._there) >= self.most:
-            goes = self._oldest("")
+            goes = self._oldest("") or guest
         self._there[guest] = None
         self._counts[guest.origin] = self._counts.get(guest.origin, 0) + 1
         return goes
@@ -75,17 +76,9 @@ class PendingConnections(Generic[G]):
                 del self._counts[guest.origin]
 
     def oldest(self) -> G | None:
-        """The connection to close when room is needed for another reason."""
-        return self._oldest("") if self._there else None
+        """The connection to close when room is needed for another reason, if any."""
+        return self._oldest("")
 
-    def _oldest(self, origin: str) -> G:
-        """The oldest silent connection (of an origin), or else the oldest."""
-        first = None
-        for guest in self._there:
-            if origin and guest.origin != origin:
-                continue
-            first = first or guest
-            if guest.silent and not guest.has_spoken():
-                return guest
-        assert first is not None
-        return first
+    def _oldest(self, origin: str) -> G | None:
+        """The oldest connection (of an origin) that has not proved a key."""
+        return next((guest for guest in self._there if origin in ("", guest.origin) and not guest.proved), None)

@@ -113,8 +113,10 @@ class WorldGroup:
                     self._formed = True
                     self._joined()
                     return None
-                on_gpu = "cuda" in everywhere(engine, groups.device_type)
-                self._groups = ProcessGroups(engine.world, "cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+                gpus = [gpu for gpu in everywhere(engine, groups.gpu) if gpu]
+                # NCCL refuses ranks that share a GPU.
+                on_gpu = "nccl" if len(gpus) == len(set(gpus)) else "gloo"
+                self._groups = ProcessGroups(engine.world, f"cpu:gloo,cuda:{on_gpu}" if gpus else "gloo")
             left = JOINS
             while True:
                 left -= 1

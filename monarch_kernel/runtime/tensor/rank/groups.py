@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ def device_type() -> str:
     return device.of_rank().type
 
 
+def gpu() -> str:
+    """The UUID of the GPU of this rank; "" if it has none."""
+    if device_type() != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device.of_rank()).uuid)
+
+
 def default_group() -> tuple[int, int] | None:
     """Rank and size of torch's default group, if this process is in one and it is intact."""
     if not collectives.in_process_group() or collectives.are_broken():
@@ -41,6 +49,35 @@ def join(group: Any) -> None:
         torch.cuda.set_device(device.of_rank())
     _groups().clear()
     group.join()
+    if gloo_has_gpus():
+        _gather_on_gpus()
+
+
+def gloo_has_gpus() -> bool:
+    """Whether ranks exchange tensors of GPUs by gloo: two of them share one, which NCCL refuses."""
+    return device_type() == "cuda" and _dist.get_backend_config().endswith("cuda:gloo")
+
+
+@cache
+def _gather_on_gpus() -> torch.library.Library:
+    """Have functional all-gathers of tensors on GPUs call an all-gather that gloo has for them.
+
+    torch's call ``allgather_into_tensor_coalesced``, which takes their addresses for memory of the CPU (2.11).
+    """
+
+    def gather(given: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+        made = given.new_empty((size * given.shape[0], *given.shape[1:]))
+        group = _dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+        _dist.all_gather_into_tensor(made, given.contiguous(), group=group)
+        return made
+
+    def gather_each(given: list[torch.Tensor], size: int, group: Any) -> list[torch.Tensor]:
+        return [gather(each, size, group) for each in given]
+
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    library.impl("all_gather_into_tensor", gather, "CUDA")
+    library.impl("all_gather_into_tensor_coalesced", gather_each, "CUDA")
+    return library
 
 
 @dataclass(frozen=True, slots=True)

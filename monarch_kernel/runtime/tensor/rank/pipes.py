@@ -50,7 +50,7 @@ class PipeEnd:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from monarch_kernel.runtime.tensor.rank.pipe_process import main; "
-            f"main({theirs.fileno()}, {os.getpid()})"
+            f"main({theirs.fileno()!r}, {os.getpid()!r})"
         )
         with theirs:
             self._process = subprocess.Popen(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.rank.groups import group_of, meeting, refuse_failed
+from monarch_kernel.runtime.tensor.rank.groups import gloo_has_gpus, group_of, meeting, refuse_failed
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
 from monarch_kernel.runtime.tensor.wire.moves import RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
@@ -50,6 +50,8 @@ def _send(value: Any, receivers: list[int], how: RankMoves) -> list[Any]:
         failure, data = pickle.dumps(value), torch.empty(0, dtype=torch.uint8)
     else:
         data = value.contiguous().reshape(-1).view(torch.uint8)
+        if gloo_has_gpus():  # it sends memory of the CPU only
+            data = data.cpu()
     length = torch.tensor([len(failure)])
     text = torch.frombuffer(bytearray(failure), dtype=torch.uint8) if failure else None
     sends: list[Any] = []
@@ -70,10 +72,10 @@ def _receive(source: int, how: RankMoves) -> torch.Tensor:
         text = torch.empty(int(length), dtype=torch.uint8)
         _dist.recv(text, source, group=group, tag=_FAILURE)
         raise OperationFailed(pickle.loads(text.numpy().tobytes()))
-    result = torch.empty(how.size, dtype=how.dtype, device=device.of_rank())
+    result = torch.empty(how.size, dtype=how.dtype, device="cpu" if gloo_has_gpus() else device.of_rank())
     if result.numel():
         _dist.recv(result.reshape(-1).view(torch.uint8), source, group=group, tag=_DATA)
-    return result
+    return result.to(device.of_rank())
 
 
 def spread(value: Any, ranks: frozenset[int], size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

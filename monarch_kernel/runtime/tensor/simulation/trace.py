@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from monarch_kernel.protocol.private_files import written_whole
 from monarch_kernel.runtime.mesh.rankset import name_ranks
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, RankClass
 
@@ -16,13 +17,13 @@ def write_trace(path: str, ledger: Ledger, group_workers: bool) -> None:
     Args:
         group_workers: ranks that do the same are shown once, together.
     """
-    with open(path, "w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ns", "traceEvents": [')
+    with written_whole(path, None) as file:
+        file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
         separator = "\n"
         for event in _events(ledger, group_workers):
-            file.write(separator + json.dumps(event))
+            file.write(f"{separator}{json.dumps(event)}".encode())
             separator = ",\n"
-        file.write("\n]}\n")
+        file.write(b"\n]}\n")
 
 
 def _events(ledger: Ledger, group_workers: bool) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import threading
 from importlib.util import find_spec
 from typing import Any
 
+from monarch_kernel.protocol.private_files import remove_torch_memory
 from monarch_kernel.runtime.transfer import device
 from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
@@ -37,6 +38,7 @@ class CudaIpc(StatelessBackend):
         self._mapped: dict[int, tuple[Handle, Memory]] = {}
         self._barred: dict[str, str] = {}  # why, by owner
         self._sweeping = False
+        self._offered = False  # whether another process was told how to map memory of this one
 
     @staticmethod
     def available() -> bool:
@@ -125,6 +127,7 @@ class CudaIpc(StatelessBackend):
         with self._engine.held(key) as registration:
             if not registration.memory.device.startswith("cuda"):
                 raise Unfit("it is not GPU memory")
+            self._offered = True
             return _described(registration.memory.keep)
 
     def peer_dead(self, proc: str) -> None:
@@ -135,6 +138,8 @@ class CudaIpc(StatelessBackend):
     def close(self) -> None:
         with self._guard:
             self._mapped.clear()
+        if self._offered:
+            remove_torch_memory(os.getpid())
 
 
 def _described(tensor: Any) -> bytes:

@@ -25,6 +25,8 @@ def whole_of(x: DTensor) -> torch.Tensor:
 
 def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> DTensor:
     """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
+    if all(p.is_replicate() for p in placements):  # DTensor would copy what is not contiguous
+        return dtensor_of(whole, mesh, placements, TensorMeta(whole.shape, whole.stride(), whole.dtype))
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor
     if not whole.is_contiguous() and aten.is_non_overlapping_and_dense(whole):

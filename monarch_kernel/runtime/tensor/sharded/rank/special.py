@@ -5,6 +5,7 @@ Each is made of an operation and its fallback, and decides by layouts and shapes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ _OVER_DIMENSIONS = frozenset(
 _ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
 
 
+#: Operations that give the same elements another shape.
+_RESHAPES = frozenset({"aten::_unsafe_view.default", "aten::view.default"})
 #: Operations that a rank without elements cannot do, or does wrong.
 _NEED_ELEMENTS = frozenset(
     {
@@ -83,14 +86,27 @@ _NEED_ELEMENTS = frozenset(
 
 
 def guarded(name: str, run: Run, fallback: Run) -> Run:
-    """`run`, but where a rank without elements would fail alone, and the others wait for it."""
-    if name not in _NEED_ELEMENTS:
+    """`run`, but `fallback` for layouts in which it fails on some rank."""
+    fails = leaves_a_rank_empty if name in _NEED_ELEMENTS else is_cut_unevenly_twice if name in _RESHAPES else None
+    if fails is None:
         return run
 
     def guard(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return (fallback if leaves_a_rank_empty(x) else run)(x, *args, **kwargs)
+        return (fallback if fails(x) else run)(x, *args, **kwargs)
 
     return guard
+
+
+def is_cut_unevenly_twice(x: DTensor) -> bool:
+    """Whether several mesh dimensions cut one dimension of a tensor into parts of different sizes.
+
+    DTensor (2.13) computes the parts of its view from each mesh dimension alone.
+    """
+    cuts: dict[int, list[int]] = {}
+    for p, ranks in zip(x.placements, x.device_mesh.shape):
+        if not p.is_replicate() and not p.is_partial():
+            cuts.setdefault(p.dim, []).append(ranks)  # type: ignore[attr-defined]
+    return any(len(parts) > 1 and x.shape[dim] % math.prod(parts) for dim, parts in cuts.items())
 
 
 def leaves_a_rank_empty(x: DTensor) -> bool:

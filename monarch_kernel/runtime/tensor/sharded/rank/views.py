@@ -86,20 +86,37 @@ def written(x: DTensor) -> None:
 
 
 def _spread(x: DTensor, done: set[int]) -> None:
-    done.add(_memory(x))
+    """Bring what is tied to the memory of `x` by detached views to its values.
+
+    Parts that one operation gave may share memory, and so may sources: all of a memory come to the same values before
+    it counts as done.
+    """
+    memory = _memory(x)
+    done.add(memory)
+    upwards: dict[int, dict[int, list[tuple[Any, Detached]]]] = {}  # by the source's memory, then by source
+    downwards: dict[int, list[tuple[Any, Detached]]] = {}  # by the view's memory
     for view in _alive(x):
         detached = _origin.get(view._mk_key)
         if detached is None:
             continue
         source = detached.source
-        if _memory(view) == _memory(x) and _memory(source) not in done:
+        if _memory(view) == memory and _memory(source) not in done:
+            upwards.setdefault(_memory(source), {}).setdefault(id(source), []).append((view, detached))
+        elif _memory(source) == memory and _memory(view) not in done:
+            downwards.setdefault(_memory(view), []).append((view, detached))
+    for by_source in upwards.values():
+        source = x
+        for views in by_source.values():
+            source = views[0][1].source
             whole = whole_of(source).clone()
-            detached.of(whole).copy_(whole_of(view))
+            for view, detached in views:
+                detached.of(whole).copy_(whole_of(view))
             write(source, whole)
-            _spread(source, done)
-        elif _memory(source) == _memory(x) and _memory(view) not in done:
-            write(view, detached.of(whole_of(source)))
-            _spread(view, done)
+        _spread(source, done)
+    for views in downwards.values():
+        for view, detached in views:
+            write(view, detached.of(whole_of(detached.source)))
+        _spread(views[0][0], done)
 
 
 def _memory(x: DTensor) -> int:

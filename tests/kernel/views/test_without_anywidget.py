@@ -1,4 +1,4 @@
-"""A checkout that was made without a node has no code of live views: meshes show themselves as HTML."""
+"""A kernel whose environment lacks anywidget has no live views: meshes show themselves as HTML."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.kernel.harness import Kernel
 
 @pytest.fixture(scope="module")
 def mesh(kernel: Kernel) -> Kernel:
-    """The file's kernel, without the code of views, and with a mesh `m` of 2 ranks."""
-    kernel.ok("import monarch_kernel.widgets.bundle as bundle, pathlib\nbundle.BUNDLE = pathlib.Path('/no/mesh.js')")
+    """The file's kernel, which does not find anywidget, and with a mesh `m` of 2 ranks."""
+    kernel.ok("import sys\nsys.modules['anywidget'] = None")
     kernel.ok("%mesh up --procs 2\nfrom monarch_kernel import get_mesh\nm = get_mesh('m')")
     return kernel
 
