@@ -53,7 +53,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 #: So long after the first rank, a fork server loads what later ranks need, as soon as it has nothing to do (seconds).
-LATER = 0.05
+LATER = 0.3
 #: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
 _MAX_PACKET = 48 * 1024
 _SPILLED = b"\xc1"  # begins no MessagePack value
