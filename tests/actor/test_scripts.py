@@ -74,6 +74,31 @@ if __name__ == "__main__":
     assert run.finish() == (0, "[5, 5]\n", "")
 
 
+def test_later_ranks_find_the_actor_api_loaded(script: Start) -> None:
+    run = script(
+        HEAD
+        + """
+class Looking(Actor):
+    @endpoint
+    def loaded(self):
+        return "monarch_kernel.runtime.actor.hosts.host_mesh" in sys.modules
+
+def loaded():
+    procs = this_host().spawn_procs()
+    found = procs.spawn("l", Looking).loaded.call_one().get()
+    procs.stop().get()
+    return found
+
+print(loaded())
+end = time.monotonic() + 30
+while not loaded() and time.monotonic() < end:
+    pass
+print(loaded())
+"""
+    )
+    assert run.finish() == (0, "False\nTrue\n", "")
+
+
 def test_a_script_that_raises(script: Start) -> None:
     run = script(
         HEAD

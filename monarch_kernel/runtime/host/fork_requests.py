@@ -17,8 +17,8 @@ from monarch_kernel.runtime.host.start_command import package_root
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
 #: Loads what runs async actors; named for the same reason.
 ASYNC_ACTORS = "monarch_kernel.runtime.rank.async_actors"
-#: The module of the actor API, which the modules of most actors import.
-ACTOR_API = "monarch_kernel.actor"
+#: Loads the actor API, which the modules of most actors import; named for the same reason.
+ACTOR_API = "monarch_kernel.runtime.rank.actor_api"
 #: The entry point of a rank in its own interpreter.
 RANK_MODULE = "monarch_kernel.runtime.rank"
 

@@ -52,8 +52,8 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
-#: So long after the last request, a fork server has time to load what later ranks need (seconds).
-IDLE = 0.05
+#: So long after the first rank, a fork server loads what later ranks need, as soon as it has nothing to do (seconds).
+LATER = 0.3
 #: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
 _MAX_PACKET = 48 * 1024
 _SPILLED = b"\xc1"  # begins no MessagePack value
@@ -221,6 +221,7 @@ class ForkServer:
         self._entry = entry
         self._async_actors = async_actors
         self._later = later
+        self._load_at = 0.0  # when that is due, after the first rank was started
         self._orphaned = orphaned
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -231,7 +232,8 @@ class ForkServer:
     def serve(self) -> ForkedRank | None:
         """Serve until the agent closes the socket; returns None then, and in a forked child the child's job."""
         while not (self._retiring and not self._children):
-            ready = self._epoll.poll(IDLE if self._later and self._children else None)
+            wait = max(0.0, self._load_at - time.monotonic()) if self._later and self._children else None
+            ready = self._epoll.poll(wait)
             if not ready:
                 self._load_later()
             for fd, _events in ready:
@@ -276,6 +278,7 @@ class ForkServer:
             pass  # the agent is gone; the loop sees the end of the socket
 
     def _watch(self, proc: str, pid: int) -> None:
+        self._load_at = self._load_at or time.monotonic() + LATER
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (proc, pid)
         self._epoll.register(pidfd, select.EPOLLIN)
