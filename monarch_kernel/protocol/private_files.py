@@ -498,23 +498,15 @@ def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
 
 
 def remove_torch_memory(pid: int, folder: str = "/dev/shm") -> None:
-    """Remove the named shared memory of torch that a process of this user has left: ``torch_PID_...``.
-
-    A process that shares memory of a GPU counts there who uses it. torch removes it where the process comes to the end
-    of its program; ranks end before.
-    """
-    prefix = f"torch_{pid}_"
+    """Remove shared memory in which torch counts who uses memory of a GPU, and which a process of this user left."""
     try:
-        names = [name for name in os.listdir(folder) if name.startswith(prefix)]
-        if names:
-            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for name in names:
-                    _unlink(name, fd, (stat.S_IFREG,), None)
-            finally:
-                os.close(fd)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # a system without it
-        pass
+        return
+    for name in os.listdir(fd):
+        if name.startswith(f"torch_{pid}_"):
+            _unlink(name, fd, (stat.S_IFREG,))
+    os.close(fd)
 
 
 def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
