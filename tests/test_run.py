@@ -95,7 +95,7 @@ def test_a_page_reaches_what_reads_pages() -> None:
 
 
 def test_a_test_reaches_itself_and_what_uses_it() -> None:
-    found = names(reached(files_of("test"), {"tests/notebooks/test_notebooks.py"}))
+    found = names(reached([*files_of("test"), *files_of("engines")], {"tests/notebooks/test_notebooks.py"}))
     assert {"notebooks/test_notebooks.py", "notebooks/test_rdma_notebook.py", "test_names.py"} <= found
     assert "mesh/test_shape.py" not in found
     assert "mesh/test_shape.py" in names(reached(files_of("test"), {"tests/mesh/test_shape.py"}))

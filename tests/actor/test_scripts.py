@@ -1,4 +1,7 @@
-"""Whole scripts in processes of their own: how they end, and what they leave behind."""
+"""Whole scripts in processes of their own: how they end, and what they leave behind.
+
+It is long because the scripts share what starts them and looks for what is left.
+"""
 
 from __future__ import annotations
 

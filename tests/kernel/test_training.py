@@ -209,7 +209,7 @@ async def run():
 
 
 def test_ranks_know_of_one_world_whatever_started_the_kernel(start_kernel: Callable[..., Kernel]) -> None:
-    """A kernel in a task of Slurm or MPI, as on many JupyterHubs: frameworks would take its variables for the rank's."""
+    """A kernel in a task of Slurm or MPI, as on many JupyterHubs: frameworks would take its variables for a rank's."""
     tasks = {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}
     tasks |= {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "hub", "SLURM_CPUS_PER_TASK": "2"}
