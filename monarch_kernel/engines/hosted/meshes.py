@@ -43,6 +43,8 @@ class HostedEndpoint(Endpoint[Any]):
 
     __slots__ = ()
 
+    _node: MessageNode  # pyright: ignore[reportIncompatibleVariableOverride]  # of the other runtime's system
+
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """See `Endpoint`."""
         body = self._packed(args, kwargs)
@@ -73,10 +75,6 @@ class HostedEndpoint(Endpoint[Any]):
         self._to_all(self._packed(args, kwargs), None)
 
     # -- sending -----------------------------------------------------------------------------------
-
-    @property
-    def _node(self) -> MessageNode:
-        return cast("MessageSystem", self._mesh._system).node
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         if self._spec is not None:

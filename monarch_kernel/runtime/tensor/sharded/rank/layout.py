@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
+from monarch_kernel.runtime.tensor.rank import device
+
 aten: Any = torch.ops.aten
 
 
@@ -26,6 +28,8 @@ def whole_of(x: DTensor) -> torch.Tensor:
 def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> DTensor:
     """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
     if all(p.is_replicate() for p in placements):  # DTensor would copy what is not contiguous
+        if whole.device.type != mesh.device_type:  # as DTensor does for what is cut
+            whole = whole.to(device.of_rank())
         return dtensor_of(whole, mesh, placements, TensorMeta(whole.shape, whole.stride(), whole.dtype))
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor
