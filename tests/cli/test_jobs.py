@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 
@@ -154,9 +153,9 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
 
 @pytest.mark.parametrize("name", ["x$(touch taken)", "x\\ntouch taken", "x' && touch taken '", "-x"])
 def test_a_name_that_is_completed_runs_nothing(run: Cli, name: str) -> None:
-    project = run.folder / ".monarch"
-    project.mkdir()
-    (project / "config.toml").write_text(f'[profiles."{name}"]\non = "process"\n[profiles.fine-1]\non = "process"\n')
+    project = run.folder / ".monarch" / "config.toml"
+    project.parent.mkdir(exist_ok=True)  # jobs keep their state there
+    project.write_text(f'[profiles."{name}"]\non = "process"\n[profiles.fine-1]\non = "process"\n')
     # What Tab and Enter do, to each word that is offered.
     script = run("completion", "bash").stdout + (
         f'monarch-kernel() {{ {shlex.join(run.line())} "$@"; }}\n'
@@ -170,7 +169,7 @@ def test_a_name_that_is_completed_runs_nothing(run: Cli, name: str) -> None:
         )
         said = run("up", "fine-1")
     finally:
-        shutil.rmtree(project)
+        project.unlink()
     assert not (run.folder / "taken").exists() and not done.stderr
     assert {"slurm", "ssh"} <= set(offered := done.stdout.split()) and all(
         re.fullmatch(r"[a-z]+", each) for each in offered
