@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,15 @@ class MortalKeeper(Mortal):
 
 
 def test_memory_that_torch_counts_users_in_ends_with_a_killed_rank() -> None:
-    with hook(lambda _failure: None):
+    told = threading.Event()
+    with hook(lambda _failure: told.set()):
         keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", MortalKeeper)
         left = Path("/dev/shm") / f"torch_{keeper.pid.call_one().get()}_1_0"
         left.write_text("0")
         try:
             keeper.die.broadcast("sigkill")
             wait_until(lambda: not left.exists(), "it is removed")
+            assert told.wait(patience(20))
         finally:
             left.unlink(missing_ok=True)
 
