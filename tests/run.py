@@ -424,8 +424,8 @@ def shares(batch: Batch, ended: Ended, folder: Path) -> dict[Path, Took]:
     before = 0.0
     for line in (folder / "computed").read_text().splitlines():
         name, _, seconds = line.rpartition(" ")
-        told[Path(name)] = float(seconds) - before
-        before = float(seconds)
+        told[Path(name)] = max(0.0, float(seconds) - before)
+        before = max(before, float(seconds))
     return {
         path: Took(round(batch.walls.get(path, 0.0), 1), round(ended.computed * seconds / before, 1), batch.unrun[path])
         for path, seconds in told.items()
