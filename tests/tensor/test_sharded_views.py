@@ -52,7 +52,14 @@ VIEWS: dict[str, Callable[[Any], Sequence[Any]]] = {
     "chunks and their view": lambda x: [*x.split(2), x.t()],
     "two families": lambda x: [*x.split(2), *x.split(2, 1)],
 }
-LAYOUTS = [["data", None], [None, "model"], ["data", "model"], [("data", "model"), None], [None, None]]
+#: Rows, and how they and the columns are cut; some do not divide.
+CASES = [
+    (5, ["data", None]),
+    (6, [None, "model"]),
+    (5, ["data", "model"]),
+    (6, [("data", "model"), None]),
+    (5, [None, None]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +72,15 @@ def whole(x: Any) -> torch.Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("rows", [5, 6])
-def test_writes_reach_the_source_and_all_other_parts(mesh: Mesh, layout: Any, rows: int) -> None:
+@pytest.mark.parametrize("rows, layout", CASES, ids=str)
+def test_writes_reach_the_source_and_all_other_parts(mesh: Mesh, rows: int, layout: Any) -> None:
     wrong: list[str] = []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # some gather the whole, and say so
         for name, parts in VIEWS.items():
             begin = torch.arange(rows * 4.0).view(rows, 4)
             count = len(parts(begin))
-            for written in {0, count - 1, count // 2}:
+            for written in {0, count - 1}:
                 here = begin.clone()
                 there = distribute(begin, mesh, layout)
                 ours, theirs = parts(here), parts(there)
