@@ -35,7 +35,7 @@ def test_each_file_is_in_one_lane() -> None:
         assert (TESTS / entry).exists(), f"ENGINES of tests/run.py names {entry}, which is not there"
 
 
-#: Files that may compute longer: the program for GPUs starts a process for each of its checks, and runs within a minute.
+#: Files that may compute longer: the program for GPUs has a process for each of its checks, and runs within a minute.
 LONGER = {"test_gpu.py": 80.0}
 
 
