@@ -328,3 +328,39 @@ def test_an_answer_that_comes_while_a_wait_gives_up_is_kept_apart_from_its_timeo
     with pytest.raises(TimeoutError):
         future.exception(0)
     assert future.exception() is None and future.get() == "late"
+
+
+def test_an_event_loop_that_became_ready_before_it_has_the_lead_does_not_sleep() -> None:
+    class Loop:
+        ready = True
+
+    poller = Poller()
+    try:
+        polls = threading.Thread(target=poller.lead_once, args=(-1, Loop()))
+        polls.start()
+        polls.join(patience(20))
+        assert not polls.is_alive()
+    finally:
+        poller.wake()
+        poller.close()
+
+
+def test_calls_of_an_event_loop_get_through_whoever_leads() -> None:
+    """The background thread and the loop take the lead from each other; no wake-up of the loop is lost."""
+    poller = Poller()
+    poller.start_background()
+    loop = new_loop(poller)
+    turns = threading.Thread(target=loop.run_forever)
+    turns.start()
+    try:
+        for turn in range(3000):
+            here = threading.Event()
+            loop.call_soon_threadsafe(here.set)
+            assert here.wait(patience(20)), turn
+            if turn % 3 == 0:  # the background thread takes the lead meanwhile
+                poller.wake()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        turns.join(patience(20))
+        loop.close()
+        poller.close()

@@ -22,17 +22,20 @@ class LeadingSelector(selectors.BaseSelector):
 
     Epoll sets nest: its own set is one of the poller's descriptors. The leading thread notes that the set is
     ready; it is edge-triggered, because only the loop's thread can handle its events.
+
+    Attributes:
+        ready: whether the set may be ready. Only the leading thread sets it.
     """
 
     def __init__(self, poller: Poller) -> None:
         self._own = selectors.EpollSelector()
         self._poller = poller
-        self._ready = False
+        self.ready = False
         self._registered = 0
         poller.register(self._own.fileno(), self._note, EPOLLIN | select.EPOLLET)
 
     def _note(self, _events: int) -> None:
-        self._ready = True
+        self.ready = True
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = self._own.register(fileobj, events, data)
@@ -54,19 +57,19 @@ class LeadingSelector(selectors.BaseSelector):
         if timeout is not None and timeout <= 0:
             # Callbacks are pending. If only the loop's wake-up descriptor is registered, there is nothing to poll.
             return self._look(0) if self._registered > 1 else []
-        if self._ready:
+        if self.ready:
             found = self._look(0)
             if found:
                 return found
-        if not self._poller.lead_once(-1 if timeout is None else timeout):
+        if not self._poller.lead_once(-1 if timeout is None else timeout, self):
             return self._look(timeout)
-        return self._look(0) if self._ready else []
+        return self._look(0) if self.ready else []
 
     def _look(self, timeout: float | None) -> Events:
-        self._ready = False
+        self.ready = False
         found = self._own.select(timeout)
         if found:
-            self._ready = True  # until a poll finds nothing: unread data triggers no new edge
+            self.ready = True  # until a poll finds nothing: unread data triggers no new edge
         return found
 
     def close(self) -> None:

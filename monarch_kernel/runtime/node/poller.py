@@ -64,6 +64,12 @@ class Waitable(Protocol):
     _parked: list[threading.Lock]
 
 
+class Sleeper(Protocol):
+    """What ``Poller.lead_once`` polls for."""
+
+    ready: bool
+
+
 class Timer:
     """A callback due at a time; ``cancel()`` drops it."""
 
@@ -473,8 +479,11 @@ class Poller:
             finally:
                 self._leader = 0
 
-    def lead_once(self, timeout: float) -> bool:
+    def lead_once(self, timeout: float, sleeper: Sleeper) -> bool:
         """Poll once, for an idle event loop; timeout -1: until something arrives.
+
+        Args:
+            sleeper: does not sleep if it has become ready before this thread had the lead: that is not told again.
 
         Returns:
             False if another thread leads; the background thread gives the lead back.
@@ -484,7 +493,8 @@ class Poller:
             return False
         self._leader = get_ident()
         try:
-            self._step(timeout)
+            if not sleeper.ready:
+                self._step(timeout)
         finally:
             self._leader = 0
             self._epoch += 1
