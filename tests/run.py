@@ -49,6 +49,7 @@ IDLE, MOST = 0.75, 2
 #: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers; or trains or
 #: injects faults for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [
+    "actor/test_waits.py",
     "browser",
     "debugger/dap/test_front_end.py",
     "debugger/outside/test_look_slurm.py",
