@@ -23,7 +23,7 @@
   that issued it, and ``tensor_value`` a value that a rank holds for a controller. ``finish_operations`` waits until
   ranks have run what was issued, and `TensorArgument` is raised where a tensor of a mesh is pickled for no endpoint.
 * Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer. ``py_spy``
-  tells how that program is called, ``read_gpus`` reads the GPUs of this host, with the memory of processes on them.
+  tells how that program is called, ``read_gpus_once`` reads the GPUs of this host, with the memory of processes.
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
 
@@ -72,7 +72,7 @@ from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_ch
 from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
 from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 from monarch_kernel.runtime.host import py_spy
-from monarch_kernel.runtime.host.gpus import read_gpus
+from monarch_kernel.runtime.host.gpus import read_gpus_once
 from monarch_kernel.runtime.tensor.inspection.engines import finish_operations, issued_at
 from monarch_kernel.runtime.tensor.inspection.running import RunningOperation, operation_on, tensor_value
 
@@ -128,7 +128,7 @@ __all__ = [
     "operation_on",
     "proc_here",
     "py_spy",
-    "read_gpus",
+    "read_gpus_once",
     "recorded",
     "running_here",
     "said_first",

@@ -12,15 +12,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
-from typing import Any
 
 import msgspec
 
 from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
 from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank, command_of, figures, python_version
-from monarch_kernel.introspection import py_spy, read_gpus
+from monarch_kernel.introspection import py_spy, read_gpus_once
 
 #: The time between the two readings (seconds), unless a caller wants another one.
 APART = 1.0
@@ -158,16 +156,8 @@ def _gpus() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
     """The memory of processes on GPUs of this host, and how busy those are; nothing without NVML or a driver."""
     if not os.path.exists("/dev/nvidiactl"):
         return {}, {}
-    try:
-        nvml: Any = import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # not installed, or no driver here
-        return {}, {}
-    try:
-        gpus, memory = read_gpus(nvml)
-        return memory, {gpu.index: gpu.use for gpu in gpus}
-    finally:
-        nvml.nvmlShutdown()
+    gpus, memory = read_gpus_once()
+    return memory, {gpu.index: gpu.use for gpu in gpus}
 
 
 def as_json(processes: Sequence[OutsideProcess]) -> bytes:

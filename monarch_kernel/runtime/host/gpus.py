@@ -68,14 +68,7 @@ class GpuReader:
                 waiting.pop()(gpus, memory)
 
         def read() -> None:
-            try:
-                nvml: Any = import_module("pynvml")
-                nvml.nvmlInit()
-                found = read_gpus(nvml)
-                nvml.nvmlShutdown()
-            except Exception as e:
-                log.info("no figures of GPUs: %s", e)
-                found = [], {}
+            found = read_gpus_once()
             poller.call_later(0.0, lambda: give(*found))
 
         threading.Thread(target=read, name="monarch-gpus", daemon=True).start()
@@ -97,6 +90,20 @@ class GpuReader:
                 ended.wait(PERIOD)
         finally:
             nvml.nvmlShutdown()
+
+
+def read_gpus_once() -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
+    """What `read_gpus` gives, read through an NVML that is opened for it; nothing without NVML or a driver."""
+    try:
+        nvml: Any = import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as e:
+        log.info("no figures of GPUs: %s", e)
+        return [], {}
+    try:
+        return read_gpus(nvml)
+    finally:
+        nvml.nvmlShutdown()
 
 
 def read_gpus(nvml: Any) -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
