@@ -33,6 +33,8 @@ from monarch_kernel.workers import is_job_folder, make_job_folder, remove_job_fo
 IDLE = 12 * 3600.0
 #: How long a worker may take to end in good order (seconds).
 _GRACE = 6.0
+#: How long a command that has ended may take to be reaped (seconds).
+_REAPED = 5.0
 #: How long a process may show no environment while it executes a program (seconds).
 _EXEC_TIME = 0.2
 
@@ -44,8 +46,8 @@ class ProcessLauncher(Launcher):
     needs_key = False
 
     def __init__(self) -> None:
-        #: How the commands ended that this process has started, by the marks of their hosts; None: not yet.
-        self._codes: dict[str, int | None] = {}
+        #: The commands that this process has started, by the marks of their hosts.
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def submit(self, request: LaunchRequest) -> Ticket:
         """See ``Launcher``."""
@@ -79,7 +81,7 @@ class ProcessLauncher(Launcher):
 
     def _start(self, folder: PrivateFolder, lock: int, request: LaunchRequest, hosts: Sequence[int]) -> None:
         command = request.command
-        started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        started: list[subprocess.Popen[bytes]] = []
         for at, host in enumerate(hosts):
             path = os.path.join(folder.path, f"host{host}")
             argv = command.argv(
@@ -106,14 +108,10 @@ class ProcessLauncher(Launcher):
                 raise StartFailedError(f"host{host} (this machine)", reason) from e
             finally:
                 os.close(output)
-            started.append((command.marker(host), process))
-            self._codes[command.marker(host)] = None
+            started.append(process)
+            self._started[command.marker(host)] = process
         # Each ends once it has forked the worker, or has failed.
-        threading.Thread(target=self._reap, args=(started,), name="process-start", daemon=True).start()
-
-    def _reap(self, started: list[tuple[str, subprocess.Popen[bytes]]]) -> None:
-        for mark, process in started:
-            self._codes[mark] = process.wait()
+        threading.Thread(target=_reap, args=(started,), name="process-start", daemon=True).start()
 
     def poll(self, ticket: Ticket) -> JobStatus:
         """See ``Launcher``."""
@@ -135,7 +133,7 @@ class ProcessLauncher(Launcher):
                 hosts.append(HostStatus.announced(host, said))  # it has come meanwhile
             elif said is None:
                 last = (self.log(ticket, host, 1) or "it ended before it listened, and wrote no output").strip()
-                code = self._codes.get(f"{ticket.job}.{host}")
+                code = _code(self._started.get(f"{ticket.job}.{host}"))
                 gone = HostStatus(host=host, state=HostPhase.GONE, reason=last, exit_code=code, failed=True)
                 hosts.append(gone)
             else:
@@ -209,6 +207,18 @@ class ProcessJob(EngineJob):
         except BaseException:
             self._end()
             raise
+
+
+def _reap(started: list[subprocess.Popen[bytes]]) -> None:
+    for process in started:
+        process.wait()
+
+
+def _code(ended: subprocess.Popen[bytes] | None) -> int | None:
+    """How a command ended that is no longer among the processes; None if another program started it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):  # another thread is about to reap it
+        return None if ended is None else ended.wait(_REAPED)
+    return None
 
 
 def _announced(path: str) -> WorkerAnnouncement | None:

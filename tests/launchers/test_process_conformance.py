@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.errors import StartTimeoutError, SupervisionError
+from monarch_kernel.errors import StartFailedError, StartTimeoutError, SupervisionError
 from monarch_kernel.job import EngineJob
-from monarch_kernel.launchers import engine_job, registry
+from monarch_kernel.launchers import engine_job, process, registry
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
@@ -144,3 +144,13 @@ def test_the_end_of_the_walltime_is_warned_of_and_other_hosts_take_over(tmp_path
     wait_until(moved, "the actor is on another host")
     assert [host.host for host in job.status().hosts] == [1]
     job.kill()
+
+
+def test_the_exit_code_is_told_before_the_command_is_reaped(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process, "_reap", lambda started: None)
+    job = engine.job(1, python=engine.python(broken=True, folder=tmp_path))
+    with pytest.raises(StartFailedError) as caught:
+        job.state(cached_path=None)
+    assert caught.value.exit_code == 3
