@@ -45,7 +45,7 @@ LIMIT = 20.0
 #: What is assumed for a file that was never recorded, by its size (seconds a byte).
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
-IDLE, MOST = 0.75, 2
+IDLE, MOST = 0.8, 3
 #: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers; or trains or
 #: injects faults for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [
@@ -443,11 +443,14 @@ class Cores:
         self._since, self._idle = time.monotonic(), self._now()
 
     def busy(self) -> float:
-        """The part of the time since a batch began in which they computed; 1.0 in the first seconds."""
+        """The part of the last second or two in which they computed; 1.0 until a batch has run for so long."""
         passed = time.monotonic() - self._since
-        if passed < 3.0:
+        if passed < 1.0:
             return 1.0
-        return 1.0 - (self._now() - self._idle) / (passed * (os.cpu_count() or 1))
+        busy = 1.0 - (self._now() - self._idle) / (passed * (os.cpu_count() or 1))
+        if passed > 2.0:
+            self.begin()
+        return busy
 
     def _now(self) -> float:
         idle, waiting = Path("/proc/stat").read_text().split(None, 6)[4:6]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import patience
+
 pytestmark = pytest.mark.torch
 
 
@@ -19,7 +21,7 @@ def run(*options: str) -> tuple[int, str]:
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=patience(170),
         check=False,
     )
     return ran.returncode, ran.stdout + ran.stderr
@@ -27,7 +29,7 @@ def run(*options: str) -> tuple[int, str]:
 
 def test_all_checks_pass_or_say_why_they_are_skipped() -> None:
     pytest.importorskip("torch")
-    code, said = run("--seconds", "160")
+    code, said = run("--seconds", f"{patience(160):.0f}")
     assert code == 0, said
     assert re.search(r"^ok +activate ", said, re.MULTILINE), said
     assert re.search(r"^(ok|skipped) +rdma_buffers ", said, re.MULTILINE), said

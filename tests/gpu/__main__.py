@@ -21,6 +21,7 @@ import psutil
 
 import monarch_kernel.actor as runtime
 from tests.gpu import Check, Skipped, all_checks, has_gpu
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Of a result that is printed.
@@ -88,7 +89,7 @@ class Runs:
             self._say("skipped", check, "no time is left", began)
         else:
             # Other programs use these cores, too, where CI runs it.
-            deadline = min(left, check.deadline * (1 if has_gpu() else 3))
+            deadline = min(left, check.deadline if has_gpu() else patience(3 * check.deadline))
             self._say(*_run(check, deadline), began)
 
     def _say(self, kind: str, check: Check, text: str, began: float) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from monarch_kernel import actor as public
 from monarch_kernel.actor import Actor, ActorError, ActorMesh, Channel, MeshFailure, ProcMesh, endpoint, this_host
+from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.spmd import (
     Group,
@@ -190,6 +191,22 @@ def test_survivors_are_freed_and_meet_anew() -> None:
         assert list(mesh.join.call(group).get(patience(60)).values()) == [0, 1, 2, 3, 4]
         assert set(mesh.add.call().get(patience(20)).values()) == {5.0}
     assert group.number == 3
+
+
+def test_connections_are_not_ended_while_a_message_is_under_way() -> None:
+    """Gloo would forget it, and its receiver would wait for ever."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server, collectives.opening():
+        sender = socket.create_connection(server.getsockname())
+        receiver = server.accept()[0]
+    with sender, receiver:
+        sender.sendall(b"half")
+        thread = threading.Thread(target=lambda: (collectives.settle(patience(60)), done.set()))
+        thread.start()
+        assert not done.wait(0.1)
+        receiver.recv(4)
+        assert done.wait(patience(20))
+        thread.join()
 
 
 def test_a_rank_that_stands_still_is_replaced() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.actor.execution.collectives import SETTLING, settle
 from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
 from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
@@ -85,6 +86,11 @@ class GroupAgent(Actor):
     def set_environment(self, meeting: Meeting) -> None:
         """Set the variables of torchrun."""
         member.set_environment(meeting, self._rank)
+
+    @endpoint
+    def settle(self) -> None:
+        """Wait until no message of the group is under way here."""
+        settle()
 
     @endpoint
     def abandon(self, number: tuple[str, int], patience: float) -> bool:
@@ -179,20 +185,25 @@ class ProcessGroups:
     def _release(self, patience: float) -> list[int]:
         if self._number == 0:
             return []
-        agents = self._agents.flatten("ranks")
-        deadline = time.monotonic() + patience + GRACE
+        agents = [self._agents.flatten("ranks").slice(ranks=rank) for rank in range(len(self._agents))]
+        _answers([agent.settle.call_one() for agent in agents], SETTLING + GRACE)
         number = (self._name, self._number)
-        calls = [agents.slice(ranks=rank).abandon.call_one(number, patience) for rank in range(len(agents))]
-        stuck: list[int] = []
-        for rank, call in enumerate(calls):
-            try:
-                if not call.get(max(0.0, deadline - time.monotonic())):
-                    stuck.append(rank)
-            except TimeoutError:
-                stuck.append(rank)
-            except (SupervisionError, ActorError):  # the rank is dead
-                continue
-        return stuck
+        answers = _answers([agent.abandon.call_one(number, patience) for agent in agents], patience + GRACE)
+        return [rank for rank, answer in enumerate(answers) if answer is False]
+
+
+def _answers(calls: list[Future[Any]], limit: float) -> list[Any]:
+    """The answer of each rank: False if it does not come in time (seconds), None if the rank is dead."""
+    deadline = time.monotonic() + limit
+    answers: list[Any] = []
+    for call in calls:
+        try:
+            answers.append(call.get(max(0.0, deadline - time.monotonic())))
+        except TimeoutError:
+            answers.append(False)
+        except (SupervisionError, ActorError):
+            answers.append(None)
+    return answers
 
 
 def setup_torch_elastic_env(

@@ -5,8 +5,9 @@ until the group's timeout (half an hour by default), and no call ends such a wai
 its group opened (``execution.collectives``). ``abandon`` shuts them down from another thread: then every running
 collective fails, here and on the ranks that wait for this rank.
 
-There is one exception: if gloo begins to send on a connection just as it notices the end, it does not notify the
-sender. Therefore ``abandon`` also reports whether the threads that were in torch have returned from it.
+There is one exception: gloo forgets a message that is half sent or received as its connection ends, and does not tell
+the thread that waits for it. Therefore all ranks ``settle`` first, and ``abandon`` also reports whether the threads
+that were in torch have returned from it.
 """
 
 from __future__ import annotations

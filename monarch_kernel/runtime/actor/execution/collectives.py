@@ -10,12 +10,15 @@ This module never imports torch, and costs nothing until the program imports it.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
 import socket
 import stat
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -36,6 +39,11 @@ STILL = 0.3
 STILL_UNSURE = 3.0
 #: How often a thread is sampled, at first and later (seconds).
 LOOK, LOOK_LATER = 0.05, 0.25
+
+#: How long nothing may happen on the connections of groups that are quiet, and how long this is waited for (seconds).
+QUIET, SETTLING = 0.02, 0.5
+#: Where Linux has the bytes that were acknowledged and received, in its ``struct tcp_info``.
+_TCP_BYTES = slice(120, 136)
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
@@ -111,6 +119,55 @@ def shut_down_all() -> None:
             continue
         with suppress(Exception):  # not every backend supports it, and an aborted one refuses
             group.abort()
+
+
+def settle(limit: float = SETTLING) -> None:
+    """Wait until the connections of all groups are quiet: nothing is under way, and no thread is about to send.
+
+    Gloo forgets a message that is half sent or half received when its connection ends, and whoever waits for it waits
+    for ever. Ranks that wait for one that is gone are quiet in the end.
+
+    Args:
+        limit: for the wait (seconds).
+    """
+    with _lock:
+        groups = frozenset[int]().union(*(each.inodes() for each in _opened))
+    deadline = time.monotonic() + limit
+    before: tuple[int, int] | None = None
+    since = 0.0
+    while (now := time.monotonic()) < deadline:
+        carried = _carried(groups)
+        if carried is None or carried != before:
+            before, since = carried, now
+        elif now - since >= QUIET:
+            return
+        time.sleep(QUIET / 4)
+
+
+def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
+    """How many bytes these connections have sent and received; None if some are under way, or another thread runs."""
+    sent = received = 0
+    for inode, fd in _descriptors().items():
+        if inode not in inodes:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
+            if held.family not in (socket.AF_INET, socket.AF_INET6) or held.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            ):
+                continue
+            for queue in (termios.FIONREAD, termios.TIOCOUTQ):
+                if fcntl.ioctl(held, queue, bytes(4)) != bytes(4):
+                    return None
+            info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.stop)[_TCP_BYTES]
+            acked, got = struct.unpack("QQ", info) if len(info) == 16 else (0, 0)
+            sent, received = sent + acked, received + got
+    own = threading.get_native_id()
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != own:
+            with suppress(OSError), open(f"/proc/self/task/{task}/stat", "rb", buffering=0) as file:
+                if file.read().rpartition(b")")[2].split(None, 1)[0] == b"R":
+                    return None
+    return sent, received
 
 
 def endings() -> int:
