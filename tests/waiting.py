@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 #: What a start of Python takes where tests are first written, with room to spare (seconds).
 _START = 0.03
@@ -59,3 +60,10 @@ def wait_until(condition: Callable[[], object], what: str, deadline: float = 40.
         if not end.left():
             raise AssertionError(f"not within {deadline} s of an idle machine: {what}")
         time.sleep(0.005)
+
+
+def waiters(path: Path) -> int:
+    """How many processes wait for the lock of a file, whose holder this or another process is."""
+    inode = f":{path.stat().st_ino}"
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum(words[1] == "->" and words[6].endswith(inode) for words in lines)

@@ -9,12 +9,12 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.kernel.harness import Cell, Kernel
+from tests.waiting import waiters
 
 WAITS = """%%mesh{options}
 import fcntl, os
 def wait(folder):
     with open(os.path.join(folder, "gate"), "w") as gate:
-        open(os.path.join(folder, f"here-{{rank}}"), "w").close()
         fcntl.flock(gate, fcntl.LOCK_SH)
 def load():
     wait({folder!r})
@@ -43,7 +43,7 @@ class Scene:
     def start(self, options: str = "") -> Cell:
         """Run the cell until all ranks wait in it."""
         cell = self.kernel.send(WAITS.format(options=options, folder=str(self.folder)))
-        wait_until(lambda: len(list(self.folder.glob("here-*"))) == 3, "all are there")
+        wait_until(lambda: waiters(self.folder / "gate") == 3, "all are there")
         return cell
 
 
@@ -77,12 +77,12 @@ def test_of_a_cell_in_the_background(scene: Scene) -> None:
         "",
         f"[0-2] Cell In[{number}]",
         "  ├─ [1]",
-        f"  │    Cell In[{number}]:10         load()",
-        f"  │    Cell In[{number}]:8 in load  wait({str(scene.folder)!r})",
-        f"  │    Cell In[{number}]:6 in wait  fcntl.flock(gate, fcntl.LOCK_SH)",
+        f"  │    Cell In[{number}]:9          load()",
+        f"  │    Cell In[{number}]:7 in load  wait({str(scene.folder)!r})",
+        f"  │    Cell In[{number}]:5 in wait  fcntl.flock(gate, fcntl.LOCK_SH)",
         "  └─ [0,2]",
-        f"       Cell In[{number}]:12         wait({str(scene.folder)!r})",
-        f"       Cell In[{number}]:6 in wait  fcntl.flock(gate, fcntl.LOCK_SH)",
+        f"       Cell In[{number}]:11         wait({str(scene.folder)!r})",
+        f"       Cell In[{number}]:5 in wait  fcntl.flock(gate, fcntl.LOCK_SH)",
     ]
     assert out.result is not None and "<details" in out.result["text/html"]
     assert f"Cell In[{number}]" in out.result["text/html"] and "def load():" in out.result["text/html"]
@@ -91,7 +91,7 @@ def test_of_a_cell_in_the_background(scene: Scene) -> None:
     method = (
         "from monarch_kernel.debugger.controller.stacks import stacks\nfrom monarch_kernel.meshes import get_mesh\n"
     )
-    assert f"Cell In[{number}]:6" in kernel.ok(method + "print(stacks(get_mesh('m')))").stdout
+    assert f"Cell In[{number}]:5" in kernel.ok(method + "print(stacks(get_mesh('m')))").stdout
     assert kernel.ok("%mesh stacks -r 1").text.startswith("1 rank of mesh m: 1 stack")
 
 
@@ -132,7 +132,6 @@ class Waiter(Actor):
     @endpoint
     def wait(self, folder):
         with open(os.path.join(folder, "gate"), "w") as gate:
-            open(os.path.join(folder, f"here-{current_rank().rank}"), "w").close()
             fcntl.flock(gate, fcntl.LOCK_SH)
 waiters = get_mesh("m").spawn("waiter", Waiter)
 """
@@ -142,11 +141,11 @@ def test_an_endpoint_and_the_cell_that_has_called_it(scene: Scene) -> None:
     kernel = scene.kernel
     kernel.ok(ACTOR)
     kernel.ok(f"call = waiters.wait.call({str(scene.folder)!r})")
-    wait_until(lambda: len(list(scene.folder.glob("here-*"))) == 3, "all are there")
+    wait_until(lambda: waiters(scene.folder / "gate") == 3, "all are there")
     out = kernel.ok("%mesh stacks")
     number = next(message["content"]["execution_count"] for message in out.messages if "code" in message["content"])
     assert out.text.splitlines()[2] == f"[0-2] waiter.wait(), called by Cell In[{number - 1}]"
-    assert f"Cell In[{number - 2}]:9 in Waiter.wait" in out.text
+    assert f"Cell In[{number - 2}]:8 in Waiter.wait" in out.text
     kernel.ok("gate.close(); call.get(20)")
 
 

@@ -24,7 +24,7 @@ from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.introspection import stacks_from_outside
 from tests.conftest import wait_until
 from tests.debugger.stacks.workers import Loader, Trainer
-from tests.waiting import patience
+from tests.waiting import patience, waiters
 
 Procs = Callable[..., ProcMesh]
 
@@ -44,7 +44,7 @@ class Team:
     def at(self, call: Any, ranks: int) -> None:
         """Wait until so many ranks are where that call leads them."""
         self._calls.append(call)
-        wait_until(lambda: len(list(self.folder.glob("here-*"))) >= ranks, "all are there")
+        wait_until(lambda: waiters(self.folder / "gate") >= ranks, "all are there")
 
     def close(self) -> None:
         """Let all go."""
@@ -179,8 +179,7 @@ def test_a_stopped_rank_is_read_from_outside(team: Team) -> None:
 
 
 def test_a_rank_whose_interpreter_is_held(team: Team) -> None:
-    call = team.trainers.slice(hosts=1, gpus=1).hold.call(4)
-    team.at(call, 1)
+    team.at(team.trainers.slice(hosts=1, gpus=1).hold.call(), 1)
     found = stacks(team.mesh, timeout=0.5)
     assert found.late[3].startswith("did not answer within 0.5 s: its interpreter lock is held by native code")
     assert found.idle == (0, 1, 2)

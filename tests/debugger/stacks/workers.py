@@ -40,9 +40,8 @@ class Trainer(Actor):
         self.here()
 
     def here(self) -> None:
-        """Say that we are here, and wait to be let go."""
+        """Wait to be let go."""
         with open(os.path.join(self.folder, "gate"), "w") as gate:
-            open(os.path.join(self.folder, f"here-{self.rank}"), "w").close()
             fcntl.flock(gate, fcntl.LOCK_SH)  # the test has it, until it lets all go
 
     @endpoint
@@ -56,10 +55,10 @@ class Trainer(Actor):
             self.here()
 
     @endpoint
-    def hold(self, seconds: int) -> None:
-        """Keep the interpreter lock, in native code."""
-        open(os.path.join(self.folder, f"here-{self.rank}"), "w").close()
-        ctypes.PyDLL(None).sleep(seconds)
+    def hold(self) -> None:
+        """Keep the interpreter lock in native code, until we are let go."""
+        with open(os.path.join(self.folder, "gate"), "w") as gate:
+            ctypes.PyDLL(None).flock(gate.fileno(), fcntl.LOCK_SH)
 
     @endpoint
     def stop_here(self) -> None:
