@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from monarch_kernel.debugger.frontend import current_frontend
@@ -150,16 +150,30 @@ def matching_parts(asked: str, loaded: str) -> int:
 _SAME = 1000
 
 
+def kind_of_code(code: CodeType) -> str:
+    """Whose code it is, as `kind_of`. The methods that Python makes for dataclasses and named tuples are Python's."""
+    if code.co_filename == "<string>" and (
+        code.co_qualname.startswith("__create_fn__.") or "_tuple_new" in code.co_names
+    ):
+        return LIBRARY
+    return kind_of(code.co_filename)
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether it is user code."""
+    return kind_of_code(code) == USER
+
+
 def is_user_frame(frame: FrameType) -> bool:
     """Whether a frame runs user code, and is not the outermost frame of a process."""
     code = frame.f_code
-    return kind_of(code.co_filename) == USER and (code.co_filename, code.co_name) != _START
+    return is_user_code(code) and (code.co_filename, code.co_name) != _START
 
 
 def place_of(frame: FrameType) -> Place:
     """Where a frame is."""
     code = frame.f_code
-    return Place(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of(code.co_filename))
+    return Place(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of_code(code))
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import subprocess
 import sys
 import threading
 import tomllib
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ import pytest
 import monarch_kernel
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.debugger.frontend import Frontend, use_frontend
-from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of, kind_of_code
 from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -129,6 +131,22 @@ def test_the_same_file_by_other_paths(tmp_path: Path) -> None:
     )
     assert source_locations.same_file("/tmp/ipykernel_1/7.py", "/tmp/ipykernel_1/7.py")
     assert not source_locations.same_file("<string>", "/x/<string>")
+
+
+def test_the_methods_of_dataclasses_and_named_tuples_are_no_user_code() -> None:
+    @dataclasses.dataclass(order=True)
+    class Point:
+        x: int
+
+    class Made(NamedTuple):
+        x: int
+
+    for function in (Point.__init__, Point.__eq__, Point.__lt__, Made.__new__):
+        code = function.__code__  # type: ignore[attr-defined]
+        assert (code.co_filename, kind_of_code(code)) == ("<string>", LIBRARY)
+    scope: dict[str, Any] = {}
+    exec("def of_the_user_s():\n    return (lambda: 1)", scope)
+    assert kind_of_code(scope["of_the_user_s"].__code__) == kind_of_code(scope["of_the_user_s"]().__code__) == USER
 
 
 def test_the_user_s_innermost_frame_of_a_thread() -> None:

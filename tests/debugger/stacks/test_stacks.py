@@ -251,7 +251,9 @@ def test_several_at_once(team: Team) -> None:
         thread.start()
     for thread in threads:
         thread.join(patience(60))
-    assert len(texts) == 8 and len(set(texts)) == 1
+    assert len(texts) == 8
+    for text in texts:
+        assert text.splitlines() == texts[0].splitlines()
 
 
 def test_on_other_hosts(workers: Any, tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_on_other_hosts(workers: Any, tmp_path: Path) -> None:
     assert found.late[2].endswith("it is stopped (SIGSTOP); read from outside, on node1")
     assert names(found)["trainer.step"][0] == (["Trainer.step", "Trainer.load", "Trainer.here"], [2])
     assert names(found)["trainer.step"][1][1] == [0, 1, 3]
-    native = stacks(mesh, native=True, timeout=patience(3.0))
+    native = stacks(mesh, native=True, timeout=patience(60))
     assert all("native" not in why for why in native.late.values()) and "» native: " in native.text()
     team.close()
 

@@ -34,7 +34,7 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of, source_of
+from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code, source_of
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
@@ -235,7 +235,7 @@ class _Reader:
         made = self._frames.get((code, instruction))
         if made is None:
             file = code.co_filename
-            kind = kind_of(file)
+            kind = kind_of_code(code)
             place = Place(file, line, code.co_qualname, kind)
             if kind == USER:
                 source, span = _source(code, line, instruction)

@@ -15,7 +15,7 @@ from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
 from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, tree
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
-from monarch_kernel.debugger.source_locations import is_user
+from monarch_kernel.debugger.source_locations import is_user_code
 
 monitoring: Any = getattr(sys, "monitoring", None)
 
@@ -143,7 +143,7 @@ class Monitoring:
             self._sink.at_line(sys._getframe(1), line, here)
             if here or id(code) in self._stepped:
                 return None
-            if self._everywhere and (self._libraries or is_user(code.co_filename)):
+            if self._everywhere and (self._libraries or is_user_code(code)):
                 return None
         if generation == self._generation:
             return monitoring.DISABLE

@@ -25,7 +25,7 @@ from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
-from monarch_kernel.debugger.source_locations import is_user
+from monarch_kernel.debugger.source_locations import is_user_code
 from monarch_kernel.thread_frames import current_frames
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
@@ -139,7 +139,7 @@ class Tracing:
         if known is not None and known[1].lines:
             return known[1].function
         if self._pausing or threading.get_ident() in self._everywhere:
-            return self._plain.function if self._libraries or is_user(code.co_filename) else None
+            return self._plain.function if self._libraries or is_user_code(code) else None
         return None
 
     def _know(self, code: CodeType) -> None:
@@ -184,7 +184,7 @@ class Tracing:
     def _trace_frame(self, frame: FrameType, stepped: set[int]) -> None:
         known = self._local.get(id(frame.f_code))
         local: _Local | None = known[1] if known is not None and known[1].lines else None
-        if local is None and (id(frame) in stepped or (self._pausing and is_user(frame.f_code.co_filename))):
+        if local is None and (id(frame) in stepped or (self._pausing and is_user_code(frame.f_code))):
             local = self._plain
         present: Any = frame.f_trace
         if isinstance(present, _Both):
