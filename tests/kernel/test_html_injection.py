@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.debugger.test_report_files import plain
 from tests.kernel.harness import Kernel, Outcome
 from tests.workers import Worker
 
+ROOT = Path(__file__).parents[2]
+WIDGET = "monarch_kernel/widgets/static/mesh.js"
 #: What would run if it were markup. ``N`` is replaced by a number, so that it is seen whose it is.
 MARK = "alert(N)"
 HOSTILE = (
@@ -236,6 +239,16 @@ def places(whole: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     elif isinstance(whole, dict | list):
         for key, value in whole.items() if isinstance(whole, dict) else enumerate(whole):
             yield from places(value, (*way, key))
+
+
+def test_the_panel_and_the_widget_write_no_markup() -> None:
+    """What they show is text of elements (``labextension/src/hostile.test.ts`` shows it)."""
+    sinks = re.compile(
+        r"(inner|outer)HTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|ContextualFragment|setHTML"
+    )
+    found = [path for path in (ROOT / "labextension" / "src").rglob("*.ts") if not path.name.endswith(".test.ts")]
+    assert len(found) > 30
+    assert not [path for path in [*found, ROOT / WIDGET] if sinks.search(path.read_text())]
 
 
 def test_pages_of_reports_show_it_as_text(tmp_path: Path) -> None:
