@@ -94,7 +94,9 @@ def spawn(
         Exception: as ``start``.
     """
     arguments = _arguments(command)
-    copies = {there: fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, max(files) + 1) for there, here in files.items()}
+    copies = {
+        there: fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, max(files, default=2) + 1) for there, here in files.items()
+    }
     try:
         return os.posix_spawn(
             arguments[0],
