@@ -41,7 +41,17 @@ MESH = f"{RUNTIME}.mesh"
 # How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
 # Small modules that import nothing of ours; all others may import them.
-_COMMON = ("_version", "aliases", "display", "environment", "loading", "logs", "subscriptions", "thread_frames")
+_COMMON = (
+    "_version",
+    "aliases",
+    "display",
+    "environment",
+    "loading",
+    "logs",
+    "programs",
+    "subscriptions",
+    "thread_frames",
+)
 COMMON = {f"monarch_kernel.{name}" for name in _COMMON}
 DEBUGGER, POOL, LAUNCHERS, KERNEL = (f"monarch_kernel.{tool}" for tool in ("debugger", "pool", "launchers", "kernel"))
 DEBUG = "monarch_kernel.debug"  # the façade of the debugger

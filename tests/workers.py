@@ -29,12 +29,26 @@ PATIENCE = patience(60.0)
 
 
 class Worker:
-    """``monarch-kernel worker``, listening; what it logs is in a file."""
+    """``monarch-kernel worker``, listening; what it logs is in a file.
 
-    def __init__(self, address: str, name: str, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    Args:
+        descriptors: how many it may have open; 0: as this process.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        folder: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        descriptors: int = 0,
+    ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
         command = [sys.executable, "-m", "monarch_kernel", "worker", "--listen", address, "--name", name, *options]
+        if descriptors:
+            command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -106,12 +120,12 @@ class Team:
         if transport == "tcp":
             self.key_file = shared_key()
 
-    def start(self, address: str | None = None, env: dict[str, str] | None = None) -> Worker:
+    def start(self, address: str | None = None, env: dict[str, str] | None = None, descriptors: int = 0) -> Worker:
         """One more worker."""
         name = f"node{len(self.members)}"
         address = address or ("tcp://127.0.0.1:0" if self.transport == "tcp" else f"ipc://{self.folder}/{name}.sock")
         options = ["--key-file", self.key_file] if self.key_file else []
-        worker = Worker(address, name, self.folder, *options, env=env)
+        worker = Worker(address, name, self.folder, *options, env=env, descriptors=descriptors)
         self.members.append(worker)
         return worker
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import stat
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -192,6 +193,17 @@ def user_place(thread: int) -> Place | None:
 def source_of(file: str, line: int) -> str:
     """A line of source without its indentation; '' if it is not known. Cells are found as tracebacks find them."""
     return linecache.getline(file, line).strip() if line > 0 else ""
+
+
+def is_readable_source(file: str) -> bool:
+    """Whether a file named by a frame, which may be a stranger's, is a cell of this notebook or a regular Python file:
+    no pipe or device, and no other file of this user."""
+    if file in linecache.cache:
+        return True
+    try:
+        return file.endswith(".py") and stat.S_ISREG(os.stat(file).st_mode)
+    except (OSError, ValueError):  # ValueError: it has a NUL
+        return False
 
 
 def shown_file(file: str, label: Label | None = None) -> str:

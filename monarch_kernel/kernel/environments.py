@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 
+from monarch_kernel import programs
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 
 #: How long an interpreter may take to import what a rank needs (seconds).
@@ -47,7 +48,7 @@ def check_for_ranks(command: str, prefix: str) -> None:
     """Raise UsageError if ranks cannot run in an environment."""
     python = os.path.join(prefix, "bin", "python")
     try:
-        done = subprocess.run(
+        done = programs.run(
             [python, "-c", f"import {_NEEDED}"], capture_output=True, text=True, timeout=_PATIENCE, env=_as_ranks()
         )
     except (OSError, subprocess.TimeoutExpired) as error:

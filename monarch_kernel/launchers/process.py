@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_kernel import programs
 from monarch_kernel.launchers.base import (
     MARKER,
     HostPhase,
@@ -94,7 +95,7 @@ class ProcessLauncher(Launcher):
             )
             output = folder.open_file(f"host{host}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
-                process = subprocess.Popen(
+                process = programs.start(
                     [*argv, "--lock", str(lock)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,

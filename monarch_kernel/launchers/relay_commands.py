@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.scripts import script
 from monarch_kernel.launchers.slurm_step import step_beside
@@ -63,7 +64,7 @@ def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
     """
     job = job.partition(".")[0]
     try:
-        listed = subprocess.run(
+        listed = programs.run(
             ["squeue", "--noheader", "--jobs", job, "--states", "RUNNING", "--format", "%N"],
             capture_output=True,
             text=True,
@@ -72,7 +73,7 @@ def by_srun(module: str, job: str, python: str = "") -> dict[str, list[str]]:
         )
         if listed.returncode or not listed.stdout.strip():
             raise LaunchError(f"Slurm has no running job {job}: {listed.stderr.strip() or 'squeue lists none'}")
-        names = subprocess.run(
+        names = programs.run(
             ["scontrol", "show", "hostnames", listed.stdout.strip()],
             capture_output=True,
             text=True,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from monarch_kernel import programs
 from monarch_kernel.actor import Actor, ActorMesh, HostMesh, concurrent_endpoint, current_rank, endpoint
 from monarch_kernel.launchers.readiness import ended, first, readable
 
@@ -156,7 +157,7 @@ def _started(words: list[str], command: HostCommand, env: Mapping[str, str], out
             file.flush()
             fds = [file.fileno()]
             words = ["bash", f"/proc/self/fd/{fds[0]}", *words]
-        return subprocess.Popen(
+        return programs.start(
             words,
             stdin=subprocess.DEVNULL,
             stdout=output,

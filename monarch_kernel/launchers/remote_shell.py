@@ -24,6 +24,7 @@ import tty
 from collections import deque
 from collections.abc import Generator, Mapping
 
+from monarch_kernel import programs
 from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint, endpoint
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.readiness import ended, first, readable, writable
@@ -232,7 +233,7 @@ def _raw_terminal() -> Generator[None]:
 
 def _started(shell: str, terminal: int, env: Mapping[str, str], workdir: str | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, shell]
-    return subprocess.Popen(
+    return programs.start(
         command, stdin=terminal, stdout=terminal, stderr=terminal, env=env, cwd=workdir, start_new_session=True
     )
 

@@ -16,6 +16,7 @@ import time
 from importlib import metadata
 from typing import Any
 
+from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 
 _CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sky_calls.py")
@@ -104,7 +105,7 @@ class SkyClient:
     def _start(self) -> None:
         self._end()
         python = interpreter(self._command)
-        self._process = subprocess.Popen(
+        self._process = programs.start(
             [python, "-c", _RUN, _CALLS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.launchers import slurm_queue, slurm_scripts
 from monarch_kernel.launchers.base import (
     HostPhase,
@@ -322,7 +323,7 @@ class SlurmLauncher(Launcher):
 
     def _sbatch(self, argv: list[str]) -> str:
         try:
-            done = subprocess.run(
+            done = programs.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SUBMIT_TIME, env=_environment()
             )
         except FileNotFoundError:
@@ -563,7 +564,7 @@ def _environment() -> dict[str, str]:
 def _detached(argv: list[str], out: Any) -> subprocess.Popen[bytes]:
     """Start a command that goes on when this program ends, or is interrupted."""
     try:
-        return subprocess.Popen(
+        return programs.start(
             argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=_environment()
         )
     except FileNotFoundError:

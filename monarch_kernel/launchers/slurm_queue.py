@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 
 #: How long the answer of squeue is used (seconds). All jobs of this process share it, so that many cost no more.
@@ -142,7 +143,7 @@ def run(argv: Sequence[str], limit: float) -> str:
         UnreachableError: it fails, or takes too long.
     """
     try:
-        done = subprocess.run(
+        done = programs.run(
             list(argv),
             stdin=subprocess.DEVNULL,
             capture_output=True,

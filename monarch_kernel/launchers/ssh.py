@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel import programs
 from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     MARKER,
@@ -235,7 +236,7 @@ class SSHLauncher(Launcher):
             with self._lock:
                 if start.cancelled:
                     return
-                start.process = subprocess.Popen(
+                start.process = programs.start(
                     ssh_command(self._ssh, host, remote),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -417,7 +418,7 @@ class SSHLauncher(Launcher):
         self._tunnels.close()
 
     def _run(self, host: str, text: Script) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
+        return programs.run(
             ssh_command(self._ssh, host, _remote(text)),
             stdin=subprocess.DEVNULL,
             capture_output=True,

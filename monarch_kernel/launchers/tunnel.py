@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from monarch_kernel import programs
 from monarch_kernel.private_files import is_own
 
 #: How many connections of one tunnel are carried at a time; each may be a process. A worker has a few.
@@ -93,7 +94,7 @@ class CommandWay:
     """
 
     def __init__(self, command: Sequence[str], connection: socket.socket) -> None:
-        self._process = subprocess.Popen(
+        self._process = programs.start(
             command,
             stdin=connection.fileno(),
             stdout=connection.fileno(),

@@ -37,6 +37,8 @@ class Worker(Actor):
     """Runs functions, one at a time."""
 
     __tool__ = True
+    #: The endpoints that give values of the program; the others give data.
+    __values__ = frozenset({"run", "run_items", "take"})
 
     def __init__(self) -> None:
         self._functions: dict[int, Callable[..., Any]] = {}

@@ -115,6 +115,10 @@ class KeptLogsHandler(_KeptBase):
         await self._answer(read)
 
 
+class _StopBody(msgspec.Struct):
+    force: bool = False
+
+
 class KeptStopHandler(_KeptBase):
     """``kept/NAME/stop``: the end of one."""
 
@@ -122,12 +126,12 @@ class KeptStopHandler(_KeptBase):
     @authorized
     async def post(self, name: str) -> None:
         """End it; the body may be ``{"force": true}``: also if another process holds it. Answers when it is gone."""
-        body = self.get_json_body() or {}
-        force = body.get("force", False) if isinstance(body, dict) else None
-        if not isinstance(force, bool):
+        try:
+            body = msgspec.json.decode(self.request.body.strip() or b"{}", type=_StopBody)
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: it is no UTF-8
             self._fail(400, 'the body must be {"force": true or false}, or nothing')
             return
-        await self._answer(lambda: described(end_kept(name, force)))
+        await self._answer(lambda: described(end_kept(name, body.force)))
 
 
 class DescriptionHandler(_KeptBase):

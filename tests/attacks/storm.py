@@ -42,7 +42,7 @@ class Report:
         arrivals, latest: new links with the key, and the one that took longest until it was greeted (seconds).
         repeated: those that made room for others first, and tried again, as ``dial`` does.
         failures: of both.
-        memory: of the worker, at its largest (bytes).
+        memory, descriptors: of the worker, at their most (bytes, number).
         logged: by the worker of strangers (bytes).
     """
 
@@ -54,6 +54,7 @@ class Report:
     repeated: int = 0
     failures: list[str] = field(default_factory=list)
     memory: int = 0
+    descriptors: int = 0
     logged: int = 0
 
     def __str__(self) -> str:
@@ -64,7 +65,8 @@ class Report:
             f"new links with the key: {self.arrivals:,}, {self.repeated} at another attempt, the slowest took "
             f"{self.latest * 1000:,.0f} ms\n"
             f"failures of these: {len(self.failures)} {self.failures[:5]}\n"
-            f"the worker: {self.memory / 1e6:,.0f} MB at most, {self.logged:,} bytes of log about strangers"
+            f"the worker: {self.memory / 1e6:,.0f} MB and {self.descriptors:,} descriptors at most, "
+            f"{self.logged:,} bytes of log about strangers"
         )
 
 
@@ -188,6 +190,7 @@ class _Witness:
             with open(f"/proc/{self._worker.pid}/status") as file:
                 peak = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
             self._report.memory = max(self._report.memory, peak * 1024)
+            self._report.descriptors = max(self._report.descriptors, len(os.listdir(f"/proc/{self._worker.pid}/fd")))
 
 
 def storm(team: Team, counts: dict[str, int], say: Callable[[str], None] = lambda _line: None) -> Report:

@@ -1,14 +1,17 @@
-"""Files of reports may come from anybody: what they say of sizes takes no memory."""
+"""Files of reports may come from anybody: what they say of sizes takes no memory, and what they name is not read."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from monarch_kernel.debugger.reports.files import load
 
 #: The whole report is shown in two GiB of address space.
 SHOW = """
@@ -93,3 +96,25 @@ def test_a_time_that_no_calendar_has(tmp_path: Path, moment: float) -> None:
     report = plain()
     report["job"]["made"] = report["job"]["since"] = moment
     assert shown(tmp_path, report).startswith("refused:")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "pipe.py", "/dev/zero", "with a NUL", "a file of this user"])
+def test_no_file_that_a_report_names_is_read_but_source(tmp_path: Path, kind: str) -> None:
+    file = str(tmp_path / kind.replace(" ", "-")) if not kind.startswith("/") else kind
+    if kind.startswith("pipe"):
+        os.mkfifo(file)
+    elif kind == "with a NUL":
+        file += "\0.py"
+    elif kind == "a file of this user":
+        Path(file).write_text("first line\nsecret\n")
+    lines = {"distinct": [["thread", "", [[[file, 1, "train", "user"], "first line", [0, 5], 1, 0]]]]}
+    assert shown(tmp_path, plain(**lines))
+    report = tmp_path / "report.json"
+    assert "secret" not in load(report).page()
+
+
+def test_source_that_is_as_the_report_has_it_is_shown_around_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("first line\nsecond line\n")
+    frame = [[str(tmp_path / "train.py"), 1, "train", "user"], "first line", [0, 5], 1, 0]
+    shown(tmp_path, plain(distinct=[["thread", "", [frame]]]))
+    assert "second line" in load(tmp_path / "report.json").page()

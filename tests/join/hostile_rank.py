@@ -1,6 +1,6 @@
 """A rank of the tests whose owner attacks viewers: whatever they ask it, it answers with a pickle that makes a file.
 
-``python hostile_rank.py GATE FILE`` ends when GATE is there; whoever unpickles an answer makes FILE.
+``python hostile_rank.py GATE FILE`` ends when GATE is there; a viewer that unpickles an answer makes FILE.
 """
 
 import os

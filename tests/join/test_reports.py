@@ -219,7 +219,7 @@ def test_ranks_that_fail_after_a_hang_are_held_and_a_report_does_not_end_that(
         job.kill()
 
 
-@pytest.mark.parametrize("answers", [404, 302])
+@pytest.mark.parametrize("answers", [404, 301, 302, 303, 307, 308])
 def test_a_webhook_that_fails_is_noted_and_does_no_harm(
     written: dict[str, Path], receiver: str, monkeypatch: pytest.MonkeyPatch, answers: int
 ) -> None:
@@ -230,7 +230,15 @@ def test_a_webhook_that_fails_is_noted_and_does_no_harm(
     assert len(Receiver.taken) == 1  # it is not followed elsewhere
 
 
-@pytest.mark.parametrize("url", ["http://example.com/s3cret", "ftp://127.0.0.1/s3cret", "https:///s3cret", "/no/such"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://example.com/s3cret", "ftp://127.0.0.1/s3cret", "https:///s3cret", "/no/such", "http://[::1/s3cret"),
+        *("http://127.0.0.1@example.com/s3cret", "http://localhost.example.com/s3cret", "http://127.1/s3cret"),
+        *("file:///etc/s3cret", "data://x/s3cret", "http://127.0.0.1\\@example.com/s3cret", "https://?s3cret"),
+        *("http://127.0.0.1:99999/s3cret", "http://127.0.0.1:1/s3cret\r\nX: y", "http://127.0.0.1:x/s3cret"),
+    ],
+)
 def test_other_addresses_are_refused_without_showing_them(
     written: dict[str, Path], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:

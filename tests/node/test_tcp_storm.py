@@ -11,13 +11,18 @@ from tests.attacks.storm import storm
 from tests.workers import Start
 from tests.workers import workers as workers
 
+#: What the worker may have open, of which strangers get a quarter.
+DESCRIPTORS = 256
+
 
 def test_a_storm(workers: Start) -> None:
-    team = workers(1, "tcp")
-    report = storm(team, {kind: 100 if kind == "silent" else 30 for kind in COUNTS})
+    team = workers(0, "tcp")
+    team.start(descriptors=DESCRIPTORS)
+    report = storm(team, {kind: 400 if kind == "silent" else 30 for kind in COUNTS})
     assert not report.failures, report
     assert report.calls and report.arrivals
     assert report.memory < 230_000_000, report
+    assert report.descriptors < DESCRIPTORS // 2, report
     assert report.logged < 3_000, team[0].log()
     assert "Traceback" not in team[0].log(), team[0].log()
     assert team[0].process.poll() is None

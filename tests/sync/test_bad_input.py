@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -69,6 +71,47 @@ def test_a_link_out_of_the_tree_is_named_and_nothing_is_sent(store_hosts: Hosts,
     (small / "pkg0" / "leak").symlink_to(tmp_path / "secret")
     refused(hosts, small, "pkg0/leak", str(tmp_path / "secret"), ".meshignore", error=ScanError)
     assert hosts.trees() == before
+
+
+def test_pipes_sockets_devices_and_set_uid_stay_at_home_and_odd_names_arrive(
+    store_hosts: Hosts, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = store_hosts(1)
+    names = (
+        b"-rf",
+        b"a\nb",
+        b"$(touch taken)",
+        b"\xff\x1b[31m",
+        b"; rm -r .",
+        "\u202egpj.exe".encode(),
+        b" ",
+        b"%s",
+        b"x" * 255,
+    )
+    for name in names:
+        with open(os.fsencode(small) + b"/pkg0/" + name, "wb") as file:
+            file.write(b"of " + name)
+    for name, mode in (("set-uid", 0o6755), ("sticky", 0o1644)):
+        write(small / name, name)
+        (small / name).chmod(mode)
+    expected = snapshot(small)
+    os.mkfifo(small / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        fd = os.open(small, os.O_RDONLY)
+        listening.bind(f"/proc/self/fd/{fd}/socket")
+        os.close(fd)
+        if os.geteuid() == 0:
+            os.mknod(small / "memory", stat.S_IFCHR | 0o666, os.makedev(1, 1))
+            os.mknod(small / "disk", stat.S_IFBLK | 0o666, os.makedev(7, 0))
+        sync(hosts.mesh, Workspace(dirs={small: ""}))
+    (found,) = hosts.trees()
+    assert found is not None
+    for name, mode in ((b"set-uid", 0o755), (b"sticky", 0o644)):
+        kind, _, *rest = expected[name]
+        expected[name] = (kind, oct(mode), *rest)
+    assert not difference(found, expected), difference(found, expected)
+    assert b"pkg0/$(touch taken)" in found and not {b"pipe", b"socket", b"memory", b"disk", b"taken"} & found.keys()
+    assert "\x1b[31m" not in "".join(capsys.readouterr())
 
 
 def test_a_file_that_changes_without_pause_is_named(store_hosts: Hosts, small: Path) -> None:

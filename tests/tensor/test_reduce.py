@@ -134,7 +134,7 @@ def test_a_rank_whose_input_failed_takes_part(grid: Any, kind: str, scatter: boo
     @remote(propagate=lambda t: t)
     def picky(t: Any) -> Any:
         if int(t.reshape(-1)[0]) == 3:
-            raise ValueError("three is not allowed")
+            raise ValueError("three is not allowed \udcff")
         return t
 
     with grid.activate():

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
+from monarch_kernel import programs
 from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.model.errors import IncompatibleError, StoreError
 
@@ -215,7 +216,7 @@ def _build_number(build: str) -> int:
 
 def _make_venv(prefix: str, python: str | None) -> None:
     base = python or getattr(sys, "_base_executable", sys.executable)
-    done = subprocess.run([base, "-m", "venv", "--without-pip", prefix], capture_output=True, text=True, check=False)
+    done = programs.run([base, "-m", "venv", "--without-pip", prefix], capture_output=True, text=True, check=False)
     if done.returncode:
         raise StoreError(f"{base} could not make a venv at {prefix}: {done.stderr.strip() or done.stdout.strip()}")
 
@@ -243,7 +244,7 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
             raise StoreError("neither uv nor pip is there to install wheels: install one of them")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = programs.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
         raise StoreError(f"wheels could not be installed to {prefix}, which is incomplete now: {said}")

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from monarch_kernel import programs
 from workspace_sync.environment.creation import create
 from workspace_sync.environment.distributions import distributions
 from workspace_sync.environment.kinds import Environment
@@ -171,7 +172,7 @@ def _install(lock: LockFile, place: str, prefix: str, cancelled: Callable[[], bo
     python = os.path.join(lock.base, "bin", f"python{lock.version}") if lock.base else ""
     order = _Order(path, prefix, python if os.path.exists(python) else "", lock.packages)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": place}
-    child = subprocess.Popen(
+    child = programs.start(
         [sys.executable, "-c", _CHILD, lock.folder],
         env=variables,
         cwd=place,

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from monarch_kernel import programs
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts import guardian
 
@@ -160,7 +161,7 @@ def start_guardian(pid: int, mountpoint: str, source: str) -> subprocess.Popen[b
     It has an environment of its own, so that it does not count as a part of the run that it watches.
     """
     command = [sys.executable, "-I", "-S", guardian.__file__, str(pid), mountpoint, source, fusermount()]
-    started = subprocess.Popen(
+    started = programs.start(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -277,7 +278,7 @@ def _mount_with(program: str, path: str, source: str) -> int:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     options = f"ro,nosuid,nodev,noatime,default_permissions,max_read={_MAX_READ},fsname={source},subtype={_PREFIX}"
     with ours, theirs:
-        done = subprocess.run(
+        done = programs.run(
             [program, "-o", options, "--", path],
             env={"PATH": os.defpath, "_FUSE_COMMFD": str(theirs.fileno())},
             pass_fds=[theirs.fileno()],

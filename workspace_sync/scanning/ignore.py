@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 
+from monarch_kernel import programs
 from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules, read_rules
 
 
@@ -136,7 +137,7 @@ def _excludes_file(top: bytes) -> bytes | None:
 
 def _ask_git(top: bytes) -> bytes | None:
     try:
-        done = subprocess.run(
+        done = programs.run(
             ["git", "-C", top, "config", "--get", "--path", "core.excludesFile"], capture_output=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.debugger.outside.permission import permission_remedy
 from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError, check_ours, python_version
 from monarch_kernel.debugger.outside.reading import OutsideProcess
@@ -282,7 +283,7 @@ def _call(program: str, wanted: Sequence[_Entrance]) -> dict[int, str]:
     """Have processes run the lines; why that was not possible, by pid."""
     said: dict[int, str] = {}
     try:
-        done = subprocess.run(
+        done = programs.run(
             [program, "-I", "-S", "-c", _CALLER],
             input=json.dumps([(each.pid, each.path) for each in wanted]),
             capture_output=True,

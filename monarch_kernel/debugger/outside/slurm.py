@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.debugger.outside.processes import (
     LaunchedRank,
     OutsideError,
@@ -135,7 +136,7 @@ def _run_on(node: str, number: str, line: Sequence[str], limit: float) -> tuple[
     """What a command prints that runs on a node, in a step beside those of a job, or why it has not run."""
     command = [*step_beside(number, node), *line]
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit)
+        done = programs.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit)
     except subprocess.TimeoutExpired:
         return b"", f"it did not answer within {limit:g} s."
     except OSError as error:

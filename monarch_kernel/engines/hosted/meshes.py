@@ -86,6 +86,9 @@ class HostedEndpoint(Endpoint[Any]):
             raise
 
     def _message(self, number: int, body: bytes) -> wire.CallActor:
+        if self._name in getattr(cast("Any", self._mesh)._cls_or_pickle, "__values__", ()):
+            self._node.value_calls &= self._node.calls.keys()
+            self._node.value_calls.add(number)
         return wire.CallActor(self._node.id, self._mesh._actor, self._name, number, calling_origin(), body)
 
     def _to_all(self, body: bytes, call: ManyCall | StreamCall | None) -> None:

@@ -26,6 +26,8 @@ class MessageNode:
         self.ref = ref
         self.poller = Poller()
         self.calls: dict[int, Any] = {}
+        #: Those of them that are answered with values of the program: any objects, where all others give data.
+        self.value_calls: set[int] = set()
         self.pids: dict[str, int] = {}
         self.deaths: dict[str, Death] = {}
         self.unresponsive: dict[str, Any] = {}

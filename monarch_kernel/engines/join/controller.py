@@ -31,7 +31,11 @@ from monarch_kernel.engines.join.meeting_place import MeetingPlace
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine, at_once
 from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
+from monarch_kernel.errors import capture
 from monarch_kernel.introspection import StackRead
+from monarch_kernel.protocol.data_pickles import NotDataError, check_data, without_foreign_exceptions
+from monarch_kernel.protocol.faults import decode_fault, encode_fault
+from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
@@ -298,6 +302,35 @@ class JoinController(ToolController):
             self._ask_to_drive(joined, others, force=True)
         if mine:
             self._start_beating()
+
+    def receive(self, data: bytes) -> None:
+        """See ``ToolProcess.receive``. A rank answers with data, and calls with data: what it sends runs nothing here,
+        unless it is a value of the program that this process has asked for."""
+        message = wire.decode(data)
+        try:
+            match message:
+                case wire.CallAnswer() if message.call in self.node.value_calls and message.call in self.node.calls:
+                    pass
+                case wire.CallAnswer(status=status) if status == OK:
+                    check_data(message.body)
+                case wire.CallAnswer(status=status) if status == ERROR:
+                    body = encode_fault(without_foreign_exceptions(decode_fault(message.body)))
+                    message = msgspec.structs.replace(message, body=body)
+                case wire.CallActor():
+                    check_data(message.body)
+                case wire.SpawnActor() if message.actor not in self.actors:
+                    raise NotDataError("an actor that ranks may not start in this process")
+                case _:
+                    pass
+        except Exception as error:  # of a rank that sends what no rank of ours does
+            log.info("a joined rank sent what is not taken: %s", error)
+            refused = encode_fault(capture(error))
+            if isinstance(message, wire.CallAnswer):
+                super().receive(wire.encode(msgspec.structs.replace(message, status=ERROR, body=refused)))
+            elif message.call:
+                self.send((self.ref_of(message.sender),), wire.CallAnswer(self.node.id, message.call, ERROR, refused))
+            return
+        self.handle(message)
 
     def handle(self, message: Any) -> None:
         """See ``ToolController.handle``."""

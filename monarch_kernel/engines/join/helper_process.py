@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from monarch_kernel import environment
+from monarch_kernel import environment, programs
 
 #: What would make such a process look like a rank.
 _OF_RANKS = (
@@ -31,7 +31,7 @@ def start_helper(words: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(
+    return programs.start(
         [sys.executable, "-P", *words],
         cwd="/",
         env=environ,

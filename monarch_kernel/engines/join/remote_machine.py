@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from monarch_kernel import programs
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcement_of
 from monarch_kernel.engines.join.frame_loop import FrameLoop
@@ -73,7 +74,7 @@ class RelayCommand:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the command runs
         try:
             # In a session of its own: Ctrl-C at a terminal is for the program, not for its connections.
-            self._process = subprocess.Popen(
+            self._process = programs.start(
                 command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
             )
         except OSError as error:

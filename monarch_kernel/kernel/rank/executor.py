@@ -64,6 +64,8 @@ class CellExecutor(Actor):
     """Runs cells in the `__main__` of this rank, on its main thread."""
 
     __tool__ = True
+    #: The endpoints that give values of the program; the others give data.
+    __values__ = frozenset({"pull", "offer"})
     #: Other viewers of a joined job look on: see `guest.JoinedGuest`.
     __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 

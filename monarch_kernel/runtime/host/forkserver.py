@@ -43,6 +43,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.start_command import memfd
 from monarch_kernel.runtime.node import descriptors
@@ -362,7 +363,7 @@ class ForkServer:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             argv = [argument.replace("{fd}", "3") for argument in request.argv]
             try:
-                os.execvpe(argv[0], argv, dict(env))
+                programs.become(argv, env)
             except OSError as e:
                 _give_up(4, f"cannot execute {argv[0]}: {e.strerror}")
         _close_from(3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -14,7 +13,7 @@ import threading
 
 import msgspec
 
-from monarch_kernel import logs
+from monarch_kernel import logs, programs
 from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent_config import AgentConfig
@@ -168,10 +167,11 @@ def launch_local_agent(node: Node) -> AgentProcess:
     node.expect(ref)
     try:
         with far_end, open(os.path.join(node.run_dir, "agent.log"), "ab") as output, coredumps.users_limit():
-            pid = _spawn(
+            pid = programs.spawn(
                 interpreter_command("monarch_kernel.runtime.host.__main__"),
                 env,
                 {0: far_end.fileno(), 1: output.fileno(), 2: output.fileno(), _LOCK_FD: run_dir.lock_fd},
+                new_session=True,
             )
     except OSError:
         lifeline.close()
@@ -184,24 +184,3 @@ def launch_local_agent(node: Node) -> AgentProcess:
     agent = AgentProcess(node, ref, pid, lifeline)
     node.poller.start_background()
     return agent
-
-
-def _spawn(command: list[str], env: dict[str, str], fds: dict[int, int]) -> int:
-    """Start a program in a session of its own; ``subprocess`` does it too, but takes milliseconds to load.
-
-    Args:
-        fds: its descriptors: their numbers there, and here. It inherits no others.
-    """
-    copies = {there: fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, max(fds) + 1) for there, here in fds.items()}
-    try:
-        return os.posix_spawn(
-            command[0],
-            command,
-            env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, here, there) for there, here in copies.items()],
-            setsid=True,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them, which a program would inherit
-        )
-    finally:
-        for here in copies.values():
-            os.close(here)

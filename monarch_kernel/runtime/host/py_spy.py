@@ -1,4 +1,4 @@
-"""How py-spy is called, for ranks of ours and for processes that others have started. Standard library only."""
+"""How py-spy is called, for ranks of ours and for processes that others have started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 from typing import NamedTuple
+
+from monarch_kernel import programs
 
 #: The form of a dump: JSON, with whole paths.
 JSON = ("--json", "--full-filenames")
@@ -97,7 +99,7 @@ def read(pid: int, native: bool, stopped: bool, timeout: float, *options: str) -
     for way in ways(native, stopped):
         command = [found, "dump", *JSON, *options, *way, "--pid", str(pid)]
         try:
-            done = subprocess.run(
+            done = programs.run(
                 command, capture_output=True, stdin=subprocess.DEVNULL, timeout=max(0.1, deadline - time.monotonic())
             )
         except subprocess.TimeoutExpired:

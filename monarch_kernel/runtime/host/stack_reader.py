@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.protocol.messages import AskStacks, StackRead
 from monarch_kernel.runtime.host import py_spy
 from monarch_kernel.runtime.host.procs import Proc
@@ -85,10 +86,9 @@ class _Dump:
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._errors = os.memfd_create("py-spy", os.MFD_CLOEXEC)
         os.set_blocking(theirs, True)
-        actions = [(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_DUP2, self._errors, 2)]
         try:
             # The agent reaps it, as it does all its children.
-            child = os.posix_spawn(program, [program, *self._argv], os.environ, file_actions=actions)
+            child = programs.spawn([program, *self._argv], os.environ, {1: theirs, 2: self._errors})
             self._process = os.pidfd_open(child)
         except OSError as error:
             os.close(ours)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
+from monarch_kernel import programs
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.cleanup import RunDir
 from monarch_kernel.runtime.host.start_command import interpreter_command, memfd, package_root
@@ -63,5 +64,4 @@ def exec_worker(start: WorkerStart) -> NoReturn:
         cleanup.AGENT_MARKER: worker,
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
     }
-    command = interpreter_command(f"{__package__}.worker_main", str(fd))
-    os.execve(command[0], command, env)
+    programs.become(interpreter_command(f"{__package__}.worker_main", str(fd)), env)

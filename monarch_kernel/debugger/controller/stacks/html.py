@@ -26,7 +26,7 @@ from monarch_kernel.debugger.controller.stacks.layout import (
 )
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.controller.stacks.report import Stacks
-from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.debugger.source_locations import Label, is_readable_source, source_of
 from monarch_kernel.display import styles
 from monarch_kernel.meshes import format_ranks
 
@@ -119,8 +119,8 @@ class _Page:
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
-        if linecache.getline(file, line).strip() != frame.source:  # the ranks have a different version of the file
-            return ""
+        if not is_readable_source(file) or source_of(file, line) != frame.source:
+            return ""  # it is of a stranger's report, or the ranks have a different version of it
         self._contexts += 1
         rows: list[str] = []
         for at in range(max(1, line - CONTEXT), line + CONTEXT + 1):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 import monarch_kernel
+from monarch_kernel import programs
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 from monarch_kernel.protocol.private_files import NotOursError, PrivateFolder, temporary_folder
 from monarch_kernel.runtime.node import coredumps
@@ -66,7 +67,7 @@ def start_daemon(
             command += [option, value]
     try:
         with coredumps.users_limit():
-            process = subprocess.Popen(
+            process = programs.start(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch_kernel import programs
 from monarch_kernel.protocol.worker_addresses import worker_address
 from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, load_key_files
 from monarch_kernel.runtime.actor.process import get_system
@@ -135,7 +136,7 @@ def _start(
             command += [option, os.fspath(path)]
     try:
         with coredumps.users_limit():
-            process = subprocess.Popen(
+            process = programs.start(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

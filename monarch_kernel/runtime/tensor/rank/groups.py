@@ -198,6 +198,12 @@ class Agreement:
         """Raise that failure, if the ranks found out that there is one."""
         if not failed:
             return
-        found: list[FailedValue | None] = [None] * self._group.size()
-        _dist.all_gather_object(found, self.failed, group=self._group)
-        raise OperationFailed(self.failed or next(f for f in found if f is not None))
+        own = b"" if self.failed is None else self.failed.packed()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._group.size())]
+        _dist.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
+        longest = max(map(int, lengths))
+        texts = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
+        padded = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8)
+        _dist.all_gather(texts, padded, group=self._group)
+        text, length = next((text, int(length)) for text, length in zip(texts, lengths, strict=True) if length)
+        raise OperationFailed(self.failed or FailedValue.unpacked(text[:length].numpy().tobytes()))

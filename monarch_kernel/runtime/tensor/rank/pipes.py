@@ -17,6 +17,7 @@ import psutil
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from monarch_kernel import programs
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
@@ -53,7 +54,7 @@ class PipeEnd:
             f"main({theirs.fileno()!r}, {os.getpid()!r})"
         )
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = programs.start(
                 [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         self._pidfd = os.pidfd_open(self._process.pid)

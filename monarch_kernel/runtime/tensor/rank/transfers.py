@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ def _send(value: Any, receivers: list[int], how: RankMoves) -> list[Any]:
     group = group_of(how.stream, how.ranks)
     failure = b""
     if isinstance(value, FailedValue):
-        failure, data = pickle.dumps(value), torch.empty(0, dtype=torch.uint8)
+        failure, data = value.packed(), torch.empty(0, dtype=torch.uint8)
     else:
         data = value.contiguous().reshape(-1).view(torch.uint8)
         if gloo_has_gpus():  # it sends memory of the CPU only
@@ -71,7 +70,7 @@ def _receive(source: int, how: RankMoves) -> torch.Tensor:
     if int(length):
         text = torch.empty(int(length), dtype=torch.uint8)
         _dist.recv(text, source, group=group, tag=_FAILURE)
-        raise OperationFailed(pickle.loads(text.numpy().tobytes()))
+        raise OperationFailed(FailedValue.unpacked(text.numpy().tobytes()))
     result = torch.empty(how.size, dtype=how.dtype, device="cpu" if gloo_has_gpus() else device.of_rank())
     if result.numel():
         _dist.recv(result.reshape(-1).view(torch.uint8), source, group=group, tag=_DATA)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,20 @@ class FailedValue:
     steps: tuple[int, ...] = ()
     of_peer: bool = False
     nonfinite: bool = False
+
+    def packed(self) -> bytes:
+        """As ranks exchange it."""
+        text = self.text.encode(errors="backslashreplace").decode()  # it may hold lone surrogates
+        return msgspec.msgpack.encode(replace(self, text=text))
+
+    @staticmethod
+    def unpacked(data: bytes) -> FailedValue:
+        """What `packed` gave.
+
+        Raises:
+            msgspec.DecodeError: it is something else.
+        """
+        return msgspec.msgpack.decode(data, type=FailedValue)
 
 
 class OperationFailed(Exception):

@@ -1,0 +1,92 @@
+"""Pickles that are data and nothing else: of a process that this one asks, and does not let run anything here.
+
+A pickle runs what it names. One that is checked here names nothing but classes of this project that hold data
+(dataclasses, named tuples, structs, enumerations), plain containers, and, where errors are expected, exceptions of
+Python and of this project. To build these runs no code of the sender's.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import pickle
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.protocol.faults import Fault
+
+#: What of Python may be named beside exceptions.
+_PLAIN = {
+    **dict.fromkeys(("set", "frozenset", "bytearray", "complex", "range", "slice"), "builtins"),
+    **dict.fromkeys(("OrderedDict", "deque", "Counter"), "collections"),
+    **dict.fromkeys(("datetime", "date", "time", "timedelta", "timezone"), "datetime"),
+}
+_OURS = ("monarch_kernel", "workspace_sync")
+
+
+class NotDataError(pickle.UnpicklingError):
+    """A pickle names something that is no data; the message says what."""
+
+
+class _DataUnpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes, exceptions: bool) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._exceptions = exceptions
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name stands for, if it is data."""
+        if _PLAIN.get(name) == module:
+            return super().find_class(module, name)
+        if module.partition(".")[0] in _OURS or (self._exceptions and module == "builtins"):
+            found: Any = super().find_class(module, name)
+            if isinstance(found, type) and found.__module__ == module:
+                if issubclass(found, BaseException):
+                    fits = self._exceptions
+                else:
+                    fits = module != "builtins" and _holds_data(found)
+                if fits:
+                    return found
+        raise NotDataError(f"{module}.{name} is no data")
+
+
+def _holds_data(kind: type) -> bool:
+    """Whether to build an instance runs nothing but what Python or msgspec have written for its kind of class."""
+    state: Any = getattr(kind, "__setstate__", None)  # dataclasses with slots that are frozen have one
+    if getattr(kind, "__post_init__", None) is not None or (state is not None and state.__module__ != "dataclasses"):
+        return False
+    if issubclass(kind, enum.Enum | msgspec.Struct):
+        return True
+    if issubclass(kind, tuple):
+        return hasattr(kind, "_fields")
+    return "__dataclass_fields__" in vars(kind)
+
+
+def check_data(pickled: bytes, *, exceptions: bool = False) -> None:
+    """Check that a pickle is data.
+
+    Args:
+        exceptions: whether exceptions of Python and of this project are data, too.
+
+    Raises:
+        NotDataError: it names something else.
+        Exception: it is no whole pickle, or builds nothing.
+    """
+    _DataUnpickler(pickled, exceptions).load()
+
+
+def without_foreign_exceptions(fault: Fault) -> Fault:
+    """A fault whose exceptions can be rebuilt as far as they are Python's or this project's, and are data."""
+    pickled = fault.pickled
+    if pickled is not None:
+        try:
+            check_data(pickled, exceptions=True)
+        except Exception:  # whatever is wrong with it
+            pickled = None
+    return msgspec.structs.replace(
+        fault,
+        pickled=pickled,
+        cause=fault.cause and without_foreign_exceptions(fault.cause),
+        context=fault.context and without_foreign_exceptions(fault.context),
+        members=[without_foreign_exceptions(each) for each in fault.members],
+    )
