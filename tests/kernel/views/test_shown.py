@@ -122,6 +122,19 @@ def test_a_plot_of_a_cell(mesh: Kernel) -> None:
     assert mesh.ok("%mesh plot --stop").stdout == "There are no plots.\n"
 
 
+def test_a_plot_goes_on_over_numbers_that_are_nan(mesh: Kernel) -> None:
+    mesh.ok("%%mesh\nnumber = float('nan') if rank == 1 else 2.0")
+    mesh.ok("plot = m.plot('number')")
+    mesh.ok("%%mesh\npass")
+    assert mesh.ok("plot.ended").text == "False"
+    assert "number on 4 ranks of mesh m: 2; rank 1 (nan) stands out" in mesh.ok("print(plot)").stdout
+    final = mesh.ok("%%mesh\nnumber = 3.0 if rank == 1 else float('nan') if rank == 2 else 2.0").updates[-1]
+    assert mesh.ok("plot.ended").text == "True"
+    assert "rank 2 has no finite number; rank 1 had no finite number at times" in final["text/plain"]
+    assert final["text/html"].count("<polyline") >= 4  # rank 2 has a line too: up to its gap
+    assert "nan" not in final["text/html"].partition("<svg")[2].partition("</svg>")[0]
+
+
 def test_the_numbers_of_a_plot(mesh: Kernel) -> None:
     mesh.ok(
         "class Trainer(Actor):\n"
