@@ -137,6 +137,19 @@ def test_the_line_that_does_the_same(
     assert page.ask("code", key, ranks, action=action, **more) == {"code": code}
 
 
+def test_frames_of_an_error_are_no_stop(mesh: Kernel, page: Page, key: str, bell: Bell) -> None:
+    mesh.ok(f"%%mesh\n{bell.code()}")
+    assert mesh.run("%%mesh\n1 // (rank - 1)").ename == "MeshCellError"
+    assert "ZeroDivisionError" in mesh.ok("%mesh pm").stdout  # as after `q`: the frames stay open
+    cell = mesh.send(f"%%mesh\n{LOOP}")
+    bell.wait(3)
+    assert not page.rank("m", 1, state="running").get("stop")
+    page.do("interrupt", key)
+    assert cell.wait().status == "error"
+    assert "closed" in mesh.ok("%mesh debug continue").stdout
+    page.rank("m", 1, state="idle")
+
+
 # -- doing ----------------------------------------------------------------------------------------
 
 
