@@ -91,9 +91,10 @@ def keys_on(hosts: HostMesh) -> list[str]:
 
 
 def current_snapshot(keys: Collection[str]) -> Snapshot:
-    """What is known now of these meshes. Without another watch, it waits a moment for the reports of their hosts."""
+    """What hosts and ranks of these meshes report now; of those that do not within a moment, what is known."""
     deadline = time.monotonic() + REPORT_WAIT
     with watch(period=0.05) as seen:
+        seen.refresh(keys, REPORT_WAIT)
         snapshot = seen.snapshot()
         while not _reported(snapshot, keys) and (left := deadline - time.monotonic()) > 0:
             if next(seen.changes(left), None) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,20 @@ def test_a_live_view_speaks_the_messages_of_the_feed(mesh: Kernel, page: Page) -
     page.statuses.clear()
     assert page.ask("code", page.key("m"), action="heal") == {"code": "%mesh heal m"}
     assert page.statuses == []  # the kernel is not busy with what a view sends
+
+
+def test_an_idle_mesh_is_shown_as_idle_while_a_page_looks_on(mesh: Kernel, tmp_path: Path) -> None:
+    slow = Page(mesh, period=2.0)  # what it has been told is old when the cell ends
+    slow.lease()
+    for shown in ("%mesh status", "m", "m.show()"):
+        done = tmp_path / shown
+        cell = mesh.send(f"%%mesh\nimport os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)")
+        slow.rank("m", 1, state="running")
+        done.touch()
+        assert cell.wait().status == "ok"
+        html = mesh.ok(shown).result["text/html"]
+        assert "4 idle" in html and "running" not in html
+    slow.close()
 
 
 # -- plots --------------------------------------------------------------------------------------------
