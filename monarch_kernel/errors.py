@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         DeviceMeshError,
         MixedTensorsError,
         NonFiniteError,
+        RanksDifferWarning,
         RemoteException,
     )
     from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
@@ -102,6 +103,7 @@ __all__ = [
     "RDMATcpFallbackWarning",
     "RDMATimeoutError",
     "RankFailure",
+    "RanksDifferWarning",
     "RemoteException",
     "ReportError",
     "ScanError",
@@ -151,6 +153,7 @@ _LOADED_AT_FIRST_USE = {
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
+    "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",
     "ReportError": "monarch_kernel.debugger.reports.files",
     "ScanError": "workspace_sync.model.errors",

@@ -25,6 +25,7 @@ from monarch_kernel.runtime.tensor.controller.errors import (
     DeviceMeshError,
     MixedTensorsError,
     NonFiniteError,
+    RanksDifferWarning,
     RemoteException,
 )
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
@@ -58,6 +59,7 @@ __all__ = [
     "OpaqueObject",
     "OpaqueRef",
     "Pipe",
+    "RanksDifferWarning",
     "RemoteAutogradFunction",
     "RemoteException",
     "RemoteFunction",

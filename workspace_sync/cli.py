@@ -23,7 +23,7 @@ from workspace_sync.model.errors import ScanError, SyncError
 from workspace_sync.model.progress import SyncProgress
 from workspace_sync.model.report import SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table
+from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table, trees_table
 from workspace_sync.reload import WatchEvent, watch
 from workspace_sync.reload.live import rollback, sync
 from workspace_sync.transfer.messages import Collected, HostState
@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     add("verify", _verify, "hash all files of the workspace on the hosts", about)
     back = add("rollback", _rollback, "go back to an earlier tree, which hosts still have", about)
     back.add_argument("--steps", type=int, default=1, help="how many trees to go back (1)")
+    back.add_argument("--to", default="", metavar="TREE", help="... or the tree to go to, as --list shows it")
+    back.add_argument("--list", action="store_true", help="only show the trees that hosts have")
     collecting = add("collect", _collect, "remove old content that no tree needs from hosts", common)
     collecting.add_argument(
         "--kept", action="store_true", help="also files of ranks that were in the way of a tree, for good"
@@ -159,8 +161,15 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _rollback(options: argparse.Namespace) -> int:
+    if options.list:
+        states = session.status(_hosts(options), _workspace(options))
+        if options.json:
+            _print_json(states)
+        else:
+            print(table_text(trees_table(states, time.time())))
+        return 0
     with _Bar() as bar:
-        report = rollback(_hosts(options), _workspace(options), steps=options.steps, progress=bar)
+        report = rollback(_hosts(options), _workspace(options), steps=options.steps, tree=options.to, progress=bar)
     _show(report, options)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from monarch_kernel.display.tables import TableView
 if TYPE_CHECKING:
     from workspace_sync.model.progress import SyncProgress
     from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.store.records import Generation
+    from workspace_sync.transfer.messages import HostState
 
 #: How many digits of a digest are shown.
 DIGITS = 8
@@ -35,12 +38,19 @@ def receipt_table(report: SyncReport) -> TableView:
         for host in report.hosts
     ]
     headings = ["host", "tree", "", "files", "received", "reused", "time"]
-    notes = [f"{host.host}: {host.error}" for host in report.failed]
-    notes += [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
+    errors = [f"{host.host}: {host.error}" for host in report.failed]
+    errors += [
+        f"{module.name} has an error, and ranks {module.ranks} keep what they have: {module.state}"
+        for module in report.stale
+        if module.failed
+    ]
+    notes = [f"{what}: {names(paths)}" for what, paths in _paths(report).items() if paths]
     notes += [f"{host.host}: {note}" for host in report.hosts for note in host.notes]
     notes += report.notes
-    notes += filter(None, [stale_line(report.stale)])
-    return TableView(headings, rows, receipt_line(report), right=(3, 4, 5, 6), note="\n".join(notes))
+    notes += filter(None, [stale_line(report.stale, report)])
+    return TableView(
+        headings, rows, receipt_line(report), right=(3, 4, 5, 6), note="\n".join(notes), error="\n".join(errors)
+    )
 
 
 def _paths(report: SyncReport) -> dict[str, list[str]]:
@@ -65,7 +75,7 @@ def _state(host: HostReport, report: SyncReport) -> str:
         return "would change" if host.files or host.received else "up to date"
     if not host.digest and not host.environment:
         return "no tree"
-    verified = not report.digest and not host.switched
+    verified = not report.digest and not report.back
     state = (
         "new"
         if host.switched
@@ -84,9 +94,12 @@ def receipt_line(report: SyncReport) -> str:
     of = f"{len(report.hosts) - failed} of {len(report.hosts)}" if failed else f"{len(report.hosts)}"
     hosts = f"{of} host{'s' * (len(report.hosts) != 1)}"
     took = f"in {duration(report.seconds)}{_phases(report.phases)}"
-    if not report.digest:  # the hosts' own trees: of a rollback, or verified
+    if report.back:
         switched = any(host.switched for host in report.hosts)
-        return f"{hosts} {'went back' if switched else 'looked at'} {took}"
+        went = "went back to" if switched else "has" if len(report.hosts) == 1 else "have"
+        return f"{hosts} {went} tree {report.back[:DIGITS]} {took}"
+    if not report.digest:  # the hosts' own trees are verified
+        return f"{hosts} looked at {took}"
     with_env = f" with environment {report.environment[:DIGITS]}" if report.environment else ""
     files = f"{report.files:,} file{'s' * (report.files != 1)}"
     tree = f"tree {report.digest[:DIGITS]}{with_env}: {files}, {text_size(report.bytes)}"
@@ -143,7 +156,12 @@ def kept_text(files: int, size: int) -> str:
     return f"{files:,} file{'s' * (files != 1)} of ranks, {text_size(size)}" if files else ""
 
 
-def stale_line(stale: Sequence[StaleModule]) -> str:
+def sync_line(report: SyncReport) -> str:
+    """The line that has ranks follow these trees: after a rollback, a plain sync would send the mistake again."""
+    return f"%mesh sync --rollback --to {report.back[:DIGITS]}" if report.back else "%mesh sync"
+
+
+def stale_line(stale: Sequence[StaleModule], report: SyncReport) -> str:
     """Which modules ranks have in an older version, and the ways out."""
     old = [module for module in stale if module.state == "stale"]
     parts: list[str] = []
@@ -152,15 +170,57 @@ def stale_line(stale: Sequence[StaleModule]) -> str:
         have = f"ranks {ranks} have" if ranks else "ranks have"
         modules = names([module.name for module in old])
         parts.append(
-            f"{have} imported another version of {modules}: %mesh sync --reload changes them in place, "
+            f"{have} imported another version of {modules}: {sync_line(report)} --reload changes them in place, "
             "--respawn creates the actors again, --restart restarts the ranks"
         )
     done = [module.name for module in stale if module.state == "reloaded"]
     if done:
         parts.append(f"reloaded: {names(done)}")
     silent = ("stale", "reloaded", "current")
-    parts += [f"{module.name} was left alone: {module.state}" for module in stale if module.state not in silent]
+    left = [module for module in stale if module.state not in silent]
+    parts += [f"{module.name} was left alone: {module.state}" for module in left if not module.failed]
+    if left and report.back:
+        ranks = ", ".join(dict.fromkeys(module.ranks for module in left if module.ranks))
+        parts.append(f"ranks {ranks} still run the later tree: {sync_line(report)} --restart restarts them in this one")
     return "\n".join(parts)
+
+
+def trees_table(states: Sequence[HostState], now: float) -> TableView:
+    """The trees that hosts have and can go back to, the newest first; those that are the same are one.
+
+    Args:
+        states: what each host has of the workspace.
+        now: seconds since 1970.
+    """
+    found: dict[str, list[tuple[HostState, Generation]]] = {}
+    for state in states:
+        for generation in state.generations:
+            if digest := generation.digests.get("tree", b"").hex():
+                found.setdefault(digest, []).append((state, generation))
+    rows: list[list[str]] = []
+    for digest, those in sorted(found.items(), key=lambda each: -max(generation.time for _, generation in each[1])):
+        newest = max((generation for _, generation in those), key=lambda generation: generation.time)
+        has_it = {state.host for state, _ in those}
+        current = {state.host for state, generation in those if generation.number == state.generation}
+        lack = [state.host for state in states if state.host not in has_it]
+        fate = f"not on {names(lack)}" if lack else ""
+        if current:
+            fate = "current" if len(current) == len(states) else f"current on {names(sorted(current))}"
+        broken = next((generation.broken for _, generation in those if generation.broken), "")
+        more = f" and {newest.changes - 1:,} more" if newest.changes > 1 else ""
+        rows.append(
+            [
+                digest[:DIGITS],
+                time.strftime("%X", time.localtime(newest.time)),
+                f"{duration(max(0.0, now - newest.time))} ago",
+                f"{newest.changed}{more}" if newest.changed else "",
+                fate,
+                f"cannot be imported: {broken}" if broken else "",
+            ]
+        )
+    headings = ["tree", "from", "", "changed", "", ""]
+    note = "%mesh sync --rollback --to TREE goes back to one" if len(rows) > 1 else ""
+    return TableView(headings, rows, note=note).without_empty_columns()
 
 
 def names(found: Sequence[str]) -> str:

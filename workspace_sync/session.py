@@ -175,16 +175,36 @@ class SyncClient:
                     self._ask_for_states()
         raise AssertionError("unreachable")
 
-    def rollback(self, steps: int) -> SyncReport:
-        """See ``rollback``."""
+    def rollback(self, steps: int, tree: str) -> SyncReport:
+        """See ``rollback``. Hosts that have the tree already stay as they are."""
         self._ask_for_states()
         self._take_states()
-        run = self._run(self._makers(), False)
-        with self._ending(run):
-            run.stage_earlier(steps)
-            self._switch(run)
         report = SyncReport(self._workspace.id)
-        return self._finished(report, run)
+        makers = self._makers()
+        digests = [state.parts[TREE].digest.hex() for state in makers.values() if TREE in state.parts]
+        if tree and makers and len(digests) == len(makers) and all(digest.startswith(tree) for digest in digests):
+            self._finished(report, None)
+        else:
+            run = self._run(makers, False)
+            with self._ending(run):
+                run.stage_earlier(steps, tree)
+                self._switch(run)
+            self._finished(report, run)
+        report.back = next((host.digest for host in report.hosts if host.digest), "")
+        return report
+
+    def is_condemned(self, digest: str) -> bool:
+        """Whether hosts had noted that ranks cannot import what a tree has."""
+        wanted = bytes.fromhex(digest)
+        return any(
+            generation.broken and wanted in generation.digests.values()
+            for state in self._states.values()
+            for generation in state.generations
+        )
+
+    def condemn(self, digest: str, why: str) -> None:
+        """Have hosts note why ranks cannot import what a tree has ("": they can); one that fails to offers it still."""
+        self._calls.gather("condemn", self._folder, bytes.fromhex(digest), why, _owner(), BUSY_WAIT)
 
     def verify(self) -> SyncReport:
         """See ``verify``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, KeptError, Stop
 
 Key = tuple[str, int, int]
 """A stop: the mesh's name, the rank, and the stop's id in that rank's process."""
@@ -34,6 +34,15 @@ class RankStop:
     def key(self) -> Key:
         """Identifies this stop among all stops."""
         return self.mesh, self.rank, self.stop.id
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """An error whose frames a rank of a mesh keeps."""
+
+    mesh: str
+    rank: int
+    error: KeptError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
 
 from monarch_kernel.display import styles
 
@@ -71,26 +72,32 @@ def over_time(
     """Numbers of ranks as they change, as lines; of many ranks their range, with the median and those that stand out.
 
     Args:
-        series: for each rank, times (seconds) and finite numbers, in the order of time.
+        series: for each rank, times (seconds) and numbers, in the order of time. A number that is not finite is a gap.
         marked: the ranks that stand out.
     """
-    points = [point for each in series.values() for point in each]
+    stretches = {rank: _stretches(each) for rank, each in series.items()}
+    points = [point for each in stretches.values() for stretch in each for point in stretch]
     if not points:
         return ""
     times, numbers = [time for time, _ in points], [number for _, number in points]
     frame = _Frame(min(times), max(times), min(numbers), max(numbers), height)
     parts = [frame.axes("0 s", f"{max(times) - min(times):.3g} s")]
-    drawn = dict(series) if len(series) <= _MOST_LINES else {rank: series[rank] for rank in marked if rank in series}
-    if len(series) > _MOST_LINES:
-        parts.append(_band(frame, {rank: each for rank, each in series.items() if rank not in marked}))
-    for rank, each in drawn.items():
+    many = len(series) > _MOST_LINES
+    if many:
+        usual = [point for rank, each in stretches.items() if rank not in marked for part in each for point in part]
+        parts += _band(frame, usual)
+    for rank, each in stretches.items():
         out = rank in marked
+        if many and not out:
+            continue
         colour = _STANDS_OUT if out else _LINE
-        path = " ".join(f"{frame.x(time)},{frame.y(number)}" for time, number in each)
-        stroke = f'fill="none" stroke="{colour}" stroke-width="{2.2 if out else 1.2}"'
-        parts.append(f'<polyline points="{path}" {stroke}><title>rank {rank}</title></polyline>')
-        if out and each:
-            parts.append(_ring(frame.x(each[-1][0]), frame.y(each[-1][1]), rank, each[-1][1]))
+        stroke = f'fill="none" stroke="{colour}" stroke-width="{2.2 if out else 1.2}" stroke-linecap="round"'
+        for stretch in each:
+            # A single point between gaps is a dot: a line to where it is.
+            path = " ".join(f"{frame.x(time)},{frame.y(number)}" for time, number in [stretch[0], *stretch])
+            parts.append(f'<polyline points="{path}" {stroke}><title>rank {rank}</title></polyline>')
+        if out and math.isfinite(series[rank][-1][1]):
+            parts.append(_ring(frame.x(each[-1][-1][0]), frame.y(each[-1][-1][1]), rank, each[-1][-1][1]))
     return _svg(parts, f"{len(series)} ranks, {len(points)} numbers", height)
 
 
@@ -172,21 +179,26 @@ def _ranges(frame: _Frame, numbers: Mapping[int, float]) -> str:
     return f'<path d="{path}" fill="none" stroke="{_LINE}" stroke-width="2"/>'
 
 
-def _band(frame: _Frame, series: Mapping[int, Sequence[tuple[float, float]]]) -> str:
+def _stretches(points: Iterable[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The finite numbers, in runs without a gap."""
+    found = groupby(points, lambda point: math.isfinite(point[1]))
+    return [list(run) for finite, run in found if finite]
+
+
+def _band(frame: _Frame, points: Iterable[tuple[float, float]]) -> list[str]:
     """The range of all ranks at each time, and their median."""
     at_time: dict[float, list[float]] = {}
-    for each in series.values():
-        for time, number in each:
-            at_time.setdefault(time, []).append(number)
+    for time, number in points:
+        at_time.setdefault(time, []).append(number)
     times = sorted(at_time)
     upper = [f"{frame.x(time)},{frame.y(max(at_time[time]))}" for time in times]
     lower = [f"{frame.x(time)},{frame.y(min(at_time[time]))}" for time in reversed(times)]
     middle = [f"{frame.x(time)},{frame.y(statistics.median(at_time[time]))}" for time in times]
-    return (
-        f'<polygon points="{" ".join([*upper, *lower])}" fill="{_LINE}" fill-opacity=".25"/>'
+    return [
+        f'<polygon points="{" ".join([*upper, *lower])}" fill="{_LINE}" fill-opacity=".25"/>',
         f'<polyline points="{" ".join(middle)}" fill="none" stroke="{_LINE}" stroke-width="1.6"><title>median</title>'
-        "</polyline>"
-    )
+        "</polyline>",
+    ]
 
 
 def _dot(x: float, y: float, rank: int, number: float) -> str:

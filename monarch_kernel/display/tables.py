@@ -32,7 +32,8 @@ class TableView:
         rows: the text of the cells.
         caption: one line above the table.
         right: the indices of right-aligned columns.
-        note: one line below the table, such as how much was omitted.
+        note: lines below the table, such as how much was omitted.
+        error: lines that say what went wrong, which look like it.
     """
 
     headings: Sequence[str]
@@ -40,6 +41,7 @@ class TableView:
     caption: str = ""
     right: Collection[int] = ()
     note: str = ""
+    error: str = ""
 
     def without_empty_columns(self) -> TableView:
         """The same table without the columns that are empty in all rows."""
@@ -50,6 +52,7 @@ class TableView:
             self.caption,
             frozenset(new for new, at in enumerate(kept) if at in self.right),
             self.note,
+            self.error,
         )
 
 
@@ -94,16 +97,21 @@ def table_text(view: TableView) -> str:
     console = Console(file=file, width=_WIDTH, color_system=None, force_jupyter=False, _environ={})
     console.print(table, crop=False)
     body = (line.rstrip() for line in file.getvalue().rstrip("\n").split("\n"))
-    return "\n".join([*_line(view.caption), *body, *_line(view.note)])
+    return "\n".join([*_line(view.caption), *body, *_line(view.error), *_line(view.note)])
 
 
 def table_html(view: TableView) -> str:
     """A table as HTML."""
     caption = f'<div style="{styles.CAPTION}">{escape(view.caption)}</div>' if view.caption else ""
-    note = f'<div style="{styles.DIM}">{escape(view.note)}</div>' if view.note else ""
+    note = _lines_html(view.error, styles.BAD) + _lines_html(view.note, styles.DIM)
     head = f"<thead><tr>{_cells('th', view.headings, view.right)}</tr></thead>" if view.headings else ""
     body = "".join(f"<tr>{_cells('td', row, view.right)}</tr>" for row in view.rows)
     return f"{caption}<table>{head}<tbody>{body}</tbody></table>{note}"
+
+
+def _lines_html(text: str, style: str) -> str:
+    """Each line as an element: in HTML, the ends of lines are spaces."""
+    return "".join(f'<div style="{style}">{escape(line)}</div>' for line in text.split("\n") if line)
 
 
 def _cells(tag: str, row: Iterable[str], right: Collection[int]) -> str:

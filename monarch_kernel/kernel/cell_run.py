@@ -54,6 +54,7 @@ class CellRun:
         output: shows its output.
         router: schedules updates of the output.
         file_label: labels a file in tracebacks; None means its path is used.
+        ended: called when the cell has ended on all ranks.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class CellRun:
         output: CellOutput,
         router: OutputRouter,
         file_label: FileLabel,
+        ended: Callable[[CellRun], object],
     ) -> None:
         self.managed = managed
         self.ranks = tuple(ranks)
@@ -75,6 +77,7 @@ class CellRun:
         self._output = output
         self._router = router
         self._file_label = file_label
+        self._ended = ended
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
         self._hang = HangWatch(lambda: hang(managed.procs), self._started)
@@ -169,6 +172,7 @@ class CellRun:
         self._output.notice("")
         self._output.finish()
         self._output.show(final=True)
+        self._ended(self)
         return True
 
     def _settle(

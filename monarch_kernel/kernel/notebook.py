@@ -118,6 +118,8 @@ class Notebook:
         self._end_record(int(not getattr(result, "success", True)))
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
         self._end_entry("ok" if error is None else outcome_of(error))
+        if error is not None:
+            self.watched.call_failed(self._key, error)
         self._calls.end()
         self.plans.after_cell()
         self.stops.after_cell()

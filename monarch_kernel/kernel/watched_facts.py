@@ -1,19 +1,30 @@
 """What watches (`monarch_kernel.watch`) learn from a notebook.
 
-That is which mesh is in use, what cells are called, which hosts are waited for, and which end soon.
+That is which mesh is in use, what cells are called and how they failed, which hosts are waited for, and which end soon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import engine
+from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.job_views import awaited
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.walltime import WalltimeNotice
 from monarch_kernel.watch.facts import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.sources import Give
+
+if TYPE_CHECKING:
+    from monarch_kernel.errors import Fault
+    from monarch_kernel.kernel.cell_run import CellRun
+
+#: How many failures of cells are kept for watches that begin later.
+_KEPT = 32
 
 
 class WatchedFacts:
@@ -31,6 +42,7 @@ class WatchedFacts:
         self._walltimes = walltimes
         self._give: Give | None = None
         self._current = ""
+        self._failures: deque[FailureFact] = deque(maxlen=_KEPT)
 
     def source(self, give: Give) -> Callable[[], None]:
         """Begin; see ``monarch_kernel.watch.sources.Source``."""
@@ -45,6 +57,7 @@ class WatchedFacts:
         give(*(CellName(key, _name(number)) for key, number in dict(self._cells).items()))
         self._update()
         self._jobs()
+        give(*self._failures)
 
         def end() -> None:
             self._give = None
@@ -57,6 +70,29 @@ class WatchedFacts:
         """A cell begins; ``key`` is the beginning of the ids under which ranks run it, or its file."""
         if self._give is not None:
             self._give(CellName(key, _name(number)))
+
+    def cell_ended(self, run: CellRun) -> None:
+        """A `%%mesh` cell has ended on all its ranks: tell of the errors that it raised."""
+        own = [failed for failed in run.failures.values() if not failed.of_peer] or list(run.failures.values())
+        procs = run.managed.procs._target().procs
+        self._failed(run.cell.id, ((procs[failed.rank].id, failed.fault) for failed in own))
+
+    def call_failed(self, key: str, error: BaseException) -> None:
+        """An ordinary cell has ended by an error: tell of it, if endpoints raised it."""
+        if isinstance(error, ActorError):
+            self._failed(key, ((failure.proc, failure.fault) for failure in error.failures))
+
+    def _failed(self, key: str, faults: Iterable[tuple[str, Fault | None]]) -> None:
+        number = self._cells.get(key.partition(".")[0])
+        name = "a cell" if number is None else _name(number)
+        found: dict[str, list[str]] = {}
+        for proc, fault in faults:
+            if fault is not None and fault.type_name != "KeyboardInterrupt":
+                found.setdefault(f"{name} failed: {fault.summary.partition(chr(10))[0]}", []).append(proc)
+        facts = [FailureFact("error", text, tuple(procs), time=time.time()) for text, procs in found.items()]
+        self._failures += facts
+        if self._give is not None:
+            self._give(*facts)
 
     def _update(self) -> None:
         """Tell which mesh is in use, if that has changed."""

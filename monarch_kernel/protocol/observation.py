@@ -17,6 +17,7 @@ class Observe(msgspec.Struct, array_like=True, tag=80):
     lease: Seconds  # for how long; 0: report no more
     period: Seconds  # the least time between two reports
     again: bool = False  # report everything, also what was reported before
+    number: int = 0  # of the sender's requests with ``again``: the reports of ranks that answer it carry it
 
 
 class ObserveRank(msgspec.Struct, array_like=True, tag=81):
@@ -25,6 +26,7 @@ class ObserveRank(msgspec.Struct, array_like=True, tag=81):
     lease: Seconds  # as in Observe
     period: Seconds
     again: bool = False
+    number: int = 0
 
 
 class ActorActivity(msgspec.Struct, array_like=True, frozen=True):
@@ -49,6 +51,7 @@ class RankActivity(msgspec.Struct, array_like=True, tag=82):
     cell_since: float = 0.0
     sent: int = 0  # bytes of answers so far
     received: int = 0  # bytes of calls
+    number: int = 0  # of the last request with ``again`` that came before it
 
     def joined(self, later: "RankActivity") -> "RankActivity":
         """This report and a later one of the same rank, as one."""

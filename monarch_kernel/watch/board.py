@@ -365,6 +365,7 @@ class Board:
             if rank is not None:
                 found.setdefault(rank.view.mesh, set()).add(rank.view.rank)
         text = fact.text[:MAX_TEXT]
+        time = fact.time or time
         for mesh, ranks in found.items():
             at = self._same_failure(mesh, fact.kind, text, time)
             if at is None:

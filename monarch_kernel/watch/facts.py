@@ -126,12 +126,14 @@ class FailureFact(msgspec.Struct, frozen=True):
 
     Attributes:
         procs: that it concerns; if there are none, ``mesh`` names the mesh, and all its ranks are meant.
+        time: when (seconds since 1970); 0: now.
     """
 
     kind: str
     text: str
     procs: tuple[str, ...] = ()
     mesh: str = ""
+    time: float = 0.0
 
 
 class JobsFact(msgspec.Struct, frozen=True):

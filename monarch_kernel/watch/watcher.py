@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from monarch_kernel.subscriptions import Subscribers, Subscription
 from monarch_kernel.watch.board import Board
 from monarch_kernel.watch.facts import Fact
-from monarch_kernel.watch.model import Delta, Snapshot
+from monarch_kernel.watch.model import Delta, RankState, Snapshot
 from monarch_kernel.watch.sources import Source
 from monarch_kernel.watch.sources.debugger import follow_debugger
 from monarch_kernel.watch.sources.runtime import RuntimeSource
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: The least period of a watch (seconds).
 LEAST_PERIOD = 0.05
+#: Ranks in these states report nothing.
+_SILENT = (RankState.DEAD, RankState.ENDED, RankState.HEALING, RankState.STARTING, RankState.UNRESPONSIVE)
 #: How long closing a watch waits for a callback that runs (seconds).
 CLOSE_WAIT = 1.0
 
@@ -59,6 +61,18 @@ class _Hub:
     @property
     def version(self) -> int:
         return self._board.version
+
+    def refresh(self, keys: Collection[str] | None, timeout: float) -> bool:
+        """See `Watch.refresh`."""
+        with self._lock:
+            runtime = self._runtime
+
+        def waits_for() -> list[str]:
+            ranks = self.snapshot().ranks
+            wanted = ranks if keys is None else keys
+            return [view.proc for key in wanted for view in ranks.get(key, ()) if view.state not in _SILENT]
+
+        return runtime is None or runtime.refresh(waits_for, timeout)
 
     # -- watches and sources ------------------------------------------------------------------------
 
@@ -171,6 +185,24 @@ class Watch:
         snapshot = _hub.snapshot()
         self._read = snapshot.version
         return snapshot
+
+    def refresh(self, keys: Collection[str] | None = None, timeout: float = 0.6) -> bool:
+        """Ask hosts and ranks what they do now, and wait until it is known.
+
+        Without this, a state may be as old as a period: a rank that has just ended a call is told as running.
+
+        Args:
+            keys: of the meshes whose ranks are waited for; None for all.
+            timeout: when to wait no longer (seconds).
+
+        Returns:
+            Whether all ranks that can answer have; False for a rank that is stopped or held up, say.
+
+        Raises:
+            RuntimeError: the watch was closed.
+        """
+        self._must_be_open()
+        return _hub.refresh(keys, timeout)
 
     def since(self, version: int) -> Delta:
         """What differs from that version now, such as that of a snapshot; everything, if it is too long ago.

@@ -61,7 +61,8 @@ class MeshDisplay:
         html = meshes_html(self.snapshot, self._made, self.keys, self.ranks, details) or "<div>No mesh is up.</div>"
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": html}
         mesh = self.keys[0] if len(self.keys) == 1 else ""
-        live = live_view(mesh=mesh, ranks=list(self.ranks)) if self.keys else None
+        # The view has the HTML, too: of a mesh that ends before a page shows the view, it is what is left.
+        live = live_view(mesh=mesh, ranks=list(self.ranks), record=html) if self.keys else None
         if live is not None:
             bundle |= view_bundle(live)
         return bundle
@@ -91,9 +92,10 @@ def keys_on(hosts: HostMesh) -> list[str]:
 
 
 def current_snapshot(keys: Collection[str]) -> Snapshot:
-    """What is known now of these meshes. Without another watch, it waits a moment for the reports of their hosts."""
+    """What hosts and ranks of these meshes report now; of those that do not within a moment, what is known."""
     deadline = time.monotonic() + REPORT_WAIT
     with watch(period=0.05) as seen:
+        seen.refresh(keys, REPORT_WAIT)
         snapshot = seen.snapshot()
         while not _reported(snapshot, keys) and (left := deadline - time.monotonic()) > 0:
             if next(seen.changes(left), None) is None:

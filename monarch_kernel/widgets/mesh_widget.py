@@ -28,6 +28,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
     view = traitlets.Unicode("mesh").tag(sync=True)
     mesh = traitlets.Unicode("").tag(sync=True)
     ranks = traitlets.List(traitlets.Int()).tag(sync=True)
+    record = traitlets.Unicode("").tag(sync=True)
     expression = traitlets.Unicode("").tag(sync=True)
     period = traitlets.Float(0.2).tag(sync=True)
 

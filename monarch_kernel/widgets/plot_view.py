@@ -17,7 +17,7 @@ from typing import Any
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.display import styles
 from monarch_kernel.display.charts import figure, over_time
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.subscriptions import Subscribers
 from monarch_kernel.widgets.lookup import key_of
 from monarch_kernel.widgets.open_views import live_view, view_bundle
@@ -162,14 +162,7 @@ class Plot:
         return "\n".join([self._caption(), *([self._error] if self._error else [])])
 
     def _repr_html_(self) -> str:
-        chart = over_time(
-            {
-                rank: finite
-                for rank, points in self.data().items()
-                if (finite := [point for point in points if math.isfinite(point[1])])
-            },
-            self.outliers(),
-        )
+        chart = over_time(self.data(), self.outliers())
         error = f'<div style="{styles.BAD}">{escape(self._error)}</div>' if self._error else ""
         caption = f'<div style="margin-bottom:3px">{escape(self._caption())}</div>'
         return f'<div style="{styles.VIEW}">{caption}{chart}{error}</div>'
@@ -190,6 +183,12 @@ class Plot:
             named = ", ".join(f"{rank} ({figure(last[rank])})" for rank in out[:_NAMED])
             more = f" and {format_ranks(out[_NAMED:], limit=3)}" if len(out) > _NAMED else ""
             told += f"; {'rank' if len(out) == 1 else 'ranks'} {named}{more} stand{'s' * (len(out) == 1)} out"
+        broken = [rank for rank, number in last.items() if not math.isfinite(number) and rank not in out]
+        if broken:
+            told += f"; {name_ranks(broken, limit=6)} {'has' if len(broken) == 1 else 'have'} no finite number"
+        gaps = [rank for rank in self._history.gaps() if math.isfinite(last[rank])]
+        if gaps:
+            told += f"; {name_ranks(gaps, limit=6)} had no finite number at times"
         return told
 
     def _stream(self, _request: Mapping[str, Any], push: Callable[[dict[str, Any]], object]) -> _PlotStream:

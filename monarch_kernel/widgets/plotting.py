@@ -178,18 +178,23 @@ class PlotHistory:
         """The last number of each rank."""
         return {rank: points[-1][1] for rank, points in self.data().items()}
 
+    def gaps(self) -> list[int]:
+        """The ranks of which a number was not finite."""
+        return [rank for rank, points in self.data().items() if not all(math.isfinite(number) for _, number in points)]
+
     def outliers(self) -> list[int]:
         """The ranks whose last numbers stand out."""
         return outliers(self.last())
 
     @property
     def has_changed(self) -> bool:
-        """Whether a rank had two different numbers."""
+        """Whether a rank had two different numbers; NaN is one number here."""
         first: dict[int, float] = {}
         with self._lock:
             for _, numbers in self._readings:
                 for rank, number in numbers.items():
-                    if first.setdefault(rank, number) != number:
+                    was = first.setdefault(rank, number)
+                    if was != number and not (math.isnan(was) and math.isnan(number)):
                         return True
         return False
 

@@ -163,7 +163,7 @@ def test_a_third_party_learns_of_actor_deaths_too(procs: Procs, faults: Any) -> 
     parent = world.slice(gpus=0).spawn("parent", Parent)
     with pytest.raises(SupervisionError, match="SystemExit: 4"):
         parent.call.call_one(mortals.slice(gpus=1), "die", "sys_exit").get(PATIENCE)
-    with pytest.raises(SupervisionError, match="SystemExit: 4"):
+    with pytest.raises(SupervisionError, match=r"rank 1 of 2 of mesh 'mortal' \(gpus=1\).*SystemExit: 4"):
         mortals.slice(gpus=1).echo.call_one(1).get(PATIENCE)
 
 

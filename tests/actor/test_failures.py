@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from typing import Any
 
@@ -139,12 +140,26 @@ def test_different_tracebacks_are_told_apart(fails: Any) -> None:
     assert [type(f.exception) for f in error.failures] == [ValueError, KeyError]
 
 
-def test_coordinates_are_those_of_the_slice(procs: Procs) -> None:
+def test_the_text_names_ranks_of_a_slice_as_in_their_mesh(procs: Procs) -> None:
     mesh = procs(hosts=2, gpus=2).spawn("basic", Basic)
     with pytest.raises(ActorError) as caught:
         mesh.slice(gpus=1).boom_at.call([1]).get()
-    assert "rank 1 of 2 (hosts=1)" in str(caught.value)
-    assert caught.value.failures[0].coords == {"hosts": 1}
+    error = caught.value
+    assert str(error).startswith("Actor call basic.boom_at failed on rank 3 of 4 (hosts=1,gpus=1).\n")
+    assert "\n  rank 3 (hosts=1,gpus=1), host " in str(error)
+    assert "Rank 1 answered: its result is in `.values` of this error, by rank in the slice (0)." in str(error)
+    assert error.failures[0].coords == {"hosts": 1} and error.values == {0: 0}
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    with pytest.raises(ActorError, match=r"failed on ranks 2-3 of 4 \(hosts=1,gpus=0-1\)"):
+        mesh.slice(hosts=1).boom.call("all of them").get()
+    one = mesh.slice(hosts=1, gpus=0)
+    for handle in (one, pickle.loads(pickle.dumps(one)), mesh.flatten("all").slice(all=2)):
+        with pytest.raises(ActorError, match=r"boom failed on rank 2 of 4 \(hosts=1,gpus=0\)"):
+            handle.boom.call_one("alone").get()
+    assert mesh.flatten("all").boom.call("all").exception().message.endswith("failed on all 4 ranks.")
+    answers = mesh.slice(hosts=1).boom_at.stream([0])
+    with pytest.raises(ActorError, match=r"failed on rank 2 of 4 \(hosts=1,gpus=0\)"):
+        [future.get() for future in answers]
 
 
 def test_a_failed_rank_never_freezes_a_call(procs: Procs, monkeypatch: pytest.MonkeyPatch) -> None:

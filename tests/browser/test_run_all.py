@@ -6,6 +6,7 @@ import pytest
 
 from tests.browser.lab import Lab
 
+SHOWN = "%mesh status"
 STOPS = "%%mesh\nbreakpoint()\nprint('on')"
 
 
@@ -20,3 +21,13 @@ def test_run_all_goes_on_past_a_breakpoint(lab: Lab) -> None:
     lab.answer(3, "continue")
     lab.done()
     lab.prints(1, r"\[0-1\]\s*on")
+
+
+@pytest.mark.slow
+def test_the_status_of_a_mesh_that_ended_stays_in_the_record(lab: Lab) -> None:
+    lab.open("%mesh up --procs 2", SHOWN, "%mesh down", "print('over')", "'the end'")
+    lab.run_all(4)
+    lab.prints(3, "over")
+    lab.prints(1, "This mesh has ended. This is its (last )?state")
+    lab.prints(1, "2 ranks")
+    assert "2 idle" in lab.output(1) or lab.cell(1).locator(".mk-Card").count() == 2

@@ -11,8 +11,8 @@ from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown
 from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
-from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Stop, StopFrame, Variable
+from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankError, RankResumed, RankStop, RankStopped
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, KeptError, Stop, StopFrame, Variable
 
 CELL = "/tmp/ipykernel_1/42.py"
 _PACKAGES = "/opt/lib/python3.11/site-packages"
@@ -234,10 +234,24 @@ class MemoryDebugger(DebuggerView):
             if rank.at < len(rank.lines):
                 self._stopped(rank.stopped())
 
-    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
+    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankError]:
         wanted = None if ranks is None else set(ranks)
-        found = [at for at in self.stops() if at.stop.reason == "post mortem"]
-        return [at for at in found if wanted is None or at.rank in wanted]
+        kept = [at for at in self.stops() if at.stop.reason == "post mortem" and (wanted is None or at.rank in wanted)]
+        found = [
+            RankError(
+                at.mesh,
+                at.rank,
+                KeptError(
+                    at.stop.cell, at.stop.text, at.stop.actor, at.stop.endpoint, "", -at.stop.since, at.stop.of_peer
+                ),
+            )
+            for at in kept
+        ]
+        return sorted(found, key=lambda each: each.error.age)
+
+    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None, key: str = "") -> list[RankStop]:
+        wanted = {each.rank for each in self.errors(mesh, ranks) if each.error.key == key}
+        return [at for at in self.stops() if at.stop.reason == "post mortem" and at.rank in wanted]
 
     def evaluate(
         self, stops: Iterable[RankStop], source: str, frame: int = 0, timeout: float = 5.0

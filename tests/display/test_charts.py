@@ -58,6 +58,18 @@ def test_lines_of_few_ranks_and_the_range_of_many() -> None:
     assert over_time({}) == ""
 
 
+def test_numbers_that_are_not_finite_are_gaps() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, math.nan), (3.0, 3.0), (4.0, math.inf), (5.0, 4.0), (6.0, 5.0)]
+    svg = over_time({0: points, 1: [(0.0, math.nan)]}, [0, 1])
+    lines = [each.get("points", "").split() for each in drawn(svg, "polyline")]
+    assert [len(set(line)) for line in lines] == [2, 1, 2]
+    assert "nan" not in svg and "inf" not in svg
+    assert over_time({0: [(0.0, math.nan)]}) == ""
+    many = over_time(dict.fromkeys(range(20), points), [3])
+    assert titles(many)[:2] == ["median", "rank 3"]
+    assert "nan" not in many
+
+
 def test_one_point_and_equal_numbers_are_drawn() -> None:
     assert drawn(over_time({0: [(5.0, 3.0)]}), "polyline")
     assert "NaN" not in over_ranks({0: 3.0, 1: 3.0})

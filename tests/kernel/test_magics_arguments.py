@@ -130,7 +130,7 @@ def test_boxes_and_runs() -> None:
         ("use", "", "required: NAME"),
         ("use", "a b", "one argument too many: 'b'"),
         ("logs", "-n x", "-n/--lines takes a whole number"),
-        ("pm", "extra", "one argument too many: 'extra'"),
+        ("pm", "In[3] extra", "one argument too many: 'extra'"),
         ("clear", "--every", "there is no option --every"),
         ("debug", "-x where", "there is no option -x"),
         ("debug", "-r", "-r takes a value"),

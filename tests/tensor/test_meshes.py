@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 from monarch_kernel.actor import this_host
-from monarch_kernel.tensor import MixedTensorsError, RemoteException, inspect, remote
+from monarch_kernel.tensor import MixedTensorsError, RanksDifferWarning, RemoteException, inspect, remote
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,36 @@ def test_to_parts_of_the_mesh(grid: Any) -> None:
     assert values(grid, back) == [0, 0, 10, 10] and values(grid, same) == [0, 1, 10, 11]
     with pytest.raises(ValueError, match="hosts=2.*no dimension"):
         x.to_mesh(grid.slice(hosts=0))
+
+
+def test_a_value_taken_for_that_of_all_says_once_whose_it_is(grid: Any) -> None:
+    with grid.activate(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same = torch.arange(200_000.0)
+        loss = grid.rank_tensor("gpus") * 1.0
+        for _ in range(3):
+            assert loss.item() == 0
+        assert [*same.numpy()[:2]] == [0, 1] and same[7].item() == 7 and inspect(loss, gpus=1).item() == 1
+        assert not (same * float("nan")).isfinite().any().item()
+        assert (same * float("nan"))[:2].numpy().size == 2
+        rows = same + 1e6 * grid.rank_tensor("hosts")
+        assert float(rows[0]) == 0 and rows.numpy()[0] == 0 and loss.tolist() == 0
+    said = [(str(each.message).partition(" fetch_shard")[0], each.lineno, each.filename) for each in caught]
+    first = test_a_value_taken_for_that_of_all_says_once_whose_it_is.__code__.co_firstlineno
+    assert said == [
+        (
+            "item() gives the value of hosts=0,gpus=0: hosts=0-1,gpus=1 of mesh grid hold other values.",
+            first + 6,
+            __file__,
+        ),
+        (
+            "item() gives the value of hosts=0,gpus=0: hosts=1,gpus=0-1 of mesh grid hold other values.",
+            first + 11,
+            __file__,
+        ),
+    ]
+    assert "fetch_shard(t, hosts=0, gpus=1).result() takes another one" in str(caught[0].message)
+    assert {each.category for each in caught} == {RanksDifferWarning}
 
 
 def test_a_row_of_stages(grid: Any) -> None:

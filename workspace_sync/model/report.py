@@ -94,11 +94,13 @@ class StaleModule(msgspec.Struct, array_like=True):
         name: of the module.
         ranks: which ranks, in the notation of rank sets.
         state: "stale", "reloaded", or why it cannot be reloaded.
+        failed: its source has an error, which ``state`` tells.
     """
 
     name: str
     ranks: str
     state: str = "stale"
+    failed: bool = False
 
 
 class SyncReport(msgspec.Struct):
@@ -118,6 +120,7 @@ class SyncReport(msgspec.Struct):
         dry_run: nothing was changed.
         environment: the digest of the environment at the client (hex); empty if none was synced.
         notes: what a person should know of the environment.
+        back: the digest of the tree that a rollback went to (hex); empty if it was none.
     """
 
     workspace: str
@@ -133,6 +136,7 @@ class SyncReport(msgspec.Struct):
     dry_run: bool = False
     environment: str = ""
     notes: list[str] = []
+    back: str = ""
 
     @property
     def failed(self) -> list[HostReport]:

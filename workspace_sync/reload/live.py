@@ -14,6 +14,7 @@ from workspace_sync.model.errors import SyncError
 from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.news import on_synced, trees
+from workspace_sync.receipt import sync_line
 from workspace_sync.reload.client import How, When, contact_soon, enter_all, folders_of, refresh, stale_in
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
 from workspace_sync.reload.selection import EVERY, ModuleSelection
@@ -104,13 +105,20 @@ def sync(
     return sync_live(hosts, found, how=None, verify=verify, rollback=rollback, progress=progress).sync
 
 
-def rollback(hosts: Any, workspace: Folders = ".", *, steps: int = 1, progress: Show | None = None) -> SyncReport:
+def rollback(
+    hosts: Any, workspace: Folders = ".", *, steps: int = 1, tree: str = "", progress: Show | None = None
+) -> SyncReport:
     """Go back to an earlier tree, which the hosts still have; the client's folders are not read.
+
+    Args:
+        hosts, workspace, progress: as for ``sync``.
+        steps: how many trees to go back. Those that ranks could not import do not count.
+        tree: the beginning of the digest of one (as ``status`` has them), instead.
 
     Raises:
         SyncError: hosts have no such tree any more; they stay on the current one.
     """
-    return sync_live(hosts, workspace_of(workspace), how=None, rollback=steps, progress=progress).sync
+    return sync_live(hosts, workspace_of(workspace), how=None, rollback=steps, tree=tree, progress=progress).sync
 
 
 def sync_live(
@@ -123,12 +131,16 @@ def sync_live(
     wait: float = 5.0,
     verify: bool = False,
     rollback: bool | int = False,
+    tree: str = "",
     progress: Show | None = None,
 ) -> LiveReport:
     """Sync a workspace, have ranks start in it from now on, and have those that run already follow.
 
+    A tree of which ranks cannot import a module is noted as such on the hosts: no rollback goes to it by itself.
+
     Args:
         hosts, workspace, verify, rollback, progress: as for ``workspace_sync.sync``.
+        tree: as for ``rollback``.
         how: as for ``refresh``, where there are stale modules; None: these are only named, in the receipt.
         selection, when, wait: as for ``refresh``.
 
@@ -138,7 +150,8 @@ def sync_live(
     asked = contact_soon((procs, _folders(procs, workspace)) for procs in meshes_on(hosts))
     client = SyncClient(hosts, workspace, progress, before_switch=lambda: asked(_CONTACT))
     try:
-        report = client.rollback(int(rollback)) if rollback else client.sync(dry_run=False, verify=verify)
+        back = bool(rollback or tree)
+        report = client.rollback(int(rollback), tree) if back else client.sync(dry_run=False, verify=verify)
     except SyncError as e:
         report = e.report
         if isinstance(report, SyncReport) and any(host.switched for host in report.hosts):
@@ -146,6 +159,9 @@ def sync_live(
             _announce(hosts, report)
         raise
     live = _follow(LiveReport(report), hosts, workspace, how, selection, when, wait)
+    failed = [reason for each in live.refreshed for _, state, reason in each.modules() if state == FAILED]
+    if report.digest and (failed or (live.modules(RELOADED) and client.is_condemned(report.digest))):
+        client.condemn(report.digest, failed[0] if failed else "")
     _announce(hosts, report)
     return live
 
@@ -168,7 +184,6 @@ def _follow(
 ) -> LiveReport:
     """Have ranks that run already follow a sync, and add to its receipt what they have."""
     stale = live.sync.stale
-    went_back = any(host.switched for host in live.sync.hosts) and not live.sync.digest
     meshes = [(procs, _folders(procs, workspace)) for procs in meshes_on(hosts)]
     entered = iter(() if how == "reload" else enter_all(meshes))
     for procs, pairs in meshes:
@@ -176,8 +191,8 @@ def _follow(
             done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
         else:
             done = next(entered)
-        outside = _outside(done)
-        if how != "restart" and (went_back or procs not in _told):
+        outside = _outside(done, live.sync)
+        if how != "restart" and (live.sync.back or procs not in _told):
             live.sync.notes += outside
         if outside:
             _told.add(procs)
@@ -196,21 +211,21 @@ def _follow(
         if how == "restart" or any(rank.modules or rank.error for rank in done.ranks):
             live.refreshed.append(done)
             stale += [
-                StaleModule(name, format_ranks(ranks), reason or state)
+                StaleModule(name, format_ranks(ranks), reason or state, state == FAILED)
                 for (name, state, reason), ranks in sorted(done.modules().items())
             ]
     return live
 
 
-def _outside(met: Refreshed) -> list[str]:
+def _outside(met: Refreshed, report: SyncReport) -> list[str]:
     """The ranks that a first sync or a rollback does not concern, as they started before there was a tree."""
     ranks: dict[str, list[int]] = {}
     for rank in met.ranks:
         if rank.outside:
             ranks.setdefault(rank.outside, []).append(rank.rank)
     return [
-        f"{name_ranks(there)} of mesh {met.mesh} started before the first sync and run in {folder} of their host "
-        f"itself: once restarted (%mesh sync --restart), they run in the tree"
+        f"{name_ranks(there)} of mesh {met.mesh} do not run this tree: they started before the first sync, in "
+        f"{folder} of their host itself; {sync_line(report)} --restart restarts them in the tree"
         for folder, there in ranks.items()
     ]
 

@@ -59,6 +59,9 @@ class Generation(msgspec.Struct, array_like=True):
         time: when it was switched to (seconds since the epoch).
         moved: paths that ranks had made, and that moved along ("part/path").
         kept: what ranks had made where the new tree has something else, and where it is now ("part/path: place").
+        changed: the first path that differs from the generation before it; empty for the first one.
+        changes: how many paths differ.
+        broken: why ranks could not import what it has; such a generation is not gone back to unless it is named.
     """
 
     number: int
@@ -67,6 +70,9 @@ class Generation(msgspec.Struct, array_like=True):
     time: float = 0.0
     moved: list[str] = []
     kept: list[str] = []
+    changed: str = ""
+    changes: int = 0
+    broken: str = ""
 
     @property
     def digests(self) -> dict[str, bytes]:

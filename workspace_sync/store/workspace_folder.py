@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from workspace_sync.model.errors import StoreError, SyncError, WorkspaceBusyError
-from workspace_sync.model.manifest import Manifest
+from workspace_sync.model.manifest import Manifest, printable
+from workspace_sync.model.manifest import changes as differences
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
@@ -503,6 +504,7 @@ class WorkspaceFolder:
         generation = Generation(
             self._generations.next_number(), parts, before if previous is None else previous, time.time()
         )
+        generation.changed, generation.changes = self._differences(current, changes)
         self._generations.switch(generation)
         # From here on the new trees are current: what fails now is told, and done by the next sync.
         try:
@@ -514,6 +516,17 @@ class WorkspaceFolder:
         generation.moved = [*generation.moved, *keeper.moved]
         generation.kept = [*generation.kept, *keeper.kept]
         return generation
+
+    def _differences(self, current: Generation | None, slots: dict[str, SlotChange]) -> tuple[str, int]:
+        """The first path in which new trees differ from the current ones, and how many there are."""
+        found: list[bytes] = []
+        for change in slots.values():
+            digest = current.digests.get(change.part) if current is not None else None
+            old = self.manifest(change.part, digest) if digest else None
+            if old is not None:
+                new = change.target.manifest
+                found += [each.path for each in differences(old, new) if not isinstance(each.new, int)]
+        return (printable(min(found)), len(found)) if found else ("", 0)
 
     def _succeed(self, current: Generation | None, changes: dict[str, SlotChange], keeper: Keeper) -> None:
         """Move what ranks have made from the trees before to the current ones."""
@@ -528,12 +541,25 @@ class WorkspaceFolder:
 
     # -- back -----------------------------------------------------------------------------------------------------
 
-    def rollback(self, steps: int = 1, generation: int | None = None) -> Staging:
+    def condemn(self, digest: bytes, why: str, owner: str, wait: float) -> None:
+        """Note why ranks cannot import what a tree has, in the records of its generations; "" takes that back.
+
+        Raises:
+            WorkspaceBusyError, StoreError: it cannot be noted.
+        """
+        with self.lock(owner, wait):
+            for record in self._generations.records()[0]:
+                if digest in record.digests.values() and record.broken != why:
+                    record.broken = why
+                    self._generations.note(record)
+
+    def rollback(self, steps: int = 1, generation: int | None = None, tree: str = "") -> Staging:
         """Stage the trees of an earlier generation again, from what this host has; they become a new generation.
 
         Args:
-            steps: how many generations to go back.
+            steps: how many generations to go back; those that ranks could not import do not count.
             generation: the number of one, instead.
+            tree: the beginning of the digest of its tree, in hexadecimal digits, instead.
 
         Raises:
             StoreError: there is no such generation, or its content is not here any more.
@@ -543,6 +569,15 @@ class WorkspaceFolder:
         state = self.state()
         by_number = {each.number: each for each in state.generations}
         wanted = generation
+        if tree:
+            named = [
+                each
+                for each in state.generations
+                if any(digest.hex().startswith(tree) for digest in each.digests.values())
+            ]
+            if not named:
+                raise StoreError(f"{self.path} keeps no tree {tree}; %mesh sync --rollback --list shows what it has")
+            wanted = named[0].number
         if wanted is None:
             wanted = state.generation
             for _ in range(steps):
@@ -776,14 +811,14 @@ def _close(trees: list[TreeFolder]) -> None:
 def _earlier(generations: Mapping[int, Generation], number: int) -> int:
     """The generation that one step back from this one leads to; 0: there is none.
 
-    A repair, and a sync after files were put back, make a generation with the trees of the one before: to go back to
-    that would do nothing.
+    Those that ranks could not import are passed over. A repair, and a sync after files were put back, make a generation
+    with the trees of the one before: to go back to that would do nothing.
     """
     here = generations.get(number)
     digests = _digests(here)
     while here is not None:
         here = generations.get(here.previous)
-        if here is not None and _digests(here) != digests:
+        if here is not None and _digests(here) != digests and not here.broken:
             return here.number
     return 0
 

@@ -89,10 +89,15 @@ class SyncAgent(Actor):
         self._run(port, self._work.stage, session, request)
 
     @endpoint(explicit_response_port=True)
-    def rollback(self, port: Any, session: str, workspace: str, owner: str, wait: float, steps: int) -> None:
+    def rollback(self, port: Any, session: str, workspace: str, owner: str, wait: float, steps: int, tree: str) -> None:
         """``HostWork.rollback``."""
         self._work.open_job(session)
-        self._run(port, self._work.rollback, session, workspace, owner, wait, steps)
+        self._run(port, self._work.rollback, session, workspace, owner, wait, steps, tree)
+
+    @endpoint(explicit_response_port=True)
+    def condemn(self, port: Any, workspace: str, digest: bytes, why: str, owner: str, wait: float) -> None:
+        """``HostWork.condemn``."""
+        self._run(port, self._work.condemn, workspace, digest, why, owner, wait)
 
     @endpoint(explicit_response_port=True)
     def verify(self, port: Any, workspace: str) -> None:

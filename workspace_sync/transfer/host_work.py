@@ -421,7 +421,13 @@ class HostWork:
                         missing.update((piece, size) for piece, _, size in change.new.pieces() if piece not in have)
         return Staged(False, encode_missing(list(missing.items()), job.order), files, sorted(deleted))
 
-    def rollback(self, session: str, workspace: str, owner: str, wait: float, steps: int) -> Staged:
+    def condemn(self, workspace: str, digest: bytes, why: str, owner: str, wait: float) -> None:
+        """Note that ranks cannot import what a tree has."""
+        if self.store.has(workspace):
+            self._stop_following(workspace)
+            self.store.workspace(workspace).condemn(digest, why, owner, wait)
+
+    def rollback(self, session: str, workspace: str, owner: str, wait: float, steps: int, tree: str) -> Staged:
         """Stage the trees of an earlier generation, which are on this host."""
         job = self._job(session)
         with job.busy:
@@ -429,7 +435,7 @@ class HostWork:
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
             job.lock(folder, owner, wait)
-            staging = job.staging = folder.rollback(steps)
+            staging = job.staging = folder.rollback(steps, tree=tree)
             return self._answer(staging, {})
 
     def verify(self, workspace: str) -> list[str]:

@@ -160,11 +160,12 @@ class StagingRun:
 
     # -- staging ------------------------------------------------------------------------------------------
 
-    def stage_earlier(self, steps: int) -> None:
+    def stage_earlier(self, steps: int, tree: str) -> None:
         """Stage an earlier generation on all hosts, from what they have."""
+        args = self._session, self._workspace, self._owner, self._wait, steps, tree
         for host, run in self.hosts.items():
             run.step = Step.STAGING
-            self._calls.ask(host, "stage", "rollback", self._session, self._workspace, self._owner, self._wait, steps)
+            self._calls.ask(host, "stage", "rollback", *args)
         while any(run.step is Step.STAGING for run in self.hosts.values()):
             answer = self._calls.next(_TICK, lead=True)
             if answer is not None:

@@ -26,6 +26,11 @@ export function wholeDuration(seconds: number): string {
   return whole < 10 ? t('%1 s', whole) : duration(whole);
 }
 
+/** A time of today: `14:03:07`. */
+export function clock(seconds: number): string {
+  return new Date(seconds * 1e3).toTimeString().slice(0, 8);
+}
+
 /** The size of a process: `12 MB`, `1.4 GB`. */
 export function memory(size: number): string {
   return size >= 1e9 ? t('%1 GB', (size / 1e9).toFixed(1)) : t('%1 MB', Math.round(size / 1e6));

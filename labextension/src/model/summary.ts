@@ -67,6 +67,15 @@ export interface Trouble {
   readonly since: number;
 }
 
+/** Whether there is something to interrupt: also at a breakpoint, and on a rank that does not answer. */
+export function runsSomething({ state, doing }: RankView): boolean {
+  return state === 'running' || state === 'unresponsive' || state === 'stopped' || (!!doing && !isOver(state));
+}
+
+function isOver(state: RankState): boolean {
+  return state === 'dead' || state === 'ended';
+}
+
 const TROUBLES: readonly RankState[] = ['dead', 'unresponsive', 'stopped', 'healing'];
 
 export function isTrouble(state: RankState): boolean {

@@ -1,5 +1,5 @@
 import type { Actions, Deed, MeshStore, Options } from '../model';
-import { countStates, RequestError, t } from '../model';
+import { countStates, RequestError, runsSomething, t } from '../model';
 import { button, Disposables, element, moveByArrows, setAttribute, setText } from '../views/dom';
 import type { Surroundings } from './surroundings';
 
@@ -86,11 +86,12 @@ export class ActionBar {
       this._say('');
     }
     const view = this._store.meshes.get(mesh);
-    const { states } = countStates(this._store.ranks(mesh));
+    const ranks = this._store.ranks(mesh);
+    const { states } = countStates(ranks);
     const refusals: Partial<Record<MeshDeed, string>> = {
       use: view?.current ? t('Cells with %1 run on this mesh', '%%mesh') : '',
       heal: states.dead ? '' : t('No rank is dead.'),
-      interrupt: states.running || states.unresponsive ? '' : t('Nothing runs on this mesh.')
+      interrupt: ranks.some(runsSomething) ? '' : t('Nothing runs on this mesh.')
     };
     for (const [deed, made] of this._buttons) {
       const refusal = this._running ? t('Wait for: %1', nameOf(this._running as MeshDeed)) : (refusals[deed] ?? '');

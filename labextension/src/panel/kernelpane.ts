@@ -65,7 +65,7 @@ export class KernelPane {
         return made;
       }),
       log: section('log', t('Log'), body => new LogView(body, this._actions, { mesh: this._chosen })),
-      stacks: section('stacks', t('Stacks'), body => stacksSection(body, this._actions, this._chosen)),
+      stacks: section('stacks', t('Stacks'), body => stacksSection(body, store, this._actions, this._chosen)),
       hang: section('hang', t('Hang'), body => hangSection(body, store, this._actions, this._chosen)),
       actors: section('actors', t('Actors'), body => new ActorSection(body, store, this._chosen)),
       hosts: section('hosts', t('Hosts'), body => new HostsTable(body, store))

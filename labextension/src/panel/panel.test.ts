@@ -98,6 +98,16 @@ describe('the buttons of a mesh', () => {
     expect(surroundings.confirm).not.toHaveBeenCalled();
   });
 
+  it('interrupts whatever runs, also at a breakpoint', () => {
+    const refusal = (fields: Partial<RankView>) =>
+      button(bar(storeOf(ranks(2, [{}, fields]))).made.node, 'interrupt').getAttribute('aria-disabled');
+    expect(refusal({})).toBe('true');
+    expect(refusal({ state: 'running', doing: 'cell [3]' })).toBe(null);
+    expect(refusal({ state: 'stopped', doing: 'cell [3]' })).toBe(null);
+    expect(refusal({ state: 'unresponsive' })).toBe(null);
+    expect(refusal({ state: 'dead' })).toBe('true');
+  });
+
   it('stops a mesh only if the person agrees', async () => {
     const { made, actions } = bar(storeOf(ranks(2)), surroundingsOf({ confirm: async () => false }));
     await made.perform('down');

@@ -169,6 +169,31 @@ describe('MeshBoard', () => {
     expect(texts(node, '.mk-Card-rank')).toEqual(['0', '1']);
   });
 
+  it('has the record of a mesh that ended before it was seen', async () => {
+    const store = new MeshStore();
+    board = new MeshBoard(document.body, store, new AnsweredActions(), {
+      mesh: 'u1',
+      record: '<b>4 idle at 12:03:44</b>'
+    });
+    expect(find(board.node, '.mk-Board-empty').textContent).toContain('Waiting');
+    store.apply({ ...aSnapshot([]), meshes: [], ranks: {} });
+    await settled();
+    expect(find(board.node, '.mk-Board-empty').textContent).toContain('This mesh has ended');
+    expect(find(board.node, '.mk-Record b').textContent).toBe('4 idle at 12:03:44');
+  });
+
+  it('says that nothing has failed only where nothing has', async () => {
+    const { store, node, change } = opened([aRank(0), aRank(1)]);
+    expect(find(node, '.mk-News-worst').textContent).toBe('Nothing has failed');
+    await change({ '1': { failures: 2, calls: 3 } });
+    expect(find(node, '.mk-News-worst').textContent).toBe('2 calls have failed');
+    const text = 'cell [5] failed: ValueError: boom';
+    const failure = { number: 1, time: store.now() - 40, mesh: 'u1', ranks: [1], kind: 'error' as const, text };
+    store.apply({ kind: 'changes', base: 2, version: 3, time: 1, failures: [failure] });
+    await settled();
+    expect(find(node, '.mk-News-worst').textContent).toBe(`Nothing is wrong now; 40 s ago, rank 1: ${text}`);
+  });
+
   it('leaves nothing behind', () => {
     const { store, board: made } = opened([aRank(0)]);
     made.select(0);

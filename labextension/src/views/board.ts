@@ -1,5 +1,5 @@
 import type { Actions, Connection, Dispose, FailureView, MeshStore, RankState, RankView, StoreChange } from '../model';
-import { t } from '../model';
+import { clock, t } from '../model';
 import { RankDetails } from './details';
 import { button, Disposables, element, FrameTask, moveByArrows, observeSize, setAttribute, setText } from './dom';
 import { stateIcon } from './glyphs';
@@ -28,6 +28,8 @@ export interface BoardOptions {
   readonly selected?: (mesh: string, rank: number) => void;
   /** False: whoever owns this shows the details of a rank elsewhere, by `selected`. */
   readonly details?: boolean;
+  /** HTML of the state of the mesh when the cell ran that shows it: for a mesh that has ended before this is seen. */
+  readonly record?: string;
 }
 
 /** A mesh as a person sees it: what is wrong, its ranks over its hosts, and the details of one of them. */
@@ -52,6 +54,8 @@ export class MeshBoard {
   private _grid: MeshGrid | undefined;
   private _mesh = '';
   private _selected = -1;
+  /** When the mesh was last told of (seconds since 1970, on the controller's clock). */
+  private _seen = 0;
   /** What the store told since the last frame; null: everything may differ. */
   private _pending: StoreChange | null | undefined;
 
@@ -87,6 +91,7 @@ export class MeshBoard {
       this._connected(connection.connection);
     }
     this._fit();
+    this._seen = this._store.now();
     this.update();
   }
 
@@ -152,6 +157,9 @@ export class MeshBoard {
   }
 
   private _told(change: StoreChange): void {
+    if (this._store.meshes.has(this._mesh)) {
+      this._seen = this._store.now();
+    }
     this._pending = this._pending === undefined ? change : this._pending && joined(this._pending, change);
     this._frame.request();
   }
@@ -170,7 +178,7 @@ export class MeshBoard {
     setAttribute(this.node, 'data-ended', !!this._mesh && !mesh);
     this._content.hidden = !this._mesh;
     this._empty.hidden = !!this._mesh;
-    setText(this._empty, this._emptyText());
+    this._showEmpty();
     if (!mesh) {
       this._banners();
       return;
@@ -213,11 +221,20 @@ export class MeshBoard {
     return !ranks?.length || !failure.ranks.length || failure.ranks.some(rank => ranks.includes(rank));
   }
 
-  private _emptyText(): string {
-    if (this._store.version < 0) {
-      return t('Waiting for the kernel …');
+  /** What is said instead of a mesh; of one that has ended, its record. */
+  private _showEmpty(): void {
+    const { mesh, record } = this._options;
+    const known = this._store.version >= 0;
+    if (known && mesh && record) {
+      if (!this._empty.querySelector('.mk-Record')) {
+        const state = element('div', 'mk-Record');
+        state.innerHTML = record;
+        this._empty.replaceChildren(t('This mesh has ended. This is its state when the cell ran.'), state);
+      }
+      return;
     }
-    return this._options.mesh ? t('This mesh has ended.') : t('No mesh yet. %mesh up starts one.');
+    const ended = mesh ? t('This mesh has ended.') : t('No mesh yet. %mesh up starts one.');
+    setText(this._empty, known ? ended : t('Waiting for the kernel …'));
   }
 
   private _chooseMesh(): void {
@@ -304,9 +321,10 @@ export class MeshBoard {
     const ended = this.node.hasAttribute('data-ended');
     this._banner.hidden = !gone && !ended;
     if (gone) {
-      setText(this._banner, this._mesh ? t('The kernel has gone. This is the last state.') : t('The kernel has gone.'));
+      const last = t('The kernel has gone. This is the last state, of %1.', clock(this._seen));
+      setText(this._banner, this._mesh ? last : t('The kernel has gone.'));
     } else if (ended) {
-      setText(this._banner, t('This mesh has ended. This is its last state.'));
+      setText(this._banner, t('This mesh has ended. This is its last state, of %1.', clock(this._seen)));
     }
     this._banner.replaceChildren(stateIcon('ended'), this._banner.textContent ?? '');
   }

@@ -1,8 +1,20 @@
 import type { Actions, Deed, MeshStore, RankView, RequestError, StackGroup, Variable } from '../model';
-import { doingOf, duration, memory, nameRanks, reasonOf, stateName, t, textSize, wholeDuration } from '../model';
+import {
+  doingOf,
+  duration,
+  memory,
+  nameRanks,
+  reasonOf,
+  runsSomething,
+  stateName,
+  t,
+  textSize,
+  wholeDuration
+} from '../model';
 import { button, Disposables, element, moveByArrows, setAttribute, setCutText, setText } from './dom';
 import { stateIcon } from './glyphs';
 import { LogView } from './log';
+import { doingsOf, Reading } from './reading';
 
 const TABS = ['overview', 'stack', 'log', 'variables'] as const;
 type Tab = (typeof TABS)[number];
@@ -37,7 +49,8 @@ function deedName(deed: (typeof DEEDS)[number]): string {
 }
 
 /** Why a deed makes no sense for a rank in its state; empty if it does. */
-function refusalOf(deed: Deed, { state }: RankView): string {
+function refusalOf(deed: Deed, rank: RankView): string {
+  const { state } = rank;
   const over = state === 'dead' || state === 'ended';
   if (deed === 'heal') {
     return over ? '' : t('This rank is alive.');
@@ -45,7 +58,7 @@ function refusalOf(deed: Deed, { state }: RankView): string {
   if (over) {
     return t('This rank is not alive.');
   }
-  return deed === 'interrupt' && state === 'idle' ? t('This rank runs nothing.') : '';
+  return deed === 'interrupt' && !runsSomething(rank) ? t('This rank runs nothing.') : '';
 }
 
 /** All of one rank, and what can be done with it. */
@@ -67,8 +80,7 @@ export class RankDetails {
   private _tab: Tab = 'overview';
   private _facts: Overview | undefined;
   private _log: LogView | undefined;
-  /** Counts what was asked, so that a late answer about another rank is not shown. */
-  private _asked = 0;
+  private _reading: Reading | undefined;
 
   /**
    * @param _closed - called when the person closes it.
@@ -118,7 +130,6 @@ export class RankDetails {
   close(): void {
     if (this._rank >= 0) {
       this._rank = -1;
-      this._asked++;
       this._clear();
       this.node.hidden = true;
       this._closed();
@@ -145,10 +156,10 @@ export class RankDetails {
       setAttribute(made, 'title', refusal || undefined);
     }
     this._facts?.update(rank);
+    this._reading?.update();
   }
 
   dispose(): void {
-    this._asked++;
     this._clear();
     this._disposables.dispose();
     this.node.remove();
@@ -158,6 +169,8 @@ export class RankDetails {
     this._facts = undefined;
     this._log?.dispose();
     this._log = undefined;
+    this._reading?.dispose();
+    this._reading = undefined;
     this._page.replaceChildren();
   }
 
@@ -169,7 +182,6 @@ export class RankDetails {
       made.tabIndex = name === tab ? 0 : -1;
     }
     this._page.dataset['tab'] = tab;
-    const asked = ++this._asked;
     switch (tab) {
       case 'overview':
         this._facts = new Overview(this._page, this._store);
@@ -179,36 +191,28 @@ export class RankDetails {
         this._log = new LogView(this._page, this._actions, { mesh: this._mesh, ranks: [this._rank] });
         break;
       case 'stack':
-        this._await(
-          asked,
-          this._actions.ask('stack', this._mesh, [this._rank]).then(({ stacks }) => stackView(stacks))
-        );
+        this._read(async (mesh, rank) => stackView((await this._actions.ask('stack', mesh, [rank])).stacks));
         break;
       case 'variables':
-        this._await(
-          asked,
-          this._actions.ask('variables', this._mesh, [this._rank], { frame: 0 }).then(({ frame, variables }) => {
-            const place = frame ? t('%1, %2, line %3', frame.function, frame.file, frame.line) : '';
-            return [...(place ? [element('div', 'mk-Place', {}, place)] : []), variableTable(variables)];
-          })
-        );
+        this._read(async (mesh, rank) => {
+          const { frame, variables } = await this._actions.ask('variables', mesh, [rank], { frame: 0 });
+          const place = frame ? t('%1, %2, line %3', frame.function, frame.file, frame.line) : '';
+          return [...(place ? [element('div', 'mk-Place', {}, place)] : []), variableTable(variables)];
+        });
         break;
     }
   }
 
-  /** Show what comes, or why nothing does; the button asks again. */
-  private _await(asked: number, answer: Promise<Node[]>): void {
-    this._page.replaceChildren(element('div', 'mk-Note', {}, t('Asking rank %1 …', this._rank)));
-    const again = () => button('mk-Button mk-Details-again', t('Ask again'), () => this._open(this._tab));
-    const put = (...nodes: Node[]) => {
-      if (asked === this._asked) {
-        this._page.replaceChildren(...nodes, again());
-      }
-    };
-    answer.then(
-      nodes => put(...nodes),
-      (error: RequestError) => put(refusalView(error))
-    );
+  /** Show what the kernel answers about the rank, anew when the rank does something else or is a new process. */
+  private _read(ask: (mesh: string, rank: number) => Promise<Node[]>): void {
+    const [mesh, rank] = [this._mesh, this._rank];
+    this._reading = new Reading(this._page, this._store, {
+      again: t('Ask again'),
+      asking: t('Asking rank %1 …', rank),
+      ask: () => ask(mesh, rank),
+      about: () => doingsOf(this._store, mesh, [rank]),
+      refusal: error => refusalView(error as RequestError)
+    });
   }
 
   /** The buttons of deeds. */

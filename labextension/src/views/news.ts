@@ -61,7 +61,7 @@ export class MeshNews {
 
   update(mesh: MeshView | undefined, ranks: readonly RankView[], failures: readonly FailureView[]): void {
     const ending = endingOf(mesh, this._store.hosts, this._store.now());
-    this._passing = ending ? () => this.update(mesh, ranks, failures) : undefined;
+    this._passing = ending || failures.length ? () => this.update(mesh, ranks, failures) : undefined;
     const headline = headlineOf(mesh, ranks, ending);
     setText(this._name, mesh?.name ?? '');
     setText(this._count, headline.count);
@@ -71,7 +71,7 @@ export class MeshNews {
     this._failures = groupFailures(failures).slice(0, LISTED);
     const worst = this._troubles[0];
     const warning = mesh?.hang || (ending ? `${endingText(ending)}: ${ending.then}` : '');
-    const text = worst ? this._sentence(worst) : warning || this._calm();
+    const text = worst ? this._sentence(worst) : warning || this._calm(ranks);
     setCutText(this._worstText, text);
     setAttribute(this._worst, 'data-state', worst?.state ?? (mesh?.hang ? 'hang' : warning ? 'walltime' : undefined));
     setAttribute(this._worst, 'disabled', !worst);
@@ -107,9 +107,14 @@ export class MeshNews {
     }
   }
 
-  private _calm(): string {
+  private _calm(ranks: readonly RankView[]): string {
     const last = this._failures[0];
-    return last ? t('Nothing is wrong now; last: %1', last.text) : t('Nothing has failed');
+    if (last) {
+      const ago = wholeDuration(this._store.now() - last.last);
+      return t('Nothing is wrong now; %1 ago, %2: %3', ago, nameRanks(last.ranks), last.text);
+    }
+    const failed = ranks.reduce((sum, rank) => sum + rank.failures, 0);
+    return failed ? tn('%1 call has failed', '%1 calls have failed', failed) : t('Nothing has failed');
   }
 
   /** `ranks 3, 5 on b are dead: killed by signal 9 (SIGKILL)`. */

@@ -30,7 +30,8 @@ function text(model: WidgetModel, name: string): string {
  * Show one view of a model; several may show the same, each with a feed of its own over their one comm.
  *
  * The model has the traits `view` ("mesh" or "plot"), `mesh` (the key of the mesh to show; empty: all meshes), `ranks`
- * (of that mesh; empty: all), and, of a plot, `expression` and `period` (seconds).
+ * (of that mesh; empty: all), `record` (HTML of the mesh when it was shown), and, of a plot, `expression` and `period`
+ * (seconds).
  *
  * @returns What ends the view.
  */
@@ -54,7 +55,8 @@ export function render({ model, el }: RenderArguments): () => void {
     client.onConnection(connection => chart.setGone(connection === 'gone'));
     view = chart;
   } else {
-    view = new MeshBoard(host, client.store, client, { connection: client, ranks, ...(mesh ? { mesh } : {}) });
+    const record = text(model, 'record');
+    view = new MeshBoard(host, client.store, client, { connection: client, ranks, record, ...(mesh ? { mesh } : {}) });
   }
 
   let onScreen = false;

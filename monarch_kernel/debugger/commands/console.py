@@ -38,14 +38,15 @@ from monarch_kernel.debugger.commands.stop_text import (
 from monarch_kernel.debugger.controller.sets import Moved, StopSet
 from monarch_kernel.debugger.frames import frame_key, frames_of_a_stack, grouped, shown_frame
 from monarch_kernel.debugger.frontend import Frontend, current_frontend
+from monarch_kernel.display.quantities import duration
 from monarch_kernel.display.tables import TableView, table_text
-from monarch_kernel.meshes import format_ranks
+from monarch_kernel.meshes import format_ranks, name_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.collective_timeouts import Countdown
     from monarch_kernel.debugger.controller.view import DebuggerView
     from monarch_kernel.debugger.controller.viewers import Viewer
-    from monarch_kernel.debugger.events import RankStop
+    from monarch_kernel.debugger.events import RankError, RankStop
     from monarch_kernel.debugger.model.stops import Stop
 
 #: How long ranks may take to stop, or to continue, on request (seconds).
@@ -432,16 +433,45 @@ class Console(InspectionCommands):
 
     def _do_pm(self, rest: str) -> None:
         mesh = self._set.mesh()
-        self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
+        if rest in self._failures(mesh, None):
+            self.post_mortem(mesh, None, rest)
+        else:
+            self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
 
-    def post_mortem(self, mesh: str, ranks: Sequence[int] | None) -> bool:
-        """Open the last exceptions of ranks, and select them; False if there were none."""
+    def _failures(self, mesh: str, ranks: Sequence[int] | None) -> dict[str, list[RankError]]:
+        """The failures whose frames ranks keep, by the names of their cells or endpoints, the last one first."""
+        found: dict[str, list[RankError]] = {}
+        for each in self.debugger.errors(mesh, ranks):
+            error = each.error
+            label = self._label(error.cell) if error.cell else None
+            name = label.removeprefix("Cell ") if label else f"{error.actor}.{error.endpoint}"
+            found.setdefault(name, []).append(each)
+        return found
+
+    def post_mortem(self, mesh: str, ranks: Sequence[int] | None, failure: str = "", command: str = "pm") -> bool:
+        """Open the frames of the last failure, and select them; False if there were none.
+
+        Args:
+            mesh: the name of the mesh.
+            ranks: the ranks; None for all.
+            failure: the name of an earlier failure, to open that one.
+            command: what the user types to open one, in the text that offers the others.
+        """
         self.release()
-        opened = self.debugger.post_mortem(mesh, ranks)
-        self._mortem = {at.key for at in opened}
-        stops = list({at.rank: at for at in sorted(opened, key=lambda at: at.stop.id)}.values())  # the last of each
+        failures = self._failures(mesh, ranks)
+        of = f"{'these ranks of ' * (ranks is not None)}mesh {mesh}"
+        if not failures:
+            self._say(f"There is no exception to look at on {of}.")
+            return False
+        if failure and failure not in failures:
+            self._say(f"No exception of {failure} is kept on {of}, but of {', '.join(failures)}.")
+            return False
+        name = failure or next(iter(failures))
+        newest = failures.pop(name)[0].error
+        stops = self.debugger.post_mortem(mesh, ranks, newest.key)
+        self._mortem = {at.key for at in stops}
         if not stops:
-            self._say(f"There is no exception to look at on {'these ranks of ' * (ranks is not None)}mesh {mesh}.")
+            self._say(f"The frames of {name} are no longer kept.")
             return False
         names = RankNames(stops)
         rows: list[tuple[str, str]] = []
@@ -461,8 +491,17 @@ class Console(InspectionCommands):
             where = "" if frame is None else f", at {place(frame, self._label)}"
             text = f"failed in a collective, as those above had left it{where}"
             rows.append((names.stops(peers), text))
-        self._say(columns(rows))
+        self._say(f"{name} failed {duration(newest.age)} ago:\n{columns(rows)}")
+        if failures:
+            self._say("Earlier failures:")
+            self._say(columns([self._offer(each, errors, command) for each, errors in failures.items()]))
         return True
+
+    @staticmethod
+    def _offer(name: str, errors: Sequence[RankError], command: str) -> tuple[str, str]:
+        own = [each for each in errors if not each.error.of_peer] or list(errors)
+        on = name_ranks([each.rank for each in own], limit=6)
+        return f"{command} {name}", f"{own[0].error.text}, on {on}, {duration(own[0].error.age)} ago"
 
     # -- breakpoints ------------------------------------------------------------------------------
 

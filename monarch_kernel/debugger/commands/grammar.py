@@ -52,7 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("all", (), "", "choose all stopped ranks"),
     Command("break", ("b",), "[FILE_OR_CELL:LINE | LINE] [OPTIONS]", "set a breakpoint, or list them; see help break"),
     Command("clear", ("cl",), "[N ... | all]", "remove breakpoints"),
-    Command("pm", (), "[RANKS]", "open the frames of the last exception of ranks"),
+    Command("pm", (), "[NAME | RANKS]", "open the frames of the last failure, or of an earlier one by its name"),
     Command("diff", (), "EXPR", "compare a value over the set: tensors, modules and containers, without moving them"),
     Command("stacks", (), "[RANKS]", "what all ranks of the mesh are doing, stopped or not"),
     Command("hang", (), "", "why the mesh makes no progress"),

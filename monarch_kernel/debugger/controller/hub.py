@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from monarch_kernel.actor import ProcMesh
@@ -19,7 +20,7 @@ from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
-from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankStop
+from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankError, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
 from monarch_kernel.engines import engine
@@ -254,12 +255,36 @@ class MeshDebugger:
         why = answers.dead.get(at.rank) or f"no answer within {QUICK:g} s"
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
-    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankStop]:
-        """Open the frames that ranks keep of their last failures; each becomes a stop, which "continue" closes."""
+    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankError]:
+        """The errors of cells and endpoints whose frames ranks keep, the last one first."""
+        found = [
+            RankError(watched.name, rank, error)
+            for watched, answers in self._quickly(mesh, ranks, process.kept_errors, FIRST)
+            for rank, errors in answers.values.items()
+            for error in errors
+        ]
+        return sorted(found, key=lambda each: each.error.age)
+
+    def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None, key: str = "") -> list[RankStop]:
+        """Open the frames that ranks keep of one failed cell or endpoint; each is a stop, which "continue" closes.
+
+        Such a stop has no thread: it holds nothing.
+
+        Args:
+            mesh: the mesh; None for all.
+            ranks: the ranks; None for all.
+            key: which failure, as in `KeptError`; by default the last one of these ranks.
+        """
+        chosen = None if ranks is None else sorted(set(ranks))
+        if not key:
+            errors = self.errors(mesh, chosen)
+            if not errors:
+                return []
+            key = errors[0].error.key
         found: list[RankStop] = []
-        for watched, answers in self._quickly(mesh, ranks, process.post_mortem, FIRST):
-            for rank, (pid, stops) in answers.values.items():
-                for stop in stops:
+        for watched, answers in self._quickly(mesh, chosen, partial(process.post_mortem, key), FIRST):
+            for rank, (pid, stop) in answers.values.items():
+                if stop is not None:
                     self.registry.on_stopped(watched.whole.uid, rank, pid, stop)
                     found.append(self.stop_of((watched.name, rank, stop.id)))
         return sorted(found, key=lambda at: at.key)

@@ -122,6 +122,29 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptError:
+    """An exception that ended an endpoint or a cell, and whose frames a rank keeps.
+
+    Attributes:
+        key: the id of the cell that it ran for; without one, the actor and the endpoint. Equal on all ranks.
+        text: the error, as in `Stop`.
+        actor: the actor whose endpoint failed.
+        endpoint: that endpoint.
+        cell: the id of the cell; "" for none.
+        age: how long ago it failed (seconds).
+        of_peer: see `Stop`.
+    """
+
+    key: str
+    text: str
+    actor: str
+    endpoint: str
+    cell: str
+    age: float
+    of_peer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Variable:
     """A value under a name.
 

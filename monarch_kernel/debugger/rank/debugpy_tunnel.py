@@ -74,7 +74,7 @@ class DebugpyTunnel(Actor):
         from monarch_kernel.debugger.rank.process import existing_engine
 
         engine = existing_engine()
-        stops = len(engine.stops()) if engine is not None else 0
+        stops = sum(bool(stop.thread) for stop in engine.stops()) if engine is not None else 0
         if not stops and self._listener is None:
             result: list[Any] = []
             # On a thread that ends: debugpy traces the thread that starts it, which must not be ours.

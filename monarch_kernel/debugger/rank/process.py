@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
         Bound,
         Breakpoint,
         Evaluation,
+        KeptError,
         Resumed,
         Stop,
         Stopped,
         Variable,
     )
     from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+    from monarch_kernel.introspection import Failure
 
 #: How long a rank that votes at a breakpoint waits for the other ranks, and then for the hub's decision (seconds).
 VOTE_PATIENCE = 5.0
@@ -107,7 +110,7 @@ class RankDebugger:
         engine = self._engine
         # A stop at this moment may be sent twice; the hub ignores the second.
         stops = engine.stops() if engine is not None else []
-        if stops:
+        if any(stop.thread for stop in stops):
             self._hold()
         hub.joined.broadcast(uid, point.rank, os.getpid(), stops)
         while self._unsaid:
@@ -144,9 +147,9 @@ class RankDebugger:
             engine = self._engine
             if engine is None:
                 return 0
-            stops = len(engine.stops())
+            standing = sum(bool(stop.thread) for stop in engine.stops())
             engine.close()
-            return stops
+            return standing
 
     def forget(self, uid: str) -> None:
         """A viewer has left for good."""
@@ -172,7 +175,8 @@ class RankDebugger:
             if not isinstance(event, Stopped):
                 self._unsaid.append(event.stop)
         elif isinstance(event, Stopped):
-            self._hold()
+            if event.stop.thread:
+                self._hold()
             hub.stopped.broadcast(uid, self.point.rank, os.getpid(), event.stop)
         else:
             hub.resumed.broadcast(uid, self.point.rank, event.stop, event.how)
@@ -188,7 +192,7 @@ class RankDebugger:
 
     def _orphaned(self) -> None:
         engine = self._engine
-        if engine is None or not engine.stops():
+        if engine is None or not self.stands():
             return
         if environment.ORPHANED_STOPS.get() == "end":
             os._exit(1)
@@ -396,19 +400,43 @@ _opened: dict[int, int] = {}
 """The stop as which each kept failure was opened."""
 
 
-def post_mortem() -> tuple[int, list[Stop]]:
-    """This process's id, and its kept failures, newest last, opened as stops without a thread."""
+def _key(failure: Failure) -> str:
+    return failure.cell or f"{failure.actor}.{failure.endpoint}"
+
+
+def kept_errors() -> list[KeptError]:
+    """The failures that this process keeps, newest first."""
+    from monarch_kernel.debugger.model.stops import KeptError
+    from monarch_kernel.debugger.rank.stopping.expressions import summary
+
+    now = time.time()
+    return [
+        KeptError(
+            _key(each),
+            summary(each.error),
+            each.actor,
+            each.endpoint,
+            each.cell,
+            max(0.0, now - each.when),
+            failed_by_peer(each.error),
+        )
+        for each in reversed(failures())
+    ]
+
+
+def post_mortem(key: str) -> tuple[int, Stop | None]:
+    """This process's id, and the newest kept failure with this `KeptError.key`, opened as a stop without a thread."""
+    failure = next((each for each in reversed(failures()) if _key(each) == key), None)
+    if failure is None:
+        return os.getpid(), None
     engine = _rank.engine
-    there = {stop.id: stop for stop in engine.stops()}
-    opened: list[Stop] = []
-    for failure in failures():
-        stop = there.get(_opened.get(failure.number, 0))
-        if stop is None:
-            label = failure.actor, failure.endpoint, failure.cell
-            stop = engine.post_mortem(failure.error, label, failed_by_peer(failure.error))
-            _opened[failure.number] = stop.id
-        opened.append(stop)
-    return os.getpid(), opened
+    opened = _opened.get(failure.number, 0)
+    stop = next((each for each in engine.stops() if each.id == opened), None)
+    if stop is None:
+        label = failure.actor, failure.endpoint, failure.cell
+        stop = engine.post_mortem(failure.error, label, failed_by_peer(failure.error))
+        _opened[failure.number] = stop.id
+    return os.getpid(), stop
 
 
 def _sentence(error: BaseException) -> str:
@@ -423,6 +451,7 @@ __all__ = [
     "call",
     "evaluate",
     "existing_engine",
+    "kept_errors",
     "pause",
     "post_mortem",
     "rank_of",

@@ -123,18 +123,6 @@ class HostedActorMesh(ActorMesh[T]):
             found = self.__dict__[name] = HostedEndpoint(self, name, cast("Any", found)._spec)
         return found
 
-    def _new_with_region(self, region: Region) -> HostedActorMesh[T]:
-        return HostedActorMesh(
-            self._system,
-            self._actor,
-            self._name,
-            self._mesh_name,
-            self._cls_or_pickle,
-            self._procs,
-            region,
-            self._ready,
-        )
-
     def _stop(self, reason: str) -> Future[Any]:
         system = cast("MessageSystem", self._system)
         target = self._target()
@@ -149,13 +137,21 @@ class HostedActorMesh(ActorMesh[T]):
     def __reduce__(self) -> Any:
         cls = self._cls_or_pickle
         body = cls if isinstance(cls, bytes) else dumps_flat(cls)
-        return _rebuild_actors, (self._actor, self._name, self._mesh_name, body, self._procs, self._shape)
+        parts = (self._actor, self._name, self._mesh_name, body, self._procs, self._shape, self._spawned)
+        return _rebuild_actors, parts
 
 
 def _rebuild_actors(
-    actor: str, name: str, mesh_name: str, cls: bytes, procs: tuple[ProcRef, ...], region: Region
+    actor: str,
+    name: str,
+    mesh_name: str,
+    cls: bytes,
+    procs: tuple[ProcRef, ...],
+    region: Region,
+    spawned: Extent,
 ) -> HostedActorMesh[Any]:
-    return HostedActorMesh(cast("Any", message_system()), actor, name, mesh_name, loads(cls), procs, region)
+    system = cast("Any", message_system())
+    return HostedActorMesh(system, actor, name, mesh_name, loads(cls), procs, region, None, spawned)
 
 
 class HostedProcMesh(ProcMesh):

@@ -249,10 +249,13 @@ class StopPrompt:
 
         return self._talk(PromptSession(debugger, self._shell, begin, over, patient=patient), key)
 
-    def post_mortem(self, debugger: MeshDebugger, mesh: str, ranks: Sequence[int] | None, heir: Console) -> None:
-        """Open the frames of the ranks' last exceptions, and a prompt to examine them, if there are any.
+    def post_mortem(
+        self, debugger: MeshDebugger, mesh: str, ranks: Sequence[int] | None, failure: str, heir: Console
+    ) -> None:
+        """Open the frames of a failure, and a prompt to examine them, if there are any.
 
         Args:
+            failure: its name; "" for the last one.
             heir: see `PromptSession`.
         """
         heir.release()
@@ -260,9 +263,10 @@ class StopPrompt:
         def over() -> bool:
             return not any(at.stop.reason == "post mortem" for at in debugger.stops())
 
-        session = PromptSession(
-            debugger, self._shell, lambda console: console.post_mortem(mesh, ranks), over, heir=heir
-        )
+        def begin(console: Console) -> None:
+            console.post_mortem(mesh, ranks, failure)
+
+        session = PromptSession(debugger, self._shell, begin, over, heir=heir)
         if self._talk(session, ""):
             self._shell.write(
                 "The frames stay open: %mesh debug COMMAND inspects them, %mesh debug continue closes them.\n"

@@ -170,7 +170,7 @@ class MeshMagics(Magics):
         notebook = self._notebook
         expected = [Source(managed.name, rank) for rank in ranks]
         output = notebook.router.open(cell.id, notebook.output(raw=found.raw, expected=expected))
-        run = CellRun(managed, ranks, cell, output, notebook.router, notebook.file_label)
+        run = CellRun(managed, ranks, cell, output, notebook.router, notebook.file_label, notebook.watched.cell_ended)
         if found.no_wait:
             handle = run_in_background(run)
             if found.out:

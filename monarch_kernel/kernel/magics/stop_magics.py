@@ -132,21 +132,22 @@ class StopMagics(Subcommands):
             console.close()
 
     @magic_arguments("mesh pm")
+    @argument("failure", nargs="?", metavar="NAME", help="an earlier failure, by the name that %%mesh pm offers: In[3]")
     @ranks_option()
     @mesh_option()
     def pm(self, found: Arguments) -> None:
-        """Open the frames of the last exceptions of ranks, with or without breakpoints."""
+        """Open the frames of the last failure of a cell or an endpoint, with or without breakpoints."""
         debugger = get_debugger()
         found.on = self._session.find(found.on, found.magic).name
         mesh, ranks = self._stops_at(found)
         assert mesh is not None
         prompt = self._notebook.stops
         if prompt.may_hold() and not prompt.is_open:
-            prompt.post_mortem(debugger, mesh, ranks, self._one_shot())
+            prompt.post_mortem(debugger, mesh, ranks, found.failure or "", self._one_shot())
             return
         if prompt.may_ask() and not prompt.is_open:
             self.say(_NOT_HELD.format(line=f"{found.magic} {found.line}".rstrip()))
-        if self._one_shot().post_mortem(mesh, ranks):
+        if self._one_shot().post_mortem(mesh, ranks, found.failure or "", found.magic):
             self.say(
                 "%mesh debug print EXPR, where, up, locals look into these frames; %mesh debug continue closes them."
             )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel.display.tables import table_text
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.sync_run import (
@@ -17,6 +20,7 @@ from monarch_kernel.kernel.sync_run import (
     sync_errors,
 )
 from monarch_kernel.kernel.usage_errors import usage_error
+from workspace_sync.receipt import trees_table
 
 if TYPE_CHECKING:
     from monarch_kernel.actor import HostMesh, ProcMesh
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from workspace_sync.model.workspace import Workspace
     from workspace_sync.reload.client import How
 
+_DIGEST = re.compile("[0-9a-f]{4,64}")
 _WAYS: tuple[How, ...] = ("reload", "respawn", "restart")
 #: Options of which a line has at most one.
 _APART = (
@@ -46,7 +51,9 @@ class SyncMagics(Subcommands):
     @argument("--links", choices=["refuse", "follow", "keep"], help="links that lead out of the folders")
     @argument("-n", "--dry-run", action="store_true", help="only show what would be sent and deleted")
     @argument("--verify", action="store_true", help="hash all files on the hosts; damaged ones are sent again")
-    @argument("--rollback", nargs="?", type=int, const=1, metavar="N", help="go back to the tree before (or N trees)")
+    @argument("--rollback", nargs="?", type=int, const=1, metavar="N", help="the tree before (or N trees), and reload")
+    @argument("--to", metavar="TREE", help="... or to this one of the trees that --list shows")
+    @argument("--list", action="store_true", help="... or only show the trees that hosts have: with times and changes")
     @argument("--reload", action="store_true", help="reload changed modules in ranks and live actors, in place")
     @argument("--respawn", action="store_true", help="... or create the actors again, from their checkpoints")
     @argument("--restart", action="store_true", help="... or replace the ranks, and their actors with them")
@@ -66,7 +73,11 @@ class SyncMagics(Subcommands):
             found.magic, found.dirs, found.env, found.links, found.with_python, found.from_lock
         )
         hosts = hosts_named(self._session, notebook.shell.user_ns, found.on, found.magic)
+        if found.list:
+            return self._trees(found, hosts, workspace)
         how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
+        if found.rollback is not None:
+            how = how or "reload"  # hosts that have the old tree are of no use while ranks run the other one
         if found.watch:
             notebook.workspaces.watch(notebook, hosts, workspace, how or "reload")
             return None
@@ -76,6 +87,17 @@ class SyncMagics(Subcommands):
         if found.dry_run:
             return self._look(found, hosts, workspace)
         return self._sync(found, hosts, workspace, how)
+
+    def _trees(self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace) -> None:
+        """Show the trees that hosts can go back to."""
+        from workspace_sync import status
+
+        with sync_errors(found.magic, self.say):
+            states = status(hosts, workspace)
+        if any(state.generations for state in states):
+            print(table_text(trees_table(states, time.time())))
+        else:
+            self.say("These hosts have no tree of these folders: nothing was synced yet.")
 
     def _look(self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace) -> SyncReport:
         """What a sync would do, or with `--verify` what is damaged."""
@@ -104,6 +126,7 @@ class SyncMagics(Subcommands):
                 selection=selection,
                 verify=found.verify,
                 rollback=found.rollback or False,
+                tree=found.to or "",
                 progress=progress,
             )
         notebook.workspaces.last = workspace
@@ -118,6 +141,13 @@ def _check_choices(found: Arguments) -> None:
         given = [f"--{name.replace('_', '-')}" for name in choices if getattr(found, name)]
         if len(given) > 1:
             raise usage_error(found.magic, f"give either {given[0]} or {given[1]}, not both")
+    for name in ("to", "list"):
+        if getattr(found, name) and found.rollback is None:
+            raise usage_error(found.magic, f"--{name} goes with --rollback")
+    if found.to and found.list:
+        raise usage_error(found.magic, "give either --to or --list, not both")
+    if found.to and not _DIGEST.fullmatch(found.to):
+        raise usage_error(found.magic, f"--to takes a tree as --rollback --list shows it, not {found.to!r}")
     if found.with_python and not found.env:
         raise usage_error(found.magic, "--with-python is about the Python of the environment: give --env, too")
     if found.from_lock and not found.env:

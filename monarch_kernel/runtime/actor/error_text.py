@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death
-from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks
+from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, name_ranks
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 
 _MAX_RUNS = 8
@@ -45,16 +47,45 @@ class FailedRank(Protocol):
     def death(self) -> Death | None: ...
 
 
-def headline(what: str, extent: Extent, ranks: Sequence[int]) -> str:
+class Called(msgspec.Struct, frozen=True):
+    """The actors that a call addressed, as texts name them: by their ranks in the mesh as spawned.
+
+    Attributes:
+        extent: the shape of that mesh.
+        sliced: the ranks there of the slice that was called, in its order; None if the whole mesh was called.
+    """
+
+    extent: Extent
+    sliced: tuple[int, ...] | None = None
+
+    def ranks(self, ranks: Iterable[int]) -> list[int]:
+        """The ranks in the mesh of ranks in the slice."""
+        return list(ranks) if self.sliced is None else [self.sliced[rank] for rank in ranks]
+
+    def name(self, ranks: Iterable[int]) -> str:
+        """`rank 2`, or `ranks 0-3,7`."""
+        return name_ranks(self.ranks(ranks), limit=_MAX_RUNS)
+
+    def points(self, ranks: Iterable[int]) -> str:
+        """Their coordinates in the mesh: `gpus=2`."""
+        return format_points(self.ranks(ranks), self.extent, limit=_MAX_RUNS)
+
+    def _in_brackets(self, ranks: Iterable[int]) -> str:
+        points = self.points(ranks)
+        return f" ({points})" if points else ""
+
+
+def headline(what: str, called: Called, ranks: Sequence[int]) -> str:
     """`what failed on ranks 1,3 of 4 (gpus=1,3).`"""
-    if not extent.names:
+    size = called.extent.nelements
+    if not called.extent.names:
         return f"{what} failed."
-    if len(ranks) == extent.nelements:
-        return f"{what} failed on all {len(ranks)} ranks." if len(ranks) > 1 else f"{what} failed."
-    return f"{what} failed on {_ranks(ranks)} of {extent.nelements}{_points(ranks, extent)}."
+    if len(ranks) == size:
+        return f"{what} failed on all {size} ranks." if size > 1 else f"{what} failed."
+    return f"{what} failed on {called.name(ranks)} of {size}{called._in_brackets(ranks)}."
 
 
-def tracebacks(failures: Iterable[FailedRank], extent: Extent) -> list[str]:
+def tracebacks(failures: Iterable[FailedRank], called: Called) -> list[str]:
     """The tracebacks of ranks that raised, each once, with its ranks."""
     groups: dict[Any, list[FailedRank]] = {}
     for failure in failures:
@@ -67,18 +98,19 @@ def tracebacks(failures: Iterable[FailedRank], extent: Extent) -> list[str]:
         fault = group[0].fault
         assert fault is not None  # only failures with a fault were grouped
         lines += [""] if lines else [_TITLE]
-        who = f"{_ranks([f.rank for f in group])}{_points([f.rank for f in group], extent)}, "
-        lines.append(f"  {who if extent.nelements > 1 else ''}{_hosts(group)}:")
+        ranks = [failure.rank for failure in group]
+        who = f"{called.name(ranks)}{called._in_brackets(ranks)}, " if called.extent.nelements > 1 else ""
+        lines.append(f"  {who}{_hosts(group)}:")
         lines += fault.render()
-        lines += _other_messages(group)
+        lines += _other_messages(group, called)
     rest = [failure.rank for group in ordered[_MAX_GROUPS:] for failure in group]
     if rest:
         count = len(ordered) - _MAX_GROUPS
-        lines += ["", f"  and {count} more different tracebacks, on {_ranks(rest)} (all are in `.failures`)"]
+        lines += ["", f"  and {count} more different tracebacks, on {called.name(rest)} (all are in `.failures`)"]
     return lines
 
 
-def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], extent: Extent) -> list[str]:
+def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], called: Called) -> list[str]:
     """Which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
     groups: dict[Any, list[FailedRank]] = {}
@@ -86,12 +118,13 @@ def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], extent: Extent
         if failure.death is not None:
             groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)
     lines: list[str] = []
+    size = called.extent.nelements
     if len(groups) > 1:
-        lines.append(f"{head}{_ranks([f.rank for f in dead])} of {extent.nelements}{mesh} cannot answer.")
+        lines.append(f"{head}{called.name(failure.rank for failure in dead)} of {size}{mesh} cannot answer.")
         head = "  "
     for (_, cause, detail), group in list(groups.items())[:_MAX_GROUPS]:
         ranks = [failure.rank for failure in group]
-        where = f"{_ranks(ranks)} of {extent.nelements}{mesh}{_points(ranks, extent)}, {_hosts(group)},"
+        where = f"{called.name(ranks)} of {size}{mesh}{called._in_brackets(ranks)}, {_hosts(group)},"
         lines.append(f"{head}{where} cannot answer: {cause.rstrip('.')}.")
         lines += [f"    {line}" for line in detail.rstrip().split("\n") if detail]
     if len(groups) > _MAX_GROUPS:
@@ -106,33 +139,35 @@ def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
     return f"<{cls} {name}{place}>"
 
 
-def have_failed(cls: str, name: str, ranks: Sequence[int], extent: Extent) -> str:
+def have_failed(cls: str, name: str, ranks: Sequence[int], called: Called) -> str:
     """A line that reports dead actors, in the wording that programs written for Monarch search for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
-    return f"  The actor {actor_label(cls, name, ranks[0], extent)} and all its descendants have failed{others}"
+    label = actor_label(cls, name, called.ranks(ranks)[0], called.extent)
+    return f"  The actor {label} and all its descendants have failed{others}"
 
 
-def released(ranks: Sequence[FailedRank], failed: Sequence[FailedRank]) -> list[str]:
+def released(ranks: Sequence[FailedRank], failed: Sequence[FailedRank], called: Called) -> list[str]:
     """Which ranks waited for the failed ones, and what to do about their process group."""
     if not ranks:
         return []
-    who = _ranks([each.rank for each in ranks]).capitalize()
+    who = called.name(each.rank for each in ranks).capitalize()
     return [
         "",
-        f"{who} waited in torch.distributed for {_ranks([each.rank for each in failed])}, and "
+        f"{who} waited in torch.distributed for {called.name(each.rank for each in failed)}, and "
         f"{'was' if len(ranks) == 1 else 'were'} released. That process group is gone: destroy_process_group() and "
         "init_process_group() on all ranks, or ProcessGroups.form(), make another.",
     ]
 
 
-def answers(values: Mapping[int, Any], unanswered: Sequence[int]) -> list[str]:
+def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called) -> list[str]:
     """Which ranks had answered, and which had not."""
     lines: list[str] = []
     if values:
         results = "its result is" if len(values) == 1 else "their results are"
-        lines.append(f"{_ranks(values).capitalize()} answered: {results} in `.values` of this error.")
+        by = "" if called.sliced is None else f", by rank in the slice ({format_ranks(values, limit=_MAX_RUNS)})"
+        lines.append(f"{called.name(values).capitalize()} answered: {results} in `.values` of this error{by}.")
     if unanswered:
-        lines.append(f"{_ranks(unanswered).capitalize()} had not answered when this was raised.")
+        lines.append(f"{called.name(unanswered).capitalize()} had not answered when this was raised.")
     return ["", *lines] if lines else []
 
 
@@ -140,21 +175,12 @@ def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason:
     """One line about a part of a mesh that died."""
     text = f"Mesh {mesh!r} failed"
     if ranks:
-        of = f" of {extent.nelements}" if extent is not None else ""
-        text = f"Mesh {mesh!r} lost {_ranks(ranks)}{of}{_points(ranks, extent) if extent is not None else ''}"
+        text = f"Mesh {mesh!r} lost {name_ranks(ranks, limit=_MAX_RUNS)}"
+        if extent is not None:
+            text += f" of {extent.nelements}{Called(extent)._in_brackets(ranks)}"
     if death is not None and death.host:
         text += f" on host {death.host}" + (f", pid {death.pid}" if death.pid else "")
     return f"{text}: {reason}" if reason else text
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, limit=_MAX_RUNS)}"
-
-
-def _points(ranks: Sequence[int], extent: Extent) -> str:
-    points = format_points(ranks, extent, limit=_MAX_RUNS)
-    return f" ({points})" if points else ""
 
 
 def _hosts(group: Sequence[FailedRank]) -> str:
@@ -174,7 +200,7 @@ def _hosts(group: Sequence[FailedRank]) -> str:
     return "; ".join(parts)
 
 
-def _other_messages(group: Sequence[FailedRank]) -> list[str]:
+def _other_messages(group: Sequence[FailedRank], called: Called) -> list[str]:
     """The messages of a group that differ from the one shown, which its first rank raised."""
     by_message: dict[str, list[int]] = {}
     for failure in group:
@@ -182,13 +208,13 @@ def _other_messages(group: Sequence[FailedRank]) -> list[str]:
             by_message.setdefault(failure.fault.message, []).append(failure.rank)
     if len(by_message) < 2:
         return []
-    lines = [f"  (this is the message of {_ranks(next(iter(by_message.values())))}; the others' differ:)"]
+    lines = [f"  (this is the message of {called.name(next(iter(by_message.values())))}; the others' differ:)"]
     others = list(by_message.items())[1:]
     for message, ranks in others[:_MAX_MESSAGES]:
         first = message.split("\n", 1)[0]
         shown = first if len(first) <= _MAX_MESSAGE and first == message else f"{first[:_MAX_MESSAGE]}…"
-        lines.append(f"    {_ranks(ranks)}: {shown}")
+        lines.append(f"    {called.name(ranks)}: {shown}")
     left = others[_MAX_MESSAGES:]
     if left:
-        lines.append(f"    … and {len(left)} more on {_ranks([r for _, ranks in left for r in ranks])}")
+        lines.append(f"    … and {len(left)} more on {called.name(r for _, ranks in left for r in ranks)}")
     return lines

@@ -17,11 +17,12 @@ import msgspec
 from monarch_kernel.protocol.faults import Fault, static_base
 from monarch_kernel.protocol.messages import Death, DeathKind
 from monarch_kernel.runtime.actor import error_text
+from monarch_kernel.runtime.actor.error_text import Called
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
 class RankFailure(msgspec.Struct, frozen=True):
-    """One failed rank: its location, and the fault that it raised or its death."""
+    """One failed rank of the called mesh or slice: its location, and the fault that it raised or its death."""
 
     rank: int
     coords: dict[str, int]
@@ -51,6 +52,7 @@ class _Outcome(msgspec.Struct):
     message: str
     call_name: str = ""
     extent: Extent | None = None
+    called: Called | None = None
     failures: list[RankFailure] = msgspec.field(default_factory=list)
     values: dict[int, Any] = msgspec.field(default_factory=dict)
     unanswered: list[int] = msgspec.field(default_factory=list)
@@ -128,7 +130,10 @@ class ActorError(Exception):
 
     @property
     def extent(self) -> Extent | None:
-        """The shape of the mesh that was called; ranks here are ranks in it."""
+        """The shape of the mesh or slice that was called; ranks here are ranks in it.
+
+        The text names ranks of a slice by their ranks in the mesh as spawned.
+        """
         return self._outcome.extent
 
     def without_values(self) -> ActorError:
@@ -137,7 +142,7 @@ class ActorError(Exception):
         if outcome.extent is None:
             return ActorError(outcome.exception, outcome.message)
         failures = [*outcome.failures, *outcome.released]
-        return build_actor_error(outcome.call_name, outcome.extent, failures, {}, outcome.unanswered)
+        return build_actor_error(outcome.call_name, outcome.extent, failures, {}, outcome.unanswered, outcome.called)
 
     def __str__(self) -> str:
         outcome = self._outcome
@@ -153,7 +158,7 @@ class ActorError(Exception):
         if outcome.extent is None:
             return ActorError, (outcome.exception, outcome.message)
         failures = [*outcome.failures, *outcome.released]
-        parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered)
+        parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered, outcome.called)
         return build_actor_error, parts
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -166,11 +171,13 @@ def build_actor_error(
     failures: Sequence[RankFailure],
     values: Mapping[int, Any],
     unanswered: Sequence[int],
+    called: Called | None = None,
 ) -> ActorError:
     """The error for a call that failed on at least one rank.
 
-    `call_name` is as in `actor.endpoint`. When all failing ranks raised the same type, the error is also an instance of
-    that type, unless that could run foreign code or mislead (see `_class_for`).
+    `call_name` is as in `actor.endpoint`; `called` names the ranks, by default as in `extent`. When all
+    failing ranks raised the same type, the error is also an instance of that type, unless that could run foreign code
+    or mislead (see `_class_for`).
     """
     failures, released = _own_and_released(failures)
     # Unpickled once, not for every rank: the types of the other exceptions are known by name.
@@ -179,10 +186,12 @@ def build_actor_error(
     cls = ActorError
     if exception is not None and len(types) == 1:
         cls = _class_for(exception)
-    error = cls(exception, error_text.headline(f"Actor call {call_name}", extent, [f.rank for f in failures]))
+    called = called or Called(extent)
+    error = cls(exception, error_text.headline(f"Actor call {call_name}", called, [f.rank for f in failures]))
     outcome = error._outcome  # pyright: ignore[reportPrivateUsage]
     outcome.call_name = call_name
     outcome.extent = extent
+    outcome.called = called
     outcome.failures = failures
     outcome.values = dict(values)
     outcome.unanswered = list(unanswered)
@@ -202,11 +211,11 @@ def _own_and_released(failures: Sequence[RankFailure]) -> tuple[list[RankFailure
 
 
 def _actor_error_text(outcome: _Outcome) -> str:
-    if outcome.extent is None:
+    if outcome.called is None:
         return outcome.message
-    lines = [outcome.message, *error_text.tracebacks(outcome.failures, outcome.extent)]
-    lines += error_text.released(outcome.released, outcome.failures)
-    lines += error_text.answers(outcome.values, outcome.unanswered)
+    lines = [outcome.message, *error_text.tracebacks(outcome.failures, outcome.called)]
+    lines += error_text.released(outcome.released, outcome.failures, outcome.called)
+    lines += error_text.answers(outcome.values, outcome.unanswered, outcome.called)
     return "\n".join(lines)
 
 
@@ -276,7 +285,7 @@ class MeshFailure(Exception):
         """A report in several lines: what died, where and why, its owner, and its last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
-            lines.append(f"{error_text.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)}.")
+            lines.append(f"{error_text.have_failed(self.actor_class, self.mesh, self.ranks, Called(self.extent))}.")
         if self.owner:
             lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
@@ -370,21 +379,26 @@ def build_supervision_error(
     values: Mapping[int, Any],
     unanswered: Sequence[int],
     actor_class: str = "",
+    called: Called | None = None,
 ) -> SupervisionError:
-    """The error for a call over at least one dead rank; ranks that raised are listed, too."""
+    """The error for a call over at least one dead rank; ranks that raised are listed, too.
+
+    `called` names the ranks, by default as in `extent`.
+    """
+    called = called or Called(extent)
     failures, released = _own_and_released(failures)
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
-    lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
+    lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, called)
     failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
     if actor_class and failed and failed[0].death is not None:
-        text = error_text.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
+        text = error_text.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], called)
         lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")
     if raised:
-        lines.append(error_text.headline("The endpoint also", extent, [failure.rank for failure in raised]))
-        lines += error_text.tracebacks(raised, extent)
-    lines += error_text.released(released, failures)
-    lines += error_text.answers(values, unanswered)
+        lines.append(error_text.headline("The endpoint also", called, [failure.rank for failure in raised]))
+        lines += error_text.tracebacks(raised, called)
+    lines += error_text.released(released, failures, called)
+    lines += error_text.answers(values, unanswered, called)
     return SupervisionError(
         "\n".join(lines),
         endpoint=call_name,
@@ -403,7 +417,7 @@ def build_port_error(groups: Sequence[tuple[str, Extent, Sequence[RankFailure]]]
     lines: list[str] = []
     for mesh_name, extent, failures in groups:
         head = "  " if lines else "recv() failed, as all holders of the port are gone: "
-        lines += error_text.deaths(head, mesh_name, failures, extent)
+        lines += error_text.deaths(head, mesh_name, failures, Called(extent))
     mesh_name, extent, failures = groups[-1]
     deaths = [failure.death for failure in failures if failure.death is not None]
     return SupervisionError(

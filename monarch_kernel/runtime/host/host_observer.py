@@ -47,6 +47,7 @@ class _Lease:
         self.activity: dict[str, RankActivity] = {}  # not sent yet
         self.sent = 0.0
         self.due = False  # a report is about to be sent
+        self.number = 0  # of the last request to report everything
 
 
 class HostObserver:
@@ -85,7 +86,8 @@ class HostObserver:
         lease.until = time.monotonic() + message.lease
         lease.length = message.lease
         lease.period = message.period
-        self._ask_ranks(self._ranks_of(link.peer), message.lease, message.period, again)
+        lease.number = message.number or lease.number
+        self._ask_ranks(self._ranks_of(link.peer), message.lease, message.period, again, lease.number)
         if again:
             self._measure([lease])
         if not self._measuring:
@@ -99,10 +101,12 @@ class HostObserver:
             proc for proc in self._procs.values() if proc.root == controller and proc.exit is None and not proc.tool
         ]
 
-    def _ask_ranks(self, ranks: Iterable[Proc], lease: float, period: float = 0.0, again: bool = False) -> None:
+    def _ask_ranks(
+        self, ranks: Iterable[Proc], lease: float, period: float = 0.0, again: bool = False, number: int = 0
+    ) -> None:
         for proc in ranks:
             if proc.state == "alive" and proc.id in self._node.links:
-                self._node.send(proc.id, ObserveRank(lease, period, again))
+                self._node.send(proc.id, ObserveRank(lease, period, again, number))
 
     def _on_hello(self, link: PeerLink) -> None:
         """A rank that comes up during a lease is asked, too."""
@@ -110,7 +114,7 @@ class HostObserver:
         lease = self._leases.get(proc.root) if proc is not None and not proc.tool else None
         left = lease.until - time.monotonic() if lease is not None else 0.0
         if proc is not None and lease is not None and left > 0:
-            self._node.send(proc.id, ObserveRank(left, lease.period, True))
+            self._node.send(proc.id, ObserveRank(left, lease.period, True, lease.number))
             self._soon(lease)
 
     def _on_peer_dead(self, peer: str, _death: Death) -> None:

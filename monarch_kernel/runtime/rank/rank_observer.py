@@ -46,6 +46,7 @@ class RankObserver:
         self._seen: dict[str, _Seen] = {}
         self._told_at = 0.0
         self._told = RankActivity([], [])
+        self._number = 0
 
     def on_observe(self, link: PeerLink, message: ObserveRank, _body: Body) -> None:
         """Handle a lease."""
@@ -56,6 +57,7 @@ class RankObserver:
             self._seen.clear()
             self._told = RankActivity([], [])
             self._told_at = 0.0
+        self._number = message.number or self._number
         if message.lease:
             self._agent = link.peer
             self._until = time.monotonic() + message.lease
@@ -135,9 +137,9 @@ class RankObserver:
         last = self._told
         if cell and cell == last.cell and abs(cell_since - last.cell_since) < LONG_CALL:
             cell_since = last.cell_since
-        activity = RankActivity(changed, gone, cell, cell_since, system.sent, system.received)
-        rest = (activity.cell, activity.cell_since, activity.sent, activity.received)
-        if changed or gone or rest != (last.cell, last.cell_since, last.sent, last.received):
+        activity = RankActivity(changed, gone, cell, cell_since, system.sent, system.received, self._number)
+        rest = (activity.cell, activity.cell_since, activity.sent, activity.received, activity.number)
+        if changed or gone or rest != (last.cell, last.cell_since, last.sent, last.received, last.number):
             self._told = activity
             self._told_at = now
             system.node.send(self._agent, activity)

@@ -37,7 +37,10 @@ def follow_debugger(give: Give) -> Callable[[], None]:
 
 
 class _Follower:
-    """Subscribes to the debugger. A rank may have several stopped threads; the first one is shown."""
+    """Subscribes to the debugger. A rank may have several stopped threads; the first one is shown.
+
+    The frames of an error (a post mortem) hold no thread: the rank is not stopped.
+    """
 
     def __init__(self, give: Give) -> None:
         self._give = give
@@ -58,11 +61,13 @@ class _Follower:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, RankStopped):
+            if not event.at.stop.thread:
+                return
             self._stops[event.at.key] = event.at
             self._tell(event.at.mesh, event.at.rank)
         elif isinstance(event, RankResumed):
-            self._stops.pop(event.key, None)
-            self._tell(event.key[0], event.key[1])
+            if self._stops.pop(event.key, None) is not None:
+                self._tell(event.key[0], event.key[1])
         elif isinstance(event, RankGone):
             for key in [key for key in self._stops if key[:2] == (event.mesh, event.rank)]:
                 del self._stops[key]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from monarch_kernel.introspection import (
@@ -40,7 +41,19 @@ class RuntimeSource:
 
     def __init__(self, give: Give, period: float) -> None:
         self._give = give
+        self._answered: dict[str, int] = {}  # by proc: the last request for everything that it has answered
+        self._news = threading.Condition()
         self.observer = MeshObserver(self, period)
+
+    def refresh(self, waits_for: Callable[[], Collection[str]], timeout: float) -> bool:
+        """Ask what ranks do now, and wait for the answers of these procs; False if time is up before."""
+        number = self.observer.ask_again()
+
+        def answered() -> bool:
+            return all(self._answered.get(proc, 0) >= number for proc in waits_for())
+
+        with self._news:
+            return self._news.wait_for(answered, timeout)
 
     def meshes_changed(self, changed: Sequence[ObservedMesh], gone: Sequence[str]) -> None:
         """See ``ObserverEvents``."""
@@ -110,6 +123,10 @@ class RuntimeSource:
             if actors or activity.gone:
                 facts.append(ActorsFact(proc, actors, tuple(activity.gone)))
         self._give(*facts)
+        if report.activity:
+            with self._news:
+                self._answered.update((proc, activity.number) for proc, activity in report.activity.items())
+                self._news.notify_all()
 
 
 def _mesh(mesh: ObservedMesh) -> MeshFact:

@@ -341,6 +341,31 @@ def test_post_mortem_without_any_breakpoint(mesh: Kernel) -> None:
     assert "There is no exception" in mesh.ok("%mesh pm -r 1").stdout
 
 
+def test_post_mortem_is_of_the_last_failure_and_offers_earlier_ones_by_name(mesh: Kernel) -> None:
+    mesh.run("%%mesh -r 0-1\nearly = rank\n{}['first']")
+    mesh.run("adders.slice(gpus=3).add.call_one('three').get()")
+    mesh.run("%%mesh -r 2\nlate = 5\n1 // 0")
+    told = mesh.ok("%mesh pm").stdout
+    assert re.search(r"^In\[\d+\] failed [0-9.]+ (ms|s) ago:$", told, re.MULTILINE)
+    assert "ZeroDivisionError" in told and "TypeError" in told.partition("Earlier failures:")[2]
+    offered = re.search(r"^%mesh pm (In\[\d+\]) +KeyError: 'first', on ranks 0-1, .* ago$", told, re.MULTILINE)
+    assert offered, told
+    named = offered[1]
+    assert mesh.ok("%mesh debug print late").stdout == "late = 5\n"
+    earlier = mesh.ok(f"%mesh pm {named}").stdout
+    assert earlier.startswith(f"{named} failed ") and "ZeroDivisionError" not in earlier.partition("Earlier")[0]
+    assert mesh.ok("%mesh debug print early").stdout == "0  early = 0\n1  early = 1\n"
+    assert "TypeError" in mesh.ok("%mesh pm -r 3").stdout.partition("Earlier")[0]
+    assert mesh.ok(f"%mesh pm {named} -r 2").stdout.startswith(
+        f"No exception of {named} is kept on these ranks of mesh m"
+    )
+    cell = ask(mesh, "%mesh pm")
+    cell.printed("ZeroDivisionError")
+    cell.says(f"pm {named}", "KeyError: 'first'")
+    cell.type("c")
+    assert cell.wait().status == "ok"
+
+
 @pytest.mark.parametrize(
     "code, said",
     [
@@ -353,7 +378,7 @@ def test_post_mortem_without_any_breakpoint(mesh: Kernel) -> None:
         ("%mesh clear 77", "there is no breakpoint 77"),
         ("%mesh debug -x where", "there is no option -x"),
         ("%mesh debug -r 9 where", "out of range"),
-        ("%mesh pm extra", "one argument too many"),
+        ("%mesh pm extra more", "one argument too many"),
     ],
 )
 def test_mistakes_are_one_sentence(mesh: Kernel, code: str, said: str) -> None:

@@ -137,6 +137,19 @@ def test_the_line_that_does_the_same(
     assert page.ask("code", key, ranks, action=action, **more) == {"code": code}
 
 
+def test_frames_of_an_error_are_no_stop(mesh: Kernel, page: Page, key: str, bell: Bell) -> None:
+    mesh.ok(f"%%mesh\n{bell.code()}")
+    assert mesh.run("%%mesh\n1 // (rank - 1)").ename == "MeshCellError"
+    assert "ZeroDivisionError" in mesh.ok("%mesh pm").stdout  # as after `q`: the frames stay open
+    cell = mesh.send(f"%%mesh\n{LOOP}")
+    bell.wait(3)
+    assert not page.rank("m", 1, state="running").get("stop")
+    page.do("interrupt", key)
+    assert cell.wait().status == "error"
+    assert "closed" in mesh.ok("%mesh debug continue").stdout
+    page.rank("m", 1, state="idle")
+
+
 # -- doing ----------------------------------------------------------------------------------------
 
 
@@ -146,6 +159,37 @@ def test_interrupting_a_running_cell(mesh: Kernel, page: Page, key: str, bell: B
     bell.wait(3)
     assert page.do("interrupt", key) == "mesh m: interrupted a cell on ranks 0-2"
     assert "KeyboardInterrupt" in cell.wait().traceback
+
+
+def test_interrupting_at_a_breakpoint(mesh: Kernel, page: Page, key: str, bell: Bell) -> None:
+    mesh.ok(f"%%mesh\n{bell.code()}")
+    mesh.send("%%mesh -a\n" + LOOP).wait()
+    bell.wait(3)
+    page.do("debug", key)
+    for rank in range(3):
+        assert page.rank("m", rank, state="stopped")["doing"].startswith("cell [")
+    assert page.do("interrupt", key) == "mesh m: interrupted a cell on ranks 0-2"
+    for rank in range(3):
+        page.rank("m", rank, state="idle")
+
+
+def test_failed_cells_are_news(mesh: Kernel, page: Page) -> None:
+    def told(page: Page) -> dict[str, list[int]]:
+        found = [each for message in page.messages for each in message.get("failures", ())]
+        return {each["text"]: each["ranks"] for each in found if each["kind"] == "error"}
+
+    assert mesh.run("%%mesh\nif rank: raise ValueError(f'no {rank}')").ename == "MeshCellError"
+    mesh.ok("from monarch_kernel.actor import Actor, endpoint\nfrom monarch_kernel.meshes import get_mesh")
+    mesh.ok("class Failing(Actor):\n    @endpoint\n    def fail(self): raise KeyError('lost')")
+    mesh.run("get_mesh('m').spawn('failing', Failing).slice(gpus=1).fail.call_one().get()")
+    found = page.until(lambda: any("KeyError" in text for text in told(page)) and told(page))
+    ends = {text.partition(" failed: ")[2]: ranks for text, ranks in found.items()}
+    assert ends["ValueError: no 1"] == [1] and ends["ValueError: no 2"] == [2] and ends["KeyError: 'lost'"] == [1]
+    assert all(text.startswith("cell [") for text in found)
+    later = Page(mesh)  # a panel that is opened after the cell does not say that nothing has failed
+    later.lease()
+    assert later.until(lambda: told(later)) == found
+    later.close()
 
 
 def test_a_rank_is_stopped_looked_at_and_goes_on(mesh: Kernel, page: Page, key: str, bell: Bell) -> None:

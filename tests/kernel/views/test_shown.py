@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,20 @@ def test_a_live_view_speaks_the_messages_of_the_feed(mesh: Kernel, page: Page) -
     assert page.statuses == []  # the kernel is not busy with what a view sends
 
 
+def test_an_idle_mesh_is_shown_as_idle_while_a_page_looks_on(mesh: Kernel, tmp_path: Path) -> None:
+    slow = Page(mesh, period=2.0)  # what it has been told is old when the cell ends
+    slow.lease()
+    for shown in ("%mesh status", "m", "m.show()"):
+        done = tmp_path / shown
+        cell = mesh.send(f"%%mesh\nimport os, time\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)")
+        slow.rank("m", 1, state="running")
+        done.touch()
+        assert cell.wait().status == "ok"
+        html = mesh.ok(shown).result["text/html"]
+        assert "4 idle" in html and "running" not in html
+    slow.close()
+
+
 # -- plots --------------------------------------------------------------------------------------------
 
 
@@ -120,6 +135,19 @@ def test_a_plot_of_a_cell(mesh: Kernel) -> None:
     assert final["text/plain"].startswith("loss on 4 ranks of mesh m: median 6")
     assert "rank 2 (6,000) stands out" in final["text/plain"]
     assert mesh.ok("%mesh plot --stop").stdout == "There are no plots.\n"
+
+
+def test_a_plot_goes_on_over_numbers_that_are_nan(mesh: Kernel) -> None:
+    mesh.ok("%%mesh\nnumber = float('nan') if rank == 1 else 2.0")
+    mesh.ok("plot = m.plot('number')")
+    mesh.ok("%%mesh\npass")
+    assert mesh.ok("plot.ended").text == "False"
+    assert "number on 4 ranks of mesh m: 2; rank 1 (nan) stands out" in mesh.ok("print(plot)").stdout
+    final = mesh.ok("%%mesh\nnumber = 3.0 if rank == 1 else float('nan') if rank == 2 else 2.0").updates[-1]
+    assert mesh.ok("plot.ended").text == "True"
+    assert "rank 2 has no finite number; rank 1 had no finite number at times" in final["text/plain"]
+    assert final["text/html"].count("<polyline") >= 4  # rank 2 has a line too: up to its gap
+    assert "nan" not in final["text/html"].partition("<svg")[2].partition("</svg>")[0]
 
 
 def test_the_numbers_of_a_plot(mesh: Kernel) -> None:

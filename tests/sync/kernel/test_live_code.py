@@ -44,7 +44,53 @@ def test_stale_modules_are_named_with_three_ways_out(kernel: Kernel, project: Pr
     assert "reloaded: model" in kernel.ok("%mesh sync --reload").text
     assert text(kernel.ok(USE)) == "[0-1] 'second'"
     assert "older" not in kernel.ok("%mesh sync").text
-    assert "another version of model" in kernel.ok("%mesh sync --rollback").text
+
+
+def test_ranks_run_the_tree_that_a_rollback_goes_to(kernel: Kernel, project: Project) -> None:
+    def listed() -> list[list[str]]:
+        shown = kernel.ok("%mesh sync --rollback --list").stdout.splitlines()
+        return [re.split(r"  +", line) for line in shown if re.match("[0-9a-f]{8} ", line)]
+
+    begin(kernel)
+    assert "--list goes with --rollback" in kernel.run("%mesh sync --list").evalue
+    project.write("model.py", "VERSION = 'second'\n")
+    project.write("other.py", "")
+    assert "reloaded: model" in kernel.ok("%mesh sync --reload").text
+    first = listed()[-1][0]
+    assert [row[0] for row in listed()][1:] == [first] and "model.py and 1 more" in listed()[0]
+    project.write("model.py", "VERSION = 'half way\n")  # as a save in the middle of an edit
+    broken = kernel.ok("%mesh sync --reload")
+    assert "model has an error, and ranks 0-1 keep what they have: " in broken.text
+    html = broken.result["text/html"]
+    assert re.search(r'<div style="color:#d9362b">model has an error.*SyntaxError.*</div>', html), html
+    assert "cannot be imported" in " ".join(listed()[0])
+    project.write("model.py", "VERSION = 'third'\n")
+    kernel.ok("%mesh sync --reload")
+    assert text(kernel.ok(USE)) == "[0-1] 'third'"
+    back = kernel.ok("%mesh sync --rollback").text
+    assert "1 host went back to tree" in back and "reloaded: model" in back and "%mesh sync --reload" not in back
+    assert text(kernel.ok(USE)) == "[0-1] 'second'"  # not the tree that could not be imported
+    back = kernel.ok(f"%mesh sync --rollback --to {first}").text
+    assert f"1 host went back to tree {first}" in back
+    assert text(kernel.ok(USE)) == "[0-1] 'first'"
+    again = kernel.ok(f"%mesh sync --rollback --to {first} --restart")
+    assert f"1 host has tree {first}" in again.text and not again.stdout  # ranks run it already
+    assert "keeps no tree 0123abcd" in kernel.run("%mesh sync --rollback --to 0123abcd").evalue
+
+
+def test_a_rollback_says_why_ranks_do_not_run_the_old_tree(kernel: Kernel, project: Project) -> None:
+    kernel.ok("%mesh up early --procs 2")  # before the first sync: it runs in the folder itself
+    assert text(kernel.ok(USE)) == "[0-1] 'first'"
+    kernel.ok("%mesh sync")
+    project.write("model.py", "VERSION = 'second'\n")
+    kernel.ok("%mesh sync")
+    back = kernel.ok("%mesh sync --rollback").text
+    advice = re.search(
+        r"ranks 0-1 of mesh early do not run this tree: .*; (%mesh sync --rollback --to [0-9a-f]{8}) --restart", back
+    )
+    assert advice, back
+    assert "restarted: ranks 0-1" in kernel.ok(f"{advice[1]} --restart").stdout
+    assert text(kernel.ok(USE)) == "[0-1] 'first'"
 
 
 def test_live_actors_keep_their_state(kernel: Kernel, project: Project) -> None:

@@ -110,7 +110,7 @@ def test_a_kept_mesh_that_began_outside_of_the_tree_is_named(
     kernel.ok("%mesh sync")
     kernel.ok("%mesh up late --procs 1 --keep")
     try:
-        named = "of mesh late started before the first sync"
+        named = "of mesh late do not run this tree: they started before the first sync"
         assert named in kernel.ok("%mesh sync").text
         assert named not in kernel.ok("%mesh sync").text, "it is said once"
         assert "mesh late: restarted: rank 0" in kernel.ok("%mesh sync --restart").stdout

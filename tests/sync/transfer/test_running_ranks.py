@@ -94,7 +94,8 @@ def test_ranks_that_started_before_the_first_sync_are_named_and_moved_by_a_resta
         early = procs.spawn("early", Importer)
         assert {where for _, where in look(early)} == {str(folder)}
         report = sync(procs, workspace)
-        assert any("ranks 0-1 of mesh early started before the first sync" in note for note in report.notes)
+        said = "ranks 0-1 of mesh early do not run this tree: they started before the first sync"
+        assert any(said in note for note in report.notes)
         (folder / "synced_module.py").write_text("VERSION = 'second'\n")
         assert not sync(procs, workspace).notes, "it is said once"
         live = sync_live(procs, workspace, how="restart")

@@ -18,7 +18,6 @@ from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, ReplyBody
-from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
@@ -115,9 +114,9 @@ class OneCall(Future[Any]):
         failure = failure_of(self._node, target, self._rank, fault, death)
         target.note_raised(failure)
         if death is None:
-            return build_actor_error(self.what, target.extent, [failure], {}, [])
+            return build_actor_error(self.what, target.extent, [failure], {}, [], target.called)
         return build_supervision_error(
-            self.what, target.mesh_name, target.extent, [failure], {}, [], target.actor_class
+            self.what, target.mesh_name, target.extent, [failure], {}, [], target.actor_class, target.called
         )
 
 
@@ -233,7 +232,7 @@ class ManyCall(Future[Any]):
         if not waiting:
             return ""
         silent = unresponsive_text(self._node, self._target, waiting)
-        return f"; waiting for {format_points(waiting, self._target.extent)}{silent}"
+        return f"; waiting for {self._target.called.points(waiting)}{silent}"
 
     def unanswered(self) -> list[int]:
         """The ranks of the slice that have not answered yet."""
@@ -273,10 +272,17 @@ class ManyCall(Future[Any]):
                 failures.append(failure_of(self._node, target, rank, decode_fault(cast("bytes", body)), None))
         if dead:
             self._error = build_supervision_error(
-                self.what, target.mesh_name, target.extent, failures, values, unanswered, target.actor_class
+                self.what,
+                target.mesh_name,
+                target.extent,
+                failures,
+                values,
+                unanswered,
+                target.actor_class,
+                target.called,
             )
         else:
-            self._error = build_actor_error(self.what, target.extent, failures, values, unanswered)
+            self._error = build_actor_error(self.what, target.extent, failures, values, unanswered, target.called)
 
 
 def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from monarch_kernel import environment
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death, ProcRef
+from monarch_kernel.runtime.actor.error_text import Called
 from monarch_kernel.runtime.actor.errors import RankFailure
 from monarch_kernel.runtime.mesh.shape import Extent, Point
 from monarch_kernel.runtime.node.node import Node
@@ -44,6 +45,8 @@ class CalledMesh(Protocol):
     def _spec(self) -> CalledSpec: ...
 
     def _class_label(self) -> str: ...
+
+    def _called(self) -> Called: ...
 
 
 class Target:
@@ -92,6 +95,11 @@ class Target:
         return "" if self._mesh is None else self._mesh._class_label()
 
     @property
+    def called(self) -> Called:
+        """How errors name these ranks: actors by their ranks in the mesh as spawned."""
+        return Called(self.extent) if self._mesh is None else self._mesh._called()
+
+    @property
     def of_tool(self) -> bool:
         """Whether the actors belong to a tool; so do procs, which only the runtime itself calls."""
         if self._of_tool is None:
@@ -137,7 +145,7 @@ def unresponsive_text(node: Node, target: Target, ranks: list[int]) -> str:
     if not silent:
         return ""
     rank, news = silent[0]
-    text = f"; rank {rank} (host {news.host}, pid {news.pid}) does not respond: {news.why}"
+    text = f"; {target.called.name([rank])} (host {news.host}, pid {news.pid}) does not respond: {news.why}"
     if len(silent) > 1:
         text += f" (and {len(silent) - 1} more)"
     return f"{text}\n{news.stack}" if news.stack else text

@@ -93,6 +93,7 @@ class MeshObserver:
         self._ahead: dict[str, float] = {}  # by agent: how far its clock is ahead
         self._early: dict[str, _Early] = {}  # reports on procs that no mesh here has yet
         self._asked: dict[str, float] = {}  # by agent: when the lease was last renewed
+        self._number = 1  # of the last request for everything
         self._changes: Subscription | None = None
         self._healing: Subscription | None = None
 
@@ -126,6 +127,16 @@ class MeshObserver:
         if value != self._period:
             self._period = value
             self._renew()
+
+    def ask_again(self) -> int:
+        """Ask all hosts and ranks for what they do now; reports with this number or a later one are answers."""
+        with self._lock:
+            system, agents = self._system, list(self._agents)
+            self._number += 1
+            number = self._number
+        if system is not None:
+            self._ask(system, agents, LEASE, again=True)
+        return number
 
     # -- the system of this process -----------------------------------------------------------------
 
@@ -177,7 +188,7 @@ class MeshObserver:
         for agent in agents:
             self._asked[agent] = time.monotonic()
             if agent not in system.node.deaths:
-                system.node.send(agent, Observe(lease, self._period, again))
+                system.node.send(agent, Observe(lease, self._period, again, self._number if again else 0))
 
     def _sync(self) -> None:
         """Tell which meshes have changed, and ask new hosts for reports."""

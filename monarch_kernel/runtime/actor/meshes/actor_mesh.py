@@ -15,11 +15,12 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
+from monarch_kernel.runtime.actor.error_text import Called
 from monarch_kernel.runtime.actor.healing.report import Healable
 from monarch_kernel.runtime.actor.meshes.view_methods import view_method
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.wire_types import MessageLink
-from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
 from monarch_kernel.runtime.node.future import Future
 
 T = TypeVar("T")
@@ -41,7 +42,9 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         procs: tuple[ProcRef, ...],
         region: Region,
         ready: Future[Any] | None = None,
+        spawned: Extent | None = None,
     ) -> None:
+        """``spawned`` is the extent of the mesh as spawned, if ``region`` is a slice of it."""
         self._system = system
         self._actor = actor
         self._name = name
@@ -50,6 +53,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         self._procs = procs
         self._shape = region
         self._ready = ready
+        self._spawned = region.extent if spawned is None else spawned
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
 
@@ -98,7 +102,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._shape
 
     def _new_with_region(self, region: Region) -> ActorMesh[T]:
-        return ActorMesh(
+        return type(self)(
             self._system,
             self._actor,
             self._name,
@@ -107,7 +111,14 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
             self._procs,
             region,
             self._ready,
+            self._spawned,
         )
+
+    def _called(self) -> Called:
+        ranks = self._shape.ranks()
+        if ranks == tuple(range(len(self._procs))):
+            return Called(self._shape.extent)
+        return Called(self._spawned, ranks)
 
     def _target(self) -> Target:
         node = self._system.node
@@ -167,6 +178,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
                 cls,
                 tuple(map(self._system.node.current, self._procs)),
                 self._shape,
+                None if self._shape.extent == self._spawned else self._spawned,
             ),
         )
 
@@ -178,15 +190,21 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 _FIELDS = frozenset(
     {
         *("_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name"),
-        *("_procs", "_shape", "_ready", "_cached", "_cached_at"),
+        *("_procs", "_shape", "_ready", "_spawned", "_cached", "_cached_at"),
     }
 )
 
 
 def _rebuild_actor_mesh(
-    actor: str, name: str, mesh_name: str, cls: bytes, procs: tuple[ProcRef, ...], region: Region
+    actor: str,
+    name: str,
+    mesh_name: str,
+    cls: bytes,
+    procs: tuple[ProcRef, ...],
+    region: Region,
+    spawned: Extent | None = None,
 ) -> ActorMesh[Any]:
-    return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region)
+    return ActorMesh(get_system(), actor, name, mesh_name, cls, procs, region, None, spawned)
 
 
 def settled(call: Future[Any]) -> Future[Any]:

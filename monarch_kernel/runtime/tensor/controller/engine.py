@@ -36,7 +36,7 @@ from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, NonFiniteError, RemoteException
-from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
+from monarch_kernel.runtime.tensor.controller.fetched_values import ComparedValues, FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
 from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
@@ -128,6 +128,8 @@ class TensorEngine:
         self.groups = WorldGroup(self)
         self.failures = 0
         self.shares = False
+        #: Lines of the program that were told that their value is that of one rank.
+        self.lines_told: set[tuple[str, int]] = set()
         #: Called, under the lock, when ranks have new processes.
         self.on_replaced: list[Callable[[], None]] = []
         #: Ranks that have new processes, until what they have lost is known to the others.
@@ -449,11 +451,12 @@ class TensorEngine:
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch") -> FetchedValues:
+    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
         """The values of all handles in `obj` on one rank of their mesh; a future.
 
         Args:
             why: what the plan calls the wait for them.
+            compare: warn, once for a line of the program, if other ranks hold other values.
         """
         if self.recording is not None:
             self.recording.stop("it fetches a value")
@@ -466,10 +469,12 @@ class TensorEngine:
             self._send_definitions(mesh)
             body = self._take(mesh)
             try:
-                call = mesh.workers.fetch.call(*body, [flat[i]._owner.id for i in positions], mesh.ranks[rank])
+                numbers = [flat[i]._owner.id for i in positions]
+                call = mesh.workers.fetch.call(*body, numbers, mesh.ranks[rank], compare)
             except SupervisionError as e:
                 raise mesh.lost(e) from e
-        return FetchedValues(self, mesh, call, flat, tree, positions, rank, why)
+        kind = ComparedValues if compare else FetchedValues
+        return kind(self, mesh, call, flat, tree, positions, rank, why)
 
     def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
         """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""

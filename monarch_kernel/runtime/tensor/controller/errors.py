@@ -46,5 +46,9 @@ class DeviceMeshError(SupervisionError):
     """A rank of the mesh has died, or a value was lost with one: `heal_mesh` replaces the rank."""
 
 
+class RanksDifferWarning(UserWarning):
+    """A program takes the value of one rank for that of all, and other ranks hold other values."""
+
+
 class BorrowError(RuntimeError):
     """A tensor of one stream is used in a way that its borrow by another excludes."""

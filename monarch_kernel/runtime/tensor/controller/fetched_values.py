@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.errors import RanksDifferWarning
+from monarch_kernel.runtime.tensor.wire.packed import digest
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -36,6 +41,7 @@ class FetchedValues:
         self._positions = positions
         self._rank = rank
         self._why = why
+        self._counted = not why
 
     @classmethod
     def of_call(cls, mesh: TensorMesh, call: Any, rank: int, why: str) -> FetchedValues:
@@ -54,9 +60,9 @@ class FetchedValues:
             TimeoutError: they are not there yet; ``get`` can be called again.
         """
         __tracebackhide__ = True
-        if self._why:
+        if not self._counted:
             self._engine.plan.synchronised(self._why)
-            self._why = ""
+            self._counted = True
         return self._found(list(self._engine.answer(self._mesh, self._call, timeout).values()))
 
     def _found(self, answers: list[Any]) -> Any:
@@ -82,6 +88,28 @@ class FetchedValues:
             return self.get()
 
         return wait().__await__()
+
+
+class ComparedValues(FetchedValues):
+    """Values of one rank that a program takes for those of all: a warning names the rank where others differ."""
+
+    def _found(self, answers: list[Any]) -> Any:
+        mine = [digest(value) for value in answers[self._rank]]
+        others = [rank for rank, theirs in enumerate(answers) if rank != self._rank and theirs != mine]
+        file, line = frames.program_line()
+        if others and (file, line) not in self._engine.lines_told:
+            self._engine.lines_told.add((file, line))
+            extent = self._mesh.procs.extent
+            other = ", ".join(f"{label}={at}" for label, at in extent.point(others[0]).items())
+            warnings.warn_explicit(
+                f"{self._why} gives the value of {format_points([self._rank], extent)}: "
+                f"{format_points(others, extent, limit=8)} of mesh {self._mesh.name} hold other values. "
+                f"fetch_shard(t, {other}).result() takes another one, t.reduce(...) combines them (said once per line)",
+                RanksDifferWarning,
+                file,
+                line or 1,
+            )
+        return super()._found(answers)
 
 
 class FetchedMesh(FetchedValues):

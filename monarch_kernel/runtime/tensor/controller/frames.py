@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from monarch_kernel.display.places import label_of
 Frames = list[Any]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_INSTALLED = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith("lib")})
 #: How many frames of the user's are shown.
 SHOWN = 6
 
@@ -95,6 +97,21 @@ def text(frames: Frames | None) -> str:
         if len(lines) == SHOWN or code.co_name == "<module>":
             break
     return "".join(reversed(lines)) or "  (inside torch)\n"
+
+
+def program_line() -> tuple[str, int]:
+    """The line of the program that runs now: that of a library where no frame is outside of the installed ones."""
+    frame: Any = sys._getframe(1)
+    place = "?", 0
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_inside(file):
+            if not file.startswith(_INSTALLED):
+                return file, frame.f_lineno
+            if not place[1]:
+                place = file, frame.f_lineno
+        frame = frame.f_back
+    return place
 
 
 def here() -> tuple[str, int, str]:

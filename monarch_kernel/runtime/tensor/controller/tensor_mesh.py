@@ -617,7 +617,7 @@ class TensorMesh:
 
     def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
         """The value of the first rank (or, of a sharded mesh, the whole): the controller waits for it."""
-        return self.engine.fetch(self, handle, 0, why).get()
+        return self.engine.fetch(self, handle, 0, why, compare=not self.sharded and len(self.ranks) > 1).get()
 
     def _of_unknown_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation whose shapes depend on values: the ranks run it, and tell the shapes."""

@@ -22,7 +22,7 @@ from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
 from monarch_kernel.runtime.tensor.wire.definition import Definition
 from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.packed import packed
+from monarch_kernel.runtime.tensor.wire.packed import digest, packed
 from monarch_kernel.runtime.tensor.wire.recorded import Recorded
 from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, LEND, SIGNAL, WAIT
 from monarch_kernel.runtime.tensor.wire.template import TensorSlot
@@ -218,14 +218,19 @@ class TensorWorker(Actor):
     # -- answers --------------------------------------------------------------------------------------
 
     @endpoint
-    def fetch(self, ints: bytes, floats: bytes, record: int, values: list[int], rank: int) -> Any:
-        """The values on `rank` (-1: on every rank); from the others, whether one of them has failed."""
+    def fetch(
+        self, ints: bytes, floats: bytes, record: int, values: list[int], rank: int, compare: bool = False
+    ) -> Any:
+        """The values on `rank` (-1: on every rank); from the others, whether one of them has failed.
+
+        With `compare`, the others answer with digests of theirs.
+        """
         self._run(ints, floats, record)
         found = [self.value(number) for number in values]
         whole = [self.whole(v) for v in found]
         if rank in (self.rank, -1):
             return [_to_send(v) for v in whole]
-        return None
+        return [digest(v) for v in whole] if compare else None
 
     @endpoint
     def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[Any]) -> Any:

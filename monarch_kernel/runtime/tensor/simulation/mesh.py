@@ -329,7 +329,7 @@ class SimulatedEngine(TensorEngine):
             self._storage_of[number] = number
             self.ledger.keep(number, _bytes_of(handle._spec), self._regions[mesh], frames.here())
 
-    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch") -> FetchedValues:
+    def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
         """Zeros of the shapes of all handles in `obj`; the wait is counted."""
         flat, tree = tree_flatten(obj)
         positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
