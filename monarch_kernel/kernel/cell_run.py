@@ -18,6 +18,7 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import value_of
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
+from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
 from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
@@ -71,6 +72,7 @@ class CellRun:
         self.replies: dict[int, CellReply] = {}
         self.failures: dict[int, CellFailure] = {}
         self.interrupted = False
+        self._interrupted_at = 0.0
         self.detached = False
         self._output = output
         self._router = router
@@ -138,7 +140,7 @@ class CellRun:
                 self._held.deliver()
                 finished = self._step()
             except KeyboardInterrupt:
-                self.interrupted = True
+                self._note_press()
                 presses += 1
 
     @property
@@ -218,7 +220,9 @@ class CellRun:
         self._progress.silent = self.managed.procs.unresponsive()
         line = self._progress.line(now)
         if line and self.interrupted:
-            line += " · interrupted; interrupt again within 2 s to kill ranks that do not respond"
+            line += " · interrupted"
+            if now - self._interrupted_at < ESCALATION_WINDOW:
+                line += f"; interrupt again within {ESCALATION_WINDOW:g} s to kill ranks that do not respond"
         if line and (said := self._why_still(now)):
             line += f"\n{said}"
         if self._output.progress(line):
@@ -359,16 +363,20 @@ class CellRun:
 
     def interrupt(self) -> object:
         """See `InterruptTarget`."""
-        self.interrupted = True
+        self._note_press()
         for part in self.managed.monitors(sorted(self._progress.waiting)):
             self._interrupts += part.mesh.interrupt_cell.stream(self.cell.id)
         return self._interrupts
+
+    def _note_press(self) -> None:
+        self.interrupted = True
+        self._interrupted_at = time.monotonic()
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Cancel the cell on those of `ranks` where it has not begun. The caller interrupts it where it runs."""
         waiting = sorted(self.waiting & set(ranks))
         if waiting:
-            self.interrupted = True
+            self._note_press()
         for part in self.managed.monitors(waiting):
             self._interrupts += part.mesh.drop_cell.stream(self.cell.id)
 

@@ -75,6 +75,10 @@ class ManagedMesh:
         threads = max(1, (os.cpu_count() or 1) // local_size)
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
+    def is_group_broken(self) -> bool:
+        """Whether the process group of some rank was shut down, to end a wait."""
+        return not engine().is_joined(self.procs) and any(self.executor.group_broken.call().get(UP_TIMEOUT).values())
+
     def rejoin(self) -> None:
         """Make all ranks leave their process group, whether ours or the user's, and set up a new rendezvous."""
         self.executor.leave_group.call().get(UP_TIMEOUT)

@@ -133,7 +133,7 @@ class LifecycleMagics(Subcommands):
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
                 run.drop(ranks)  # a queued cell must not begin
-        self.say(mesh_lifecycle.interrupt(mesh, ranks))
+        self.say(mesh_lifecycle.interrupt(self._session, mesh, ranks))
 
     @magic_arguments("mesh kill")
     @mesh_argument()

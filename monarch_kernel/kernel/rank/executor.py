@@ -106,6 +106,11 @@ class CellExecutor(Actor):
         """Leave the process group. Ranks that wait for this one in a collective get an error."""
         end_process_group()
 
+    @endpoint
+    def group_broken(self) -> bool:
+        """Whether the process group of this rank was shut down."""
+        return are_broken()
+
     def __cleanup__(self, error: BaseException | None) -> None:
         """Leave the process group that `set_up` joined."""
         if self._owns_group:
