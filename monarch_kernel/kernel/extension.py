@@ -9,6 +9,7 @@ from typing import Any
 from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.places import use_label
 from monarch_kernel.engines import engine
+from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.ipython_hooks import inspecting, matcher
@@ -17,6 +18,7 @@ from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
+from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
 from monarch_kernel.kernel.views.comm_target import CommTarget
 from monarch_kernel.kernel.views.services import NotebookServices
@@ -48,6 +50,8 @@ class _Extension:
         _append(undo, ip.Completer.custom_matchers, matcher(notebook, ranks))
         undo.callback(inspecting(ip, ranks))
 
+        use_display(lazy_shell.__name__)
+        undo.callback(use_display, "")
         undo.callback(engine().subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))

@@ -19,7 +19,7 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
-from monarch_kernel.kernel.rank.lazy_shell import LazyShell
+from monarch_kernel.kernel.rank.lazy_shell import process_shell
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvous, end_process_group, set_up
 from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short
@@ -78,7 +78,8 @@ class CellExecutor(Actor):
         for name, value in known.items():
             if not of_program or name not in self._names:  # a program's own `rank` stays what it is
                 self._names[name] = value
-        self._shell = LazyShell(main)
+        self._shell = process_shell()
+        self._shell.use(main)
         if of_program:
             self._names.setdefault("display", self._shell.display)
         else:

@@ -41,6 +41,9 @@ class LazyShell:
             return
         inline = importlib.util.find_spec("matplotlib_inline") is not None
         if inline and os.environ.get("MPLBACKEND", _INLINE) == _INLINE:
+            matplotlib: Any = sys.modules.get("matplotlib")
+            if matplotlib is not None and "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:
+                matplotlib.rcParams["backend"] = _INLINE  # it has read the variable already
             os.environ["MPLBACKEND"] = _INLINE
         if "IPython" in sys.modules:
             self.get()
@@ -48,6 +51,14 @@ class LazyShell:
         after_import("IPython", lambda _module: self.get())
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self.display  # type: ignore[attr-defined]
+
+    def use(self, main: ModuleType) -> None:
+        """Have cells run in the namespace of this module."""
+        self._main = main
+        if self._shell is not None:
+            self._shell.user_module, self._shell.user_ns = main, vars(main)
+            self._shell.init_user_ns()
+            self._shell.set_completer_frame()
 
     @property
     def names(self) -> dict[str, Any]:
@@ -107,3 +118,14 @@ class LazyShell:
         from IPython.display import display
 
         return display(*objects, **options)
+
+
+_shell: LazyShell | None = None
+
+
+def process_shell() -> LazyShell:
+    """The shell of this process, which has one at most. Until cells run here, its namespace is that of `__main__`."""
+    global _shell
+    if _shell is None:
+        _shell = LazyShell(sys.modules["__main__"])
+    return _shell

@@ -1,0 +1,48 @@
+"""What a user of other notebooks expects of ranks, in one kernel: figures, progress bars, long output, widgets."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.harness import Kernel
+from tests.kernel.screen import text
+
+ACTOR = """from monarch.actor import Actor, endpoint, this_host
+class Shows(Actor):
+    @endpoint
+    def figure(self):
+        import matplotlib.pyplot as plt
+        plt.plot([0, 1]); plt.show()
+    @endpoint
+    def table(self):
+        import pandas as pd
+        display(pd.DataFrame({'a': [17]}))
+    @endpoint
+    def live(self):
+        from IPython.display import clear_output
+        for step in range(3):
+            clear_output(wait=True); print('step', step)
+procs = this_host().spawn_procs(per_host={'gpus': 1}, name='coded')
+shows = procs.spawn('shows', Shows)"""
+
+
+@pytest.fixture(scope="module")
+def mesh(kernel: Kernel) -> Kernel:
+    """The file's kernel with a mesh of two ranks."""
+    kernel.ok("%mesh up --procs 2")
+    return kernel
+
+
+def test_procs_that_code_spawned_show_figures_and_tables(mesh: Kernel) -> None:
+    mesh.ok(ACTOR)
+    figure = mesh.ok("shows.figure.call_one().get(60)")
+    assert any("image/png" in shown for shown in (*figure.displays, *figure.updates))
+    table = mesh.ok("shows.table.call_one().get(60)")
+    assert any("<table" in shown.get("text/html", "") for shown in (*table.displays, *table.updates))
+    live = text(mesh.ok("shows.live.call_one().get(60)"))
+    assert "step 2" in live and "step 1" not in live
+    # Cells have their own namespace there, in the same shell.
+    assert "(3, True)" in text(mesh.ok("%%mesh coded\nx = 3\nget_ipython().user_ns['x'], 'procs' not in globals()"))
+    assert any("<table" in str(shown) for shown in mesh.ok("shows.table.call_one().get(60)").messages)
+    mesh.ok("%mesh down coded")
+    mesh.ok("%mesh use m")
