@@ -42,7 +42,12 @@ class Folding:
 
     def text(self, source: Source, stream: str, text: str) -> None:
         """Add `text` that `source` wrote. It may contain any number of lines, and end in the middle of one."""
-        for line in self._cleared(source).lines.feed(stream, text):
+        lines = self._cleared(source).lines
+        shown = lines.feed(stream, text)
+        if shown and lines.steers:
+            for other, line in lines.settle(without=stream):
+                self._rows.add_line(source, other, line)
+        for line in shown:
             self._rows.add_line(source, stream, line)
 
     def display(
@@ -169,12 +174,12 @@ class Folding:
     # -- views -------------------------------------------------------------------------------
 
     def _footer_blocks(self) -> tuple[Block, ...]:
-        alike: dict[tuple[str, str], set[Source]] = {}
+        alike: dict[tuple[str, tuple[str, ...]], set[Source]] = {}
         for source, writer in self._writers.items():
-            for stream, unfinished in writer.lines.unfinished.items():
-                if unfinished.rstrip("\r"):
-                    alike.setdefault((stream, unfinished.rstrip("\r")), set()).add(source)
-        blocks = [Block(frozenset(sources), stream, (text,)) for (stream, text), sources in alike.items()]
+            for stream, lines in writer.lines.live():
+                alike.setdefault((stream, lines), set()).add(source)
+        blocks = [Block(frozenset(sources), stream, lines) for (stream, lines), sources in alike.items()]
+        blocks.sort(key=lambda block: min(block.sources))
         return (*blocks, *notices(self.cut()))
 
     def _place_footer(self, progress: str) -> None:
