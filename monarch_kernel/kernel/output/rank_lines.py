@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch_kernel.kernel.output.terminal_screen import STEERING, WIDTH, TerminalScreen
 
 #: A longer line is split into several.
 LONGEST_LINE = WIDTH
 _TAIL_BYTES = 8_192
+_LONGEST_IN_TAIL = 1_000
 # A shorter piece without a newline is only buffered: programs print progress bars and dots in many such pieces.
 _SHORT = 256
 
@@ -33,8 +34,8 @@ class RankLines:
         limits: the limits on what may be shown.
     """
 
-    __slots__ = ("_limits", "_rich_size", "_screens", "_size", "_tail_size", "cut", "cut_rich", "cut_size", "lines",
-                 "rich", "tail", "unfinished")  # fmt: skip
+    __slots__ = ("_goes_on", "_limits", "_rich_size", "_screens", "_size", "_tail_size", "cut", "cut_rich", "cut_size",
+                 "lines", "rich", "tail", "unfinished")  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -43,6 +44,7 @@ class RankLines:
         self._size = 0
         self.cut = 0
         self.cut_size = 0
+        self._goes_on = False  # the line that was cut last
         #: The number of admitted rich results; `cut_rich` were not admitted.
         self.rich = 0
         self._rich_size = 0
@@ -73,7 +75,7 @@ class RankLines:
                 shown.append(line)
         while len(unfinished) >= LONGEST_LINE:
             piece, unfinished = unfinished[:LONGEST_LINE], unfinished[LONGEST_LINE:]
-            if self._admit(piece):
+            if self._admit(piece, goes_on=True):
                 shown.append(piece)
         self.unfinished[stream] = unfinished
         return shown
@@ -145,18 +147,27 @@ class RankLines:
         self._rich_size += size
         return True
 
-    def _admit(self, line: str) -> bool:
-        size = len(line) + 1
+    def close(self) -> None:
+        """Admit no more lines."""
+        self._limits = replace(self._limits, lines=min(self.lines, self._limits.lines))
+
+    def _admit(self, line: str, goes_on: bool = False) -> bool:
+        """Whether a line, or a piece of one that goes on, may be shown."""
+        size = len(line) + (not goes_on)
         if self.lines >= self._limits.lines or self._size + size > self._limits.bytes:
-            self._cut(line)
+            self._cut(line, goes_on)
             return False
         self.lines += 1
         self._size += size
         return True
 
-    def _cut(self, line: str) -> None:
-        self.cut += 1
-        self.cut_size += len(line) + 1
+    def _cut(self, line: str, goes_on: bool) -> None:
+        self.cut += not goes_on
+        self.cut_size += len(line) + (not goes_on)
+        line = line if len(line) <= _LONGEST_IN_TAIL else f"…{line[-_LONGEST_IN_TAIL:]}"
+        if self._goes_on and self.tail:  # the rest of the line of which a piece was cut before
+            self._tail_size -= len(self.tail.pop())
+        self._goes_on = goes_on
         self.tail.append(line)
         self._tail_size += len(line)
         while self.tail and (len(self.tail) > self._limits.tail or self._tail_size > _TAIL_BYTES):

@@ -82,7 +82,7 @@ class RawLines:
         if lines <= self._limits.lines and size <= self._limits.bytes:
             self._waiting.append(RawText(stream, raw_line(source, line, name_mesh=name) + "\n"))
         elif lines - 1 <= self._limits.lines and size - len(line) - 1 <= self._limits.bytes:
-            hint = f"… no more of this rank is shown here; %mesh logs -r {source.rank} has the full text"
+            hint = f"… no more of this rank is shown here; %mesh logs -r {source.rank} --to FILE writes all of it"
             self._waiting.append(RawText(stream, raw_line(source, hint, name_mesh=name) + "\n"))
 
 

@@ -1,4 +1,4 @@
-"""The last lines of a stream as a terminal shows them: progress bars overwrite lines, and return to earlier ones. Pure."""
+"""The last lines of a stream as a terminal shows them: progress bars overwrite lines, also earlier ones. Pure."""
 
 from __future__ import annotations
 
