@@ -15,7 +15,7 @@ from monarch_kernel.engines import engine
 from monarch_kernel.errors import capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
-from monarch_kernel.kernel.cell_values import value_of
+from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
@@ -323,14 +323,13 @@ class CellRun:
         if not self.failures:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
-        values = {rank: value_of(reply) for rank, reply in sorted(self.replies.items())}
         note = self._note_text
         return cell_error(
             self.managed.name,
             self.managed.extent,
             self.ranks,
             failures,
-            values,
+            RankValues(self.replies),
             interrupted=self.interrupted,
             file_label=self._file_label,
             note=note,
@@ -338,13 +337,7 @@ class CellRun:
 
     def value(self) -> ValueMesh[Any] | None:
         """The values of the cell's last expression; None if there is no such expression, or if every value is None."""
-        replies = [self.replies[rank] for rank in self.ranks]
-        if not any(reply.has_value for reply in replies):
-            return None
-        values = [value_of(reply) for reply in replies]
-        if all(value is None for value in values):
-            return None
-        return ValueMesh(self.managed.shape(self.ranks), values)
+        return cell_values(self.managed.shape(self.ranks), [self.replies[rank] for rank in self.ranks])
 
     def show_error(self, error: MeshCellError) -> None:
         """Show the error in the output of a cell that runs in the background."""

@@ -46,3 +46,18 @@ def test_procs_that_code_spawned_show_figures_and_tables(mesh: Kernel) -> None:
     assert any("<table" in str(shown) for shown in mesh.ok("shows.table.call_one().get(60)").messages)
     mesh.ok("%mesh down coded")
     mesh.ok("%mesh use m")
+
+
+def test_a_cells_value_is_shown_without_rebuilding_it(mesh: Kernel) -> None:
+    mesh.ok("%%mesh -o out\nfrom wsgiref.headers import Headers\nHeaders([('of', str(rank))])")
+    mesh.ok("import sys\nbefore = set(sys.modules)")
+    shown = mesh.ok("out")
+    assert "Headers([('of', '1')])" in shown.text and "Headers([" in shown.result["text/html"]  # type: ignore[index]
+    failed = mesh.run("%%mesh\nif rank:\n    1 / 0\nHeaders([('at', 'healthy')])")
+    assert failed.ename == "MeshCellError"
+    assert "healthy" in mesh.ok("error = sys.last_value\nerror.values").text
+    assert mesh.ok("'wsgiref.headers' in sys.modules").text == "False"
+    assert mesh.ok("out[1]['of'], error.values[0]['at'], list(error.values)").text == "('1', 'healthy', [0])"
+    assert mesh.ok("'wsgiref.headers' in sys.modules").text == "True"
+    assert mesh.ok("%%mesh -o none\nNone").status == "ok"
+    assert mesh.ok("none is None").text == "True"

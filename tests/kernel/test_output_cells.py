@@ -103,7 +103,7 @@ def test_what_was_cut_stands_among_the_outputs_that_jupyterlab_shows(mesh: Kerne
     assert all(f"line 1899 of {rank}" in text(outcome) for rank in range(3))
     # A line of five megabytes is one line. The notebook's server is not sent more than it passes on.
     outcome = mesh.ok("%%mesh -r 0\nprint('x' * 5_000_000 + 'end')")
-    assert "… 1 line (4 MB) not shown" in text(outcome) and text(outcome).endswith("end")
+    assert "… 1 line (4.0 MB) not shown" in text(outcome) and text(outcome).endswith("end")
     said = mesh.ok("%mesh logs --all").stdout
     assert len(said) < 600_000 and said.count("xxxend\n") == 1
 

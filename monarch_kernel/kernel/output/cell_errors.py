@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class MeshCellError(Exception):
         extent: Extent,
         ran_on: Sequence[int],
         failures: Sequence[CellFailure],
-        values: dict[int, Any],
+        values: Mapping[int, Any],
         file_label: FileLabel | None = None,
         note: str = "",
     ) -> None:
@@ -148,7 +148,7 @@ def cell_error(
     extent: Extent,
     ran_on: Sequence[int],
     failures: Sequence[CellFailure],
-    values: dict[int, Any],
+    values: Mapping[int, Any],
     *,
     interrupted: bool,
     file_label: FileLabel | None = None,

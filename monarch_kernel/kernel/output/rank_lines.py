@@ -70,15 +70,21 @@ class RankLines:
         *complete, unfinished = (self.unfinished.get(stream, "") + text).split("\n")
         shown: list[str] = []
         for line in complete:
-            line = line.removesuffix("\r")
+            line = self._begun(line.removesuffix("\r"), shown)
             if self._admit(line):
                 shown.append(line)
-        while len(unfinished) >= LONGEST_LINE:
-            piece, unfinished = unfinished[:LONGEST_LINE], unfinished[LONGEST_LINE:]
+        self.unfinished[stream] = self._begun(unfinished, shown)
+        return shown
+
+    def _begun(self, line: str, shown: list[str]) -> str:
+        """Add the first pieces of a line that is too long to what is shown; returns its last piece."""
+        at = 0
+        while len(line) - at >= LONGEST_LINE:
+            piece = line[at : at + LONGEST_LINE]
+            at += LONGEST_LINE
             if self._admit(piece, goes_on=True):
                 shown.append(piece)
-        self.unfinished[stream] = unfinished
-        return shown
+        return line[at:] if at else line
 
     def _steered(self, stream: str, text: str) -> list[str]:
         """The lines that a text completes which moves the cursor, or follows one that did."""

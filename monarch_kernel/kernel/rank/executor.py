@@ -27,6 +27,7 @@ from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
 
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
 #: Only the beginning of a longer string (or bytes) is shown (characters).
 TEXT_LIMIT = 100_000
 #: The length of that beginning (characters).
@@ -42,7 +43,7 @@ class CellReply:
         value: the pickled value of the last expression; None if there is no value, or it is not sent.
         has_value: whether the cell ends in an expression.
         unsent: why the value is not sent, as a sentence.
-        shown: a value that is not sent, as text.
+        shown: the value as a short text, if rebuilding it may need more than builtins.
         fault: the exception that ended the cell.
         seconds: how long the cell took.
         broken: whether the process group of the rank is unusable.
@@ -169,7 +170,7 @@ class CellExecutor(Actor):
         if not outcome.has_value:
             return self._reply(started)
         sent, unsent = pickled(outcome.value)
-        shown = "" if sent is not None else short(outcome.value)
+        shown = "" if isinstance(outcome.value, _PLAIN) else short(outcome.value)
         return self._reply(started, value=sent, has_value=True, unsent=unsent, shown=shown)
 
     def _reply(
