@@ -31,7 +31,9 @@ from monarch_kernel.kernel.progress import CodeLocation, Progress
 from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
+from monarch_kernel.kernel.rank.name_lookup import look_up, variables
 from monarch_kernel.kernel.remedies import replacing
+from monarch_kernel.meshes import name_ranks
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
 AGREE_TIMEOUT = 2.0
@@ -41,6 +43,7 @@ TICK = 0.1
 OUTPUT_GRACE = 5.0
 #: How long to wait for the output of a rank that died (seconds).
 DEATH_GRACE = 0.25
+_MOST_NAMES = 8
 #: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
 
@@ -55,6 +58,7 @@ class CellRun:
         output: shows its output.
         router: schedules updates of the output.
         file_label: labels a file in tracebacks; None means its path is used.
+        replays: the cell has run before, on predecessors of these ranks.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class CellRun:
         output: CellOutput,
         router: OutputRouter,
         file_label: FileLabel,
+        replays: bool = False,
     ) -> None:
         self.managed = managed
         self.ranks = tuple(ranks)
@@ -77,6 +82,7 @@ class CellRun:
         self._output = output
         self._router = router
         self._file_label = file_label
+        self._replays = replays
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
         self._hang = HangWatch(lambda: hang(managed.procs), self._started)
@@ -166,7 +172,9 @@ class CellRun:
             return False
         self._end_record(0)
         self._drain()
-        self._note_text = self._remark()
+        if self.cell.place is None and not self._replays and self.replies:
+            self.managed.note_ran(self.cell, self.replies)
+        self._note_text = " ".join(filter(None, (self._remark(), self._of_new_ranks())))
         self._output.progress("")
         self._output.notice("")
         self._output.finish()
@@ -291,6 +299,28 @@ class CellRun:
         if any(failed.fault is None for failed in self.failures.values()):
             return f"{replacing(self.managed.name)}."
         return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
+
+    def _of_new_ranks(self) -> str:
+        """Why ranks lack names that others have: they are new, and earlier cells have not run there."""
+        lack = [rank for rank, each in self.failures.items() if each.fault and each.fault.qualname == "NameError"]
+        new = sorted(rank for rank in lack if self.managed.missed(rank))
+        if not new or not self.managed.is_alive:
+            return ""
+        old = next((rank for rank in range(self.managed.extent.nelements) if not self.managed.missed(rank)), None)
+        names: dict[int, list[str]] = {}
+        if old is not None:
+            asked = (new[0], old)
+            names = ask(self.managed.procs, look_up, variables, (), ranks=asked, timeout=AGREE_TIMEOUT).values
+        missing = sorted(set(names.get(old or 0) or ()) - set(names.get(new[0]) or ()))
+        listed = ", ".join(missing[:_MOST_NAMES]) + (
+            f" and {len(missing) - _MOST_NAMES} more" * (len(missing) > _MOST_NAMES)
+        )
+        which = f", such as those that define {listed}" if missing else ""
+        one = len(new) == 1
+        return (
+            f"{name_ranks(new, limit=6).capitalize()} {'is' if one else 'are'} new: cells before the heal have not run "
+            f"there{which}. %mesh heal {self.managed.name} --replay runs them again there."
+        )
 
     def _drain(self) -> None:
         """Wait for the output that ranks wrote before they replied."""

@@ -12,7 +12,7 @@ from monarch_kernel.engines import engine
 from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.magics.ipython_hooks import inspecting, matcher
+from monarch_kernel.kernel.magics.ipython_hooks import debugging, inspecting, matcher
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.map_progress import MapProgress
@@ -49,6 +49,7 @@ class _Extension:
         ranks = Introspection(notebook.session, magics.addressed_by)
         _append(undo, ip.Completer.custom_matchers, matcher(notebook, ranks))
         undo.callback(inspecting(ip, ranks))
+        undo.callback(debugging(ip))
 
         use_display(lazy_shell.__name__)
         undo.callback(use_display, "")

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -175,6 +176,10 @@ class Notebook:
         self.watched.cell(filename, number or 0)
         self.last_cell = filename, raw
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
+
+    def again(self, cell: Cell) -> Cell:
+        """A cell that has run, to be run again: its output goes to the running cell."""
+        return replace(cell, id=f"{self._key}.{next(_count)}")
 
     def _containing(self, body: str) -> str:
         """The whole cell around this body; reconstructed if a program has run the cell."""

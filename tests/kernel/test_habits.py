@@ -61,3 +61,26 @@ def test_a_cells_value_is_shown_without_rebuilding_it(mesh: Kernel) -> None:
     assert mesh.ok("'wsgiref.headers' in sys.modules").text == "True"
     assert mesh.ok("%%mesh -o none\nNone").status == "ok"
     assert mesh.ok("none is None").text == "True"
+
+
+def test_a_new_rank_says_so_and_gets_the_cells_of_its_predecessor(mesh: Kernel) -> None:
+    mesh.ok("%mesh up own --procs 3")
+    mesh.ok("%%mesh\na = 1\ndef f():\n    return a + rank")
+    mesh.ok("%%mesh --setup\nb = 2\nprint('sets up')")
+    mesh.ok("%mesh kill -r 2")
+    mesh.ok("%mesh heal")
+    failed = mesh.run("%%mesh\nf()")
+    assert "Rank 2 is new" in failed.traceback and "define a, b, f." in failed.traceback
+    assert "%mesh heal own --replay" in failed.traceback
+    # The marked cell alone, and on the new rank alone; then what is left.
+    again = mesh.ok("%mesh heal --replay")
+    assert "on rank 2 run again: In[" in again.stdout and text(again) == "[2] sets up"
+    assert text(mesh.ok("%%mesh\nb")) == "[0-2] 2"
+    assert text(mesh.ok("%mesh heal --replay")) == ""
+    assert text(mesh.ok("%%mesh\nf()")) == "[0] 1\n[1] 2\n[2] 3"
+    assert "no cell that this notebook knows" in mesh.ok("%mesh heal --replay").stdout
+    assert "is new" not in mesh.run("%%mesh\nnot_there").traceback
+    debugged = mesh.ok("%debug")
+    assert "%mesh pm --on own" in debugged.stdout and "not_there" in debugged.stdout
+    mesh.ok("%mesh down own")
+    mesh.ok("%mesh use m")

@@ -17,7 +17,6 @@ from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell import Cell, CellPlace
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.debug.stop_notices import live
-from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
     check_name,
@@ -31,7 +30,7 @@ from monarch_kernel.kernel.magics.arguments import (
 )
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, SUBCOMMANDS, MeshCommands
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
-from monarch_kernel.kernel.mesh_cell import run_in_background, wait_in_background
+from monarch_kernel.kernel.mesh_cell import run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.usage_errors import usage_error
@@ -78,6 +77,7 @@ class MeshMagics(Magics):
     @argument("--where", action="append", default=[], metavar="DIM=SLICE", help="as -r, a dimension at a time")
     @argument("-o", "--out", metavar="VAR", help="store the values of the last expression in this variable")
     @argument("-a", "--no-wait", action="store_true", help="do not wait; the output still appears here")
+    @argument("--setup", action="store_true", help="%%mesh heal --replay runs such cells, and no others, on new ranks")
     @argument("--in", dest="module", default="", metavar="MODULE", help="run in the namespace of this module")
     @argument("--frame", type=int, metavar="N", help="in a joined job: in this frame of a stop, 0 being the innermost")
     @argument("--at-step", action="store_true", help="in a joined job: after the same optimizer step on all ranks")
@@ -100,7 +100,7 @@ class MeshMagics(Magics):
         if not cell.strip():
             raise usage_error(found.magic, "the cell is empty; write the code for the ranks below the first line")
         managed = self._session.get(found.on, found.magic)
-        made = replace(self._notebook.make_cell(cell), place=self._place(managed, found))
+        made = replace(self._notebook.make_cell(cell), place=self._place(managed, found), setup=found.setup)
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
         if made.place is not None and made.place.step and not found.no_wait:
             self._check_runs(found, managed, ranks)
@@ -176,15 +176,7 @@ class MeshMagics(Magics):
             if found.out:
                 notebook.shell.user_ns[found.out] = handle
             return
-        relay = get_relay()
-
-        def pressed() -> None:
-            if not relay.connected:  # in a plain ipykernel or IPython, the interrupt reaches only this code
-                relay.press(cell.id)
-
-        with relay.active(run), notebook.stops.runs(run):
-            run.start()
-            run.wait(pressed)
+        run_here(notebook, run)
         if run.detached:  # by the debugger's prompt, while ranks are stopped
             handle = wait_in_background(run)
             if found.out:
