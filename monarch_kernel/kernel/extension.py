@@ -18,6 +18,7 @@ from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
+from monarch_kernel.kernel.output.rank_comms import RankComms
 from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
 from monarch_kernel.kernel.views.comm_target import CommTarget
@@ -66,6 +67,9 @@ class _Extension:
         undo.callback(close_views)
         if getattr(getattr(ip, "kernel", None), "comm_manager", None) is not None:  # a terminal has none
             undo.callback(CommTarget(ip.kernel).close)
+            comms = RankComms(ip.kernel, notebook.session, notebook.parent_of)
+            undo.callback(comms.close)
+            undo.callback(engine().subscribe(comms.on_event))
 
         for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)

@@ -229,6 +229,10 @@ class Notebook:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
 
+    def parent_of(self, cell: str) -> Any:
+        """The header of the request that ran a cell, by the key of the cell or of its run; None if it is not known."""
+        return getattr(self._publishers.get(cell.partition(".")[0]), "parent", None)
+
     def progress_output(self) -> CellOutput | None:
         """The output area of the running cell, for a progress line; None under `%%capture`, which would keep it."""
         publisher = self._publishers.get(self._key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel.harness import Kernel
-from tests.kernel.screen import text
+from tests.kernel.screen import shown, text
+from tests.waiting import wait_until
 
 ACTOR = """from monarch.actor import Actor, endpoint, this_host
 class Shows(Actor):
@@ -84,3 +85,48 @@ def test_a_new_rank_says_so_and_gets_the_cells_of_its_predecessor(mesh: Kernel) 
     assert "%mesh pm --on own" in debugged.stdout and "not_there" in debugged.stdout
     mesh.ok("%mesh down own")
     mesh.ok("%mesh use m")
+
+
+def comms(kernel: Kernel) -> set[str]:
+    """The comms that the kernel has with the front end."""
+    message = kernel.client.session.msg("comm_info_request", {"target_name": "jupyter.widget"})
+    kernel.client.shell_channel.send(message)
+    while True:
+        reply = kernel.client.get_shell_msg(timeout=60)
+        if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+            return set(reply["content"]["comms"])
+
+
+def test_widgets_of_ranks_reach_the_front_end_and_values_come_back(mesh: Kernel) -> None:
+    mesh.ok("%mesh up own --procs 2")
+    cell = mesh.ok(
+        "%%mesh\nimport ipywidgets\nslider = ipywidgets.IntSlider(value=3 + rank)\n"
+        "seen = []\nslider.observe(lambda change: seen.append(change.new), 'value')\nslider"
+    )
+    opened = {
+        each["content"]["comm_id"]: each["content"]["data"]["state"]
+        for each in cell.messages
+        if each["msg_type"] == "comm_open"
+    }
+    views = [view for each in shown(cell) if (view := each.get("application/vnd.jupyter.widget-view+json"))]
+    assert [opened[view["model_id"]]["value"] for view in views] == [3, 4]
+    assert "IntSlider(value=3)" in text(cell)
+    # The front end's models exist before their views.
+    kinds = [each["msg_type"] for each in cell.messages]
+    assert max(at for at, kind in enumerate(kinds) if kind == "comm_open") < len(kinds) - kinds[::-1].index(
+        "display_data"
+    )
+    assert opened.keys() <= comms(mesh)
+    # One is moved in the front end.
+    moved = {"comm_id": views[1]["model_id"], "data": {"method": "update", "state": {"value": 42}}}
+    mesh.client.shell_channel.send(mesh.client.session.msg("comm_msg", moved))
+    wait_until(lambda: "[1] (42, [42])" in text(mesh.ok("%%mesh\nslider.value, seen")), "the rank has the value")
+    assert "[0] (3, [])" in text(mesh.ok("%%mesh\nslider.value, seen"))
+    # One is moved on its rank, often: the last state arrives.
+    cell = mesh.ok("%%mesh -r 0\nimport time\nfor number in range(50):\n    slider.value = number\ntime.sleep(0.5)")
+    told = [each["content"] for each in cell.messages if each["msg_type"] == "comm_msg"]
+    assert {each["comm_id"] for each in told} == {views[0]["model_id"]}
+    assert told[-1]["data"]["state"]["value"] == 49 and len(told) < 25
+    mesh.ok("%mesh down own")
+    mesh.ok("%mesh use m")
+    wait_until(lambda: not opened.keys() & comms(mesh), "the widgets of the mesh have ended")

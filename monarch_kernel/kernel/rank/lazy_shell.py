@@ -45,6 +45,7 @@ class LazyShell:
             if matplotlib is not None and "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:
                 matplotlib.rcParams["backend"] = _INLINE  # it has read the variable already
             os.environ["MPLBACKEND"] = _INLINE
+        after_import("comm", _use_comms)
         if "IPython" in sys.modules:
             self.get()
             return
@@ -118,6 +119,12 @@ class LazyShell:
         from IPython.display import display
 
         return display(*objects, **options)
+
+
+def _use_comms(_module: Any) -> None:
+    from monarch_kernel.kernel.rank.rank_comms import use
+
+    use()
 
 
 _shell: LazyShell | None = None
