@@ -87,7 +87,7 @@ class LazyShell:
         shell = self.get()
         if shell is None:
             return None
-        from monarch_kernel.kernel.rank.rank_shell import jsonable
+        from monarch_kernel.kernel.rank.plain_display import jsonable
 
         data, metadata = shell.display_formatter.format(value)
         return jsonable(data), jsonable(metadata)

@@ -12,7 +12,7 @@ import comm
 from comm.base_comm import BaseComm
 
 from monarch_kernel.kernel.rank import cell_streams
-from monarch_kernel.kernel.rank.rank_shell import jsonable
+from monarch_kernel.kernel.rank.plain_display import jsonable
 
 
 class RankComm(BaseComm):
