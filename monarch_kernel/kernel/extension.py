@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.places import use_label
 from monarch_kernel.engines import engine
@@ -38,6 +39,9 @@ class _Extension:
         self.notebook = notebook = Notebook(ip, session())
         self._undo = undo = ExitStack()
         undo.callback(notebook.close)
+        of_monarch = environment.ENGINE.get() == "torchmonarch" or aliases.enabled()
+        if not of_monarch and aliases.enable_monarch_imports(prefer_installed=True):  # in a kernel of another kind
+            undo.callback(aliases.disable_monarch_imports)
         use_frontend(notebook.frontend)
         undo.callback(use_frontend, None)
         use_label(notebook.file_label)
