@@ -97,15 +97,15 @@ def test_tensors_of_other_processes_are_refused(mesh: Kernel) -> None:
 
 
 def test_mixed_tensors_are_told_in_a_few_lines_with_what_to_write(mesh: Kernel) -> None:
-    mesh.ok("local = torch.ones(2, 300)\nwith procs.activate():\n    there = torch.zeros(2, 300)")
+    mesh.ok("local = torch.ones(2, 3000)\nwith procs.activate():\n    there = torch.zeros(2, 3000)")
     for code, advice in (
         ("there + local", "with mesh.activate(): there = torch.tensor(local.numpy())"),
-        ("distribute(torch.zeros(2, 300), grid) + local", "distribute(local, mesh, sharding_spec=['gpus', ...])"),
+        ("distribute(torch.zeros(2, 3000), grid) + local", "distribute(local, mesh, sharding_spec=['gpus', ...])"),
     ):
         failed = mesh.run(code)
-        assert failed.ename == "MixedTensorsError" and failed.evalue.startswith("add: a local tensor [2, 300]")
+        assert failed.ename == "MixedTensorsError" and failed.evalue.startswith("add: a local tensor [2, 3000]")
         assert advice in failed.evalue
         assert ".py" not in failed.traceback, failed.traceback
         assert failed.traceback.count("\n") < 10
     mesh.ok("with procs.activate():\n    brought = torch.tensor(local.numpy())")
-    assert value(mesh, "from monarch_kernel.tensor import inspect\ninspect(brought + there).sum().item()") == "600.0"
+    assert value(mesh, "from monarch_kernel.tensor import inspect\ninspect(brought + there).sum().item()") == "6000.0"
