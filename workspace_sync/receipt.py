@@ -159,7 +159,7 @@ def stale_line(stale: Sequence[StaleModule]) -> str:
     if done:
         parts.append(f"reloaded: {names(done)}")
     silent = ("stale", "reloaded", "current")
-    parts += [f"{module.name} was left alone: {module.state}" for module in stale if module.state not in silent]
+    parts += [f"{module.name} was not reloaded: {module.state}" for module in stale if module.state not in silent]
     return "\n".join(parts)
 
 

@@ -39,7 +39,7 @@ def test_the_environment_is_that_of_the_notebook(synced: Run) -> None:
 
 
 def test_a_broken_module_is_left_alone_and_rolled_back(synced: Run) -> None:
-    assert re.search(r"model was left alone: .*model\.py:6: SyntaxError", synced.text("broken"))
+    assert re.search(r"model was not reloaded: .*model\.py:6: SyntaxError", synced.text("broken"))
     assert "'careful step: 0.88'" in synced.text("still")
     assert digest(synced, "rollback") == digest(synced, "reload") != digest(synced, "broken")
     assert "'careful step: 0.99'" in synced.text("back")

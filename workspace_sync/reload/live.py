@@ -209,8 +209,8 @@ def _outside(met: Refreshed) -> list[str]:
         if rank.outside:
             ranks.setdefault(rank.outside, []).append(rank.rank)
     return [
-        f"{name_ranks(there)} of mesh {met.mesh} started before the first sync and run in {folder} of their host "
-        f"itself: once restarted (%mesh sync --restart), they run in the tree"
+        f"{name_ranks(there)} of mesh {met.mesh} started before the first sync, so they run the files in {folder} on "
+        f"their host; %mesh sync --restart restarts them with the synced files"
         for folder, there in ranks.items()
     ]
 
