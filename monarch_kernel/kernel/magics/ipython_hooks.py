@@ -16,7 +16,7 @@ from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import parser_for, parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics.dispatch import FUNCTIONS
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.magics.tensor_names import handle_named
@@ -29,7 +29,9 @@ from monarch_kernel.meshes import KeptError
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
     """An IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
     parsers = {word: partial(parser_for, function) for word, function in FUNCTIONS.items()}
-    completer = MeshCompleter(parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables))
+    completer = MeshCompleter(
+        parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables), TOPICS
+    )
 
     @context_matcher()
     def mesh_matcher(context: CompletionContext) -> Any:

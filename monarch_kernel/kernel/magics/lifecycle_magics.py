@@ -131,7 +131,7 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     @ranks_option()
     def interrupt(self, found: Arguments) -> None:
-        """Interrupt what runs on a mesh, cells and endpoints; a second one within 2 s kills ranks that do not respond."""
+        """Interrupt the cells and endpoints of a mesh; again within 2 s, and ranks that do not respond are killed."""
         mesh, ranks = self.addressed(found)
         check_drives(mesh, found.magic)
         for run in get_relay().background:

@@ -28,12 +28,12 @@ from monarch_kernel.kernel.magics.arguments import (
     select,
     summary,
 )
-from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, SUBCOMMANDS, MeshCommands
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS, MeshCommands
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_cell import run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.meshes import format_ranks
 
 
@@ -53,19 +53,27 @@ class MeshMagics(Magics):
     def mesh(self, line: str) -> Any:
         """Start, list and stop meshes of processes, and copy variables between them and the notebook.
 
-        %mesh --help lists the subcommands, %mesh SUB --help tells about one.
+        %mesh --help lists the subcommands by topic, %mesh SUB --help tells about one.
         """
-        if line.strip() in ("", "-h", "--help", "help"):
-            print(self._overview())
+        words = line.split()
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(self._overview(words[1:]))
             return None
         return self._commands.run(line)
 
-    def _overview(self) -> str:
-        lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell", ""]
-        for word in SUBCOMMANDS:
-            lines.append(f"  {word:<8} {summary(FUNCTIONS[word])}")
-        cell = summary(cast("Any", self).mesh_cell)
-        return "\n".join([*lines, "", f"  %%mesh   {cell}", "", "%mesh SUBCOMMAND --help tells more."])
+    def _overview(self, topics: Sequence[str]) -> str:
+        """The subcommands of these topics, or of the first one beside the names of all others."""
+        unknown = next((topic for topic in topics if topic not in TOPICS), None)
+        if unknown is not None:
+            near = nearest(unknown, TOPICS)
+            raise UsageError(f"%mesh help: there is no topic {unknown!r}{near}; there are {', '.join(TOPICS)}")
+        lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell"]
+        for topic in topics or list(TOPICS)[:1]:
+            lines += ["", f"{topic}:", *(f"  {word:<10} {summary(FUNCTIONS[word])}" for word in TOPICS[topic])]
+        if not topics:
+            lines += [f"  {'%%mesh':<10} {summary(cast('Any', self).mesh_cell)}", "", "other topics:"]
+            lines += [f"  {topic:<10} {', '.join(words)}" for topic, words in list(TOPICS.items())[1:]]
+        return "\n".join([*lines, "", "%mesh help TOPIC lists a topic, %mesh SUBCOMMAND --help tells about one."])
 
     # -- %%mesh --------------------------------------------------------------------------------
 
