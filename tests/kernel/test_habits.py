@@ -130,3 +130,18 @@ def test_widgets_of_ranks_reach_the_front_end_and_values_come_back(mesh: Kernel)
     mesh.ok("%mesh down own")
     mesh.ok("%mesh use m")
     wait_until(lambda: not opened.keys() & comms(mesh), "the widgets of the mesh have ended")
+
+
+def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
+    mesh.ok(
+        "%%mesh -a -o job\nfrom dataclasses import make_dataclass\n"
+        "Part = make_dataclass('Part', [f'field{number}' for number in range(60)])\n"
+        "going = True\nwhile going:\n    Part(*range(60))"
+    )
+    for _ in range(3):
+        stopped = mesh.ok("%mesh debug -r 0 pause")
+        told = stopped.stdout + stopped.stderr
+        assert "In[" in told and "<string>" not in told, told
+        mesh.ok("%mesh debug continue")
+    mesh.ok("%mesh interrupt")
+    assert mesh.run("job.result(60)").ename == "MeshCellInterrupt"
