@@ -562,3 +562,5 @@ POD_NAME = "MONARCH_KERNEL_POD_NAME"
 WORKER_KEY = "MONARCH_KERNEL_WORKER_KEY"
 #: Set if ``import monarch`` must import this package.
 IMPORTS = "MONARCH_KERNEL_IMPORTS"
+#: The module that has a rank's display, where its controller is a notebook.
+DISPLAY = "MONARCH_KERNEL_DISPLAY"

@@ -27,6 +27,7 @@
   ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
   console in one of them.
 
+* Displays: ``use_display`` names the module by which ranks show figures and rich values.
 * Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts.
 
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
@@ -41,6 +42,7 @@ from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
+from monarch_kernel.runtime.actor.extensions import use_display
 from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import (
     Running,
@@ -141,5 +143,6 @@ __all__ = [
     "tensor_value",
     "trace_clock",
     "trace_records",
+    "use_display",
     "whole_of",
 ]

@@ -5,7 +5,7 @@ This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
 
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, release
+from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, interrupt_first, release
 from monarch_kernel.runtime.spmd.actor import SPMDActor
 from monarch_kernel.runtime.spmd.groups import (
     Group,
@@ -26,6 +26,7 @@ __all__ = [
     "are_broken",
     "count_meetings",
     "in_process_group",
+    "interrupt_first",
     "join",
     "leave",
     "meetings",

@@ -23,6 +23,7 @@ OURS = {
     environment.ROOT,
     environment.AGENT,
     environment.IMPORTS,
+    environment.DISPLAY,
     environment.JOB,
     environment.JOIN_RANK,
     environment.POD_ADDRESS,

@@ -178,7 +178,7 @@ def stale_line(stale: Sequence[StaleModule], report: SyncReport) -> str:
         parts.append(f"reloaded: {names(done)}")
     silent = ("stale", "reloaded", "current")
     left = [module for module in stale if module.state not in silent]
-    parts += [f"{module.name} was left alone: {module.state}" for module in left if not module.failed]
+    parts += [f"{module.name} was not reloaded: {module.state}" for module in left if not module.failed]
     if left and report.back:
         ranks = ", ".join(dict.fromkeys(module.ranks for module in left if module.ranks))
         parts.append(f"ranks {ranks} still run the later tree: {sync_line(report)} --restart restarts them in this one")

@@ -36,6 +36,7 @@ class Cell:
         raw: the cell as the user wrote it, magic line included.
         quiet: whether to hide the last expression (the cell ends in a semicolon).
         place: where it runs; None: as all cells do.
+        setup: whether its author marked it as one that sets ranks up, for those that are new.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Cell:
     raw: str
     quiet: bool = False
     place: CellPlace | None = None
+    setup: bool = False
 
 
 def remember_source(filename: str, source: str) -> None:

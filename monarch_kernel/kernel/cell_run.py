@@ -15,9 +15,10 @@ from monarch_kernel.engines import engine
 from monarch_kernel.errors import capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
-from monarch_kernel.kernel.cell_values import value_of
+from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
+from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
 from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
@@ -30,7 +31,9 @@ from monarch_kernel.kernel.progress import CodeLocation, Progress
 from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
+from monarch_kernel.kernel.rank.name_lookup import look_up, variables
 from monarch_kernel.kernel.remedies import replacing
+from monarch_kernel.meshes import name_ranks
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
 AGREE_TIMEOUT = 2.0
@@ -40,6 +43,7 @@ TICK = 0.1
 OUTPUT_GRACE = 5.0
 #: How long to wait for the output of a rank that died (seconds).
 DEATH_GRACE = 0.25
+_MOST_NAMES = 8
 #: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
 
@@ -54,6 +58,7 @@ class CellRun:
         output: shows its output.
         router: schedules updates of the output.
         file_label: labels a file in tracebacks; None means its path is used.
+        replays: the cell has run before, on predecessors of these ranks.
         ended: called when the cell has ended on all ranks.
     """
 
@@ -66,6 +71,7 @@ class CellRun:
         router: OutputRouter,
         file_label: FileLabel,
         ended: Callable[[CellRun], object],
+        replays: bool = False,
     ) -> None:
         self.managed = managed
         self.ranks = tuple(ranks)
@@ -73,10 +79,12 @@ class CellRun:
         self.replies: dict[int, CellReply] = {}
         self.failures: dict[int, CellFailure] = {}
         self.interrupted = False
+        self._interrupted_at = 0.0
         self.detached = False
         self._output = output
         self._router = router
         self._file_label = file_label
+        self._replays = replays
         self._ended = ended
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
@@ -141,7 +149,7 @@ class CellRun:
                 self._held.deliver()
                 finished = self._step()
             except KeyboardInterrupt:
-                self.interrupted = True
+                self._note_press()
                 presses += 1
 
     @property
@@ -167,7 +175,9 @@ class CellRun:
             return False
         self._end_record(0)
         self._drain()
-        self._note_text = self._remark()
+        if self.cell.place is None and not self._replays and self.replies:
+            self.managed.note_ran(self.cell, self.replies)
+        self._note_text = " ".join(filter(None, (self._remark(), self._of_new_ranks())))
         self._output.progress("")
         self._output.notice("")
         self._output.finish()
@@ -222,7 +232,9 @@ class CellRun:
         self._progress.silent = self.managed.procs.unresponsive()
         line = self._progress.line(now)
         if line and self.interrupted:
-            line += " · interrupted; interrupt again within 2 s to kill ranks that do not respond"
+            line += " · interrupted"
+            if now - self._interrupted_at < ESCALATION_WINDOW:
+                line += f"; interrupt again within {ESCALATION_WINDOW:g} s to kill ranks that do not respond"
         if line and (said := self._why_still(now)):
             line += f"\n{said}"
         if self._output.progress(line):
@@ -292,6 +304,28 @@ class CellRun:
             return f"{replacing(self.managed.name)}."
         return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
 
+    def _of_new_ranks(self) -> str:
+        """Why ranks lack names that others have: they are new, and earlier cells have not run there."""
+        lack = [rank for rank, each in self.failures.items() if each.fault and each.fault.qualname == "NameError"]
+        new = sorted(rank for rank in lack if self.managed.missed(rank))
+        if not new or not self.managed.is_alive:
+            return ""
+        old = next((rank for rank in range(self.managed.extent.nelements) if not self.managed.missed(rank)), None)
+        names: dict[int, list[str]] = {}
+        if old is not None:
+            asked = (new[0], old)
+            names = ask(self.managed.procs, look_up, variables, (), ranks=asked, timeout=AGREE_TIMEOUT).values
+        missing = sorted(set(names.get(old or 0) or ()) - set(names.get(new[0]) or ()))
+        listed = ", ".join(missing[:_MOST_NAMES]) + (
+            f" and {len(missing) - _MOST_NAMES} more" * (len(missing) > _MOST_NAMES)
+        )
+        which = f", such as those that define {listed}" if missing else ""
+        one = len(new) == 1
+        return (
+            f"{name_ranks(new, limit=6).capitalize()} {'is' if one else 'are'} new: cells before the heal have not run "
+            f"there{which}. %mesh heal {self.managed.name} --replay runs them again there."
+        )
+
     def _drain(self) -> None:
         """Wait for the output that ranks wrote before they replied."""
         name = self.managed.name
@@ -323,14 +357,13 @@ class CellRun:
         if not self.failures:
             return None
         failures = [self.failures[rank] for rank in sorted(self.failures)]
-        values = {rank: value_of(reply) for rank, reply in sorted(self.replies.items())}
         note = self._note_text
         return cell_error(
             self.managed.name,
             self.managed.extent,
             self.ranks,
             failures,
-            values,
+            RankValues(self.replies),
             interrupted=self.interrupted,
             file_label=self._file_label,
             note=note,
@@ -338,13 +371,7 @@ class CellRun:
 
     def value(self) -> ValueMesh[Any] | None:
         """The values of the cell's last expression; None if there is no such expression, or if every value is None."""
-        replies = [self.replies[rank] for rank in self.ranks]
-        if not any(reply.has_value for reply in replies):
-            return None
-        values = [value_of(reply) for reply in replies]
-        if all(value is None for value in values):
-            return None
-        return ValueMesh(self.managed.shape(self.ranks), values)
+        return cell_values(self.managed.shape(self.ranks), [self.replies[rank] for rank in self.ranks])
 
     def show_error(self, error: MeshCellError) -> None:
         """Show the error in the output of a cell that runs in the background."""
@@ -363,16 +390,20 @@ class CellRun:
 
     def interrupt(self) -> object:
         """See `InterruptTarget`."""
-        self.interrupted = True
+        self._note_press()
         for part in self.managed.monitors(sorted(self._progress.waiting)):
             self._interrupts += part.mesh.interrupt_cell.stream(self.cell.id)
         return self._interrupts
+
+    def _note_press(self) -> None:
+        self.interrupted = True
+        self._interrupted_at = time.monotonic()
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Cancel the cell on those of `ranks` where it has not begun. The caller interrupts it where it runs."""
         waiting = sorted(self.waiting & set(ranks))
         if waiting:
-            self.interrupted = True
+            self._note_press()
         for part in self.managed.monitors(waiting):
             self._interrupts += part.mesh.drop_cell.stream(self.cell.id)
 

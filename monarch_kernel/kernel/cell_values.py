@@ -1,12 +1,16 @@
-"""The values of cells, as the notebook receives them from ranks."""
+"""The values of cells, as the notebook receives them from ranks. They are rebuilt when they are first used."""
 
 from __future__ import annotations
 
+import io
+import pickle
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
+from monarch_kernel.actor import Extent, ValueMesh
 from monarch_kernel.kernel.rank.executor import CellReply
+from monarch_kernel.kernel.rank.sent_values import NONE
 
 
 class Unsent:
@@ -20,11 +24,103 @@ class Unsent:
         return f"{self.shown}  (not sent: {self.why})"
 
 
+class _Shown:
+    """What a rank says of a value that has not been rebuilt here."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
 def value_of(reply: CellReply) -> Any:
     """The value that a rank has sent, or a placeholder for it."""
     if reply.value is None:
         return Unsent(reply.shown, reply.unsent) if reply.unsent else None
     try:
-        return cloudpickle.loads(reply.value)
+        return pickle.loads(reply.value)
     except Exception as error:  # its class may not be importable here
         return Unsent("a value", f"it cannot be rebuilt here ({type(error).__name__}: {error})")
+
+
+class _NotLoaded(Exception):
+    """A pickle needs a module that this process has not imported."""
+
+
+class _Loaded(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in sys.modules:
+            raise _NotLoaded(module)
+        return super().find_class(module, name)
+
+
+def _shown(reply: CellReply) -> Any:
+    """The value, or the rank's text for it if rebuilding it would import something: torch, say, which takes seconds."""
+    if reply.value is None:
+        return value_of(reply)
+    try:
+        return _Loaded(io.BytesIO(reply.value)).load()
+    except _NotLoaded:
+        return _Shown(reply.shown)
+    except Exception:
+        return value_of(reply)
+
+
+class CellValues(ValueMesh[Any]):
+    """The values of a cell's last expression, which are rebuilt when they are first used.
+
+    Showing them imports nothing here: a tensor is shown by what its rank says of it.
+    """
+
+    __slots__ = ("_rebuilt", "_replies")
+
+    def __init__(self, shape: Extent, replies: Sequence[CellReply]) -> None:
+        self._extent = shape
+        self._replies = tuple(replies)
+        self._rebuilt: tuple[Any, ...] | None = None
+
+    @property
+    def _values(self) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # in place of a slot
+        if self._rebuilt is None:
+            self._rebuilt = tuple(map(value_of, self._replies))
+            self._replies = ()  # whose pickles would take as much memory again
+        return self._rebuilt
+
+    def to_show(self) -> ValueMesh[Any]:
+        """The values, with the ranks' texts in place of those that nothing has used yet and that need an import."""
+        return ValueMesh(self._extent, self._values if self._rebuilt is not None else map(_shown, self._replies))
+
+    def __repr__(self) -> str:
+        return repr(self.to_show())
+
+
+def cell_values(shape: Extent, replies: Sequence[CellReply]) -> CellValues | None:
+    """The values of a cell; None if there is no last expression, or if every value is None."""
+    if not any(reply.has_value for reply in replies):
+        return None
+    if all(not reply.unsent and reply.value in (None, NONE) for reply in replies):
+        return None
+    return CellValues(shape, replies)
+
+
+class RankValues(Mapping[int, Any]):
+    """The values of the ranks on which a cell did not fail, rebuilt when they are read."""
+
+    def __init__(self, replies: Mapping[int, CellReply]) -> None:
+        self._replies = dict(sorted(replies.items()))
+        self._rebuilt: dict[int, Any] = {}
+
+    def __getitem__(self, rank: int) -> Any:
+        if rank not in self._rebuilt:
+            self._rebuilt[rank] = value_of(self._replies[rank])
+        return self._rebuilt[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._replies)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __repr__(self) -> str:
+        return repr({rank: _shown(reply) for rank, reply in self._replies.items()})

@@ -6,17 +6,21 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.places import use_label
 from monarch_kernel.engines import engine
+from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.magics.ipython_hooks import inspecting, matcher
+from monarch_kernel.kernel.magics.ipython_hooks import debugging, inspecting, matcher
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
+from monarch_kernel.kernel.output.rank_comms import RankComms
+from monarch_kernel.kernel.rank import lazy_shell
 from monarch_kernel.kernel.session import session
 from monarch_kernel.kernel.views.comm_target import CommTarget
 from monarch_kernel.kernel.views.services import NotebookServices
@@ -35,6 +39,9 @@ class _Extension:
         self.notebook = notebook = Notebook(ip, session())
         self._undo = undo = ExitStack()
         undo.callback(notebook.close)
+        of_monarch = environment.ENGINE.get() == "torchmonarch" or aliases.enabled()
+        if not of_monarch and aliases.enable_monarch_imports(prefer_installed=True):  # in a kernel of another kind
+            undo.callback(aliases.disable_monarch_imports)
         use_frontend(notebook.frontend)
         undo.callback(use_frontend, None)
         use_label(notebook.file_label)
@@ -47,7 +54,10 @@ class _Extension:
         ranks = Introspection(notebook.session, magics.addressed_by)
         _append(undo, ip.Completer.custom_matchers, matcher(notebook, ranks))
         undo.callback(inspecting(ip, ranks))
+        undo.callback(debugging(ip))
 
+        use_display(lazy_shell.__name__)
+        undo.callback(use_display, "")
         undo.callback(engine().subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))
@@ -61,6 +71,9 @@ class _Extension:
         undo.callback(close_views)
         if getattr(getattr(ip, "kernel", None), "comm_manager", None) is not None:  # a terminal has none
             undo.callback(CommTarget(ip.kernel).close)
+            comms = RankComms(ip.kernel, notebook.session, notebook.parent_of)
+            undo.callback(comms.close)
+            undo.callback(engine().subscribe(comms.on_event))
 
         for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)

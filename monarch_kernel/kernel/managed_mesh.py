@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
 from monarch_kernel.engines import engine
+from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
 from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
 
 #: How long ranks may take to start, rendezvous or stop (seconds). Importing torch on a busy machine is slow.
 UP_TIMEOUT = 300.0
+#: How many cells of a mesh are kept, to run them again on new ranks.
+MOST_CELLS = 500
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,14 @@ class UpOptions:
     environment: str = ""  # the folder of the environment whose interpreter runs the ranks; "": the kernel's own
     sync: bool = False
     on: str = ""  # what `--on` named: an engine, a profile or a job; "": this host
+
+
+@dataclass(slots=True)
+class RanCell:
+    """A cell that has run: for each rank on which it succeeded, the process that ran it."""
+
+    cell: Cell
+    ran: dict[int, str]
 
 
 class ManagedMesh:
@@ -58,6 +70,8 @@ class ManagedMesh:
         self._flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self._flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
         self._flat_procs: ProcMesh = procs.flatten("ranks")
+        #: The cells that have run here since this kernel has the mesh.
+        self._history: deque[RanCell] = deque(maxlen=MOST_CELLS)
 
     def get_ready(self) -> None:
         """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if requested."""
@@ -74,6 +88,10 @@ class ManagedMesh:
         meet = first.reserve.call_one(dist, self.extent.nelements, local_size, local).get(UP_TIMEOUT)
         threads = max(1, (os.cpu_count() or 1) // local_size)
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
+
+    def is_group_broken(self) -> bool:
+        """Whether the process group of some rank was shut down, to end a wait."""
+        return not engine().is_joined(self.procs) and any(self.executor.group_broken.call().get(UP_TIMEOUT).values())
 
     def rejoin(self) -> None:
         """Make all ranks leave their process group, whether ours or the user's, and set up a new rendezvous."""
@@ -92,6 +110,23 @@ class ManagedMesh:
         if box is None:
             return Extent(("ranks",), (len(ranks),))
         return Extent(self.extent.names, [len(range(self.extent[label])[part]) for label, part in box.items()])
+
+    # -- the cells that have run -----------------------------------------------------------------
+
+    def note_ran(self, cell: Cell, ranks: Iterable[int]) -> None:
+        """Record that a cell has succeeded on these ranks."""
+        procs = self.procs._target().procs
+        self._history.append(RanCell(cell, {rank: procs[rank].id for rank in ranks}))
+
+    def missed(self, rank: int) -> list[RanCell]:
+        """The cells that a predecessor of this rank's process has run, and that this process has not."""
+        here = self.procs._target().procs[rank].id
+        return [each for each in self._history if each.ran.get(rank, here) != here]
+
+    def note_replayed(self, cell: RanCell, ranks: Iterable[int]) -> None:
+        """Record that a cell has run again on these ranks."""
+        procs = self.procs._target().procs
+        cell.ran.update({rank: procs[rank].id for rank in ranks})
 
     @property
     def is_alive(self) -> bool:

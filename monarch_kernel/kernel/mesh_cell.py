@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.actor import ValueMesh
+from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
+from monarch_kernel.kernel.managed_mesh import ManagedMesh
+from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.output.transcript import Source
 
 
 class MeshCell:
@@ -39,6 +44,45 @@ class MeshCell:
     def __repr__(self) -> str:
         state = "running" if not self.done() else "failed" if self._run.failures else "done"
         return f"<cell on mesh {self._run.managed.name}, {state}>"
+
+
+def run_here(notebook: Notebook, run: CellRun) -> None:
+    """Run a cell and wait for it in the running cell of the notebook. Interrupts reach its ranks."""
+    relay = get_relay()
+
+    def pressed() -> None:
+        if not relay.connected:  # in a plain ipykernel or IPython, the interrupt reaches only this code
+            relay.press(run.cell.id)
+
+    with relay.active(run), notebook.stops.runs(run):
+        run.start()
+        run.wait(pressed)
+
+
+def run_again(notebook: Notebook, managed: ManagedMesh, ranks: Sequence[int], cell: Cell) -> None:
+    """Run a cell that has run before on these ranks, whose predecessors ran it.
+
+    Raises:
+        MeshCellError: it failed.
+    """
+    cell = notebook.again(cell)
+    expected = [Source(managed.name, rank) for rank in ranks]
+    output = notebook.router.open(cell.id, notebook.output(expected=expected))
+    run = CellRun(
+        managed,
+        ranks,
+        cell,
+        output,
+        notebook.router,
+        notebook.file_label,
+        notebook.watched.cell_ended,
+        replays=True,
+    )
+    run_here(notebook, run)
+    error = run.error()
+    if error is not None:
+        error.colours = notebook.colours
+        raise error
 
 
 def run_in_background(run: CellRun) -> MeshCell:

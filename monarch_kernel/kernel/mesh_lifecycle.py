@@ -15,6 +15,7 @@ from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, LaunchError
 from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
@@ -213,7 +214,8 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
     try:
         for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
             done.append(part.mesh.heal(hosts=spares).get(UP_TIMEOUT))
-        if managed is not None and any(done):
+        broken = managed is not None and managed.is_group_broken()
+        if managed is not None and (broken or any(done)):
             managed.rejoin()
     except (HealError, LaunchError) as error:
         raise UsageError(f"%mesh heal: {error}") from None
@@ -221,32 +223,53 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         rest = "heal all of them" if len(ranks) < len(mesh) else "try it again"
         raise UsageError(f"%mesh heal: more ranks of mesh {mesh.name} are dead: {error.reason}; {rest}") from None
     told = [str(healed) for healed in done if healed] or [f"mesh {mesh.name}: all ranks are alive"]
+    if broken and not any(done):
+        told.append("  their process group had been shut down; a new one replaces it")
     if not was_kept:
         told.append(f"  the host agent of mesh {mesh.name} had died, too; a new one keeps it from now on")
     return "\n".join(told)
 
 
-def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
-    """Raise KeyboardInterrupt in the cells and endpoints that run on these ranks.
+def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
+    """Raise KeyboardInterrupt in the cells and endpoints that run on these ranks, and end their waits in collectives.
+
+    A second interrupt shortly after the first one kills the ranks that still run what the first one interrupted, as a
+    second press of the stop button does.
 
     Returns:
         One line for the user.
     """
-    asked = [(part, part.mesh.interrupt()) for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks)]
-    deadline = time.monotonic() + INTERRUPT_TIMEOUT
-    stopped: dict[str, list[int]] = {}
+    first = session.interrupted.pop(mesh, None)
+    again = first is not None and first.may_escalate(time.monotonic())
+    if first is not None and again:
+        time.sleep(max(0.0, first.at + ANSWER_GRACE - time.monotonic()))
+    # Each rank by itself the second time: else one that is silent would hide what the others answer.
+    chosen = [[rank] for rank in ranks] if again else [ranks]
+    flat = mesh.flatten("ranks")
+    at = time.monotonic()
+    asked = [(part, part.mesh.interrupt()) for some in chosen for part in parts(mesh, flat, mesh.extent, some)]
+    running: dict[int, frozenset[str]] = {}
     silent: list[int] = []
     for part, call in asked:
         try:
-            names = dict(zip(part.ranks, call.get(max(0.0, deadline - time.monotonic())).values(), strict=True))
+            names = dict(
+                zip(part.ranks, call.get(max(0.0, at + INTERRUPT_TIMEOUT - time.monotonic())).values(), strict=True)
+            )
         except TimeoutError:
             silent += part.ranks
             continue
         except SupervisionError as error:  # dead ranks run nothing; the others have been interrupted
             names = {part.ranks[rank]: found for rank, found in error.values.items()}
-        for rank, found in names.items():
-            for name in found:
-                stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
+        running.update({rank: frozenset(found) for rank, found in names.items() if found})
+    this = Interruption(at, {**running, **dict.fromkeys(silent, SILENT)}, _pending_calls(mesh))
+    if first is not None and again and (stuck := first.unanswered(this)):
+        return f"{kill(mesh, stuck)} (no answer to the first interrupt)"
+    if this.running:
+        session.interrupted[mesh] = this
+    stopped: dict[str, list[int]] = {}
+    for rank, found in running.items():
+        for name in sorted(found):
+            stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
     told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
     idle = "no cell runs there, and the job's own program is never interrupted"
     idle = idle if engine().is_joined(mesh) else "nothing is running there"
@@ -255,6 +278,17 @@ def interrupt(mesh: ProcMesh, ranks: Sequence[int]) -> str:
         who = _ranks(silent)
         text += f"; no answer from {who} within {INTERRUPT_TIMEOUT:g} s; %mesh stacks shows what it is doing"
     return text
+
+
+def _pending_calls(mesh: ProcMesh) -> dict[int, frozenset[int]]:
+    """For each rank of a mesh, the calls of this process that it has not answered."""
+    ranks = {ref.id: rank for rank, ref in enumerate(mesh._target().procs)}
+    found: dict[int, set[int]] = {}
+    for call in engine().awaited_here():
+        for proc in call.procs:
+            if proc in ranks:
+                found.setdefault(ranks[proc], set()).add(call.number)
+    return {rank: frozenset(numbers) for rank, numbers in found.items()}
 
 
 def kill(mesh: ProcMesh, ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -178,6 +179,10 @@ class Notebook:
         self.last_cell = filename, raw
         return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
+    def again(self, cell: Cell) -> Cell:
+        """A cell that has run, to be run again: its output goes to the running cell."""
+        return replace(cell, id=f"{self._key}.{next(_count)}")
+
     def _containing(self, body: str) -> str:
         """The whole cell around this body; reconstructed if a program has run the cell."""
         raw = self._raw_cell
@@ -225,6 +230,10 @@ class Notebook:
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
+
+    def parent_of(self, cell: str) -> Any:
+        """The header of the request that ran a cell, by the key of the cell or of its run; None if it is not known."""
+        return getattr(self._publishers.get(cell.partition(".")[0]), "parent", None)
 
     def progress_output(self) -> CellOutput | None:
         """The output area of the running cell, for a progress line; None under `%%capture`, which would keep it."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.engine_places import EnginePlaces
+from monarch_kernel.kernel.interrupts.press_logic import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.subscriptions import Subscribers
@@ -20,6 +23,8 @@ class MeshSession:
         self._current: str | None = None
         #: The hosts of meshes that an engine has given, by the names of the meshes; also those that are waited for.
         self.engine_hosts = EnginePlaces()
+        #: For each mesh, what `%mesh interrupt` last interrupted there.
+        self.interrupted: weakref.WeakKeyDictionary[ProcMesh, Interruption] = weakref.WeakKeyDictionary()
         #: Notified when another mesh is chosen.
         self.changed: Subscribers[[]] = Subscribers("a callback on the mesh in use")
 

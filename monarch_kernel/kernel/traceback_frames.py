@@ -14,18 +14,21 @@ WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 _DEBUGGERS = (f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd", f"{os.sep}bdb.py", f"{os.sep}pdb.py")
 
 
-def cut(traceback: TracebackType | None, *, interrupt: bool = False) -> TracebackType | None:
+def cut(
+    traceback: TracebackType | None, *, interrupt: bool = False, within: tuple[str, ...] = ()
+) -> TracebackType | None:
     """The traceback up to the last frame outside this package; the whole traceback if there is none.
 
     Args:
         interrupt: the traceback belongs to a KeyboardInterrupt; also hide trailing frames that wait or trace.
+        within: also hide trailing frames in files whose paths contain one of these.
     """
     frames: list[TracebackType] = []
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
     shown = frames
-    while shown and _hidden(shown[-1].tb_frame.f_code.co_filename, interrupt):
+    while shown and _hidden(shown[-1].tb_frame.f_code.co_filename, interrupt, within):
         shown = shown[:-1]
     made: TracebackType | None = None
     for frame in reversed(shown or frames):
@@ -33,7 +36,7 @@ def cut(traceback: TracebackType | None, *, interrupt: bool = False) -> Tracebac
     return made
 
 
-def _hidden(file: str, interrupt: bool) -> bool:
-    if file.startswith(_PACKAGE):
+def _hidden(file: str, interrupt: bool, within: tuple[str, ...]) -> bool:
+    if file.startswith(_PACKAGE) or any(part in file for part in within):
         return True
     return interrupt and (file.startswith(WAITING) or any(part in file for part in _DEBUGGERS))

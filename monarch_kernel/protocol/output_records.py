@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 Stream = Literal["stdout", "stderr"]
-Kind = Literal["text", "display", "result", "error", "clear", "begin", "end", "flush"]
+Kind = Literal["text", "display", "result", "error", "clear", "comm", "begin", "end", "flush"]
 
 MAX_RECORD = 4096
 """PIPE_BUF on Linux: the largest write to a pipe that is atomic."""
@@ -67,7 +67,7 @@ _NUMBERS: dict[str, int] = {"stdout": 1, "stderr": 2}
 _MAX_OPEN_MESSAGES = 64
 #: The most headers that a decoder caches: enough for lines of every length in a few cells.
 _MOST_HEADERS = 16_384
-_MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear"))
+_MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear", "comm"))
 
 
 class OutputEvent(msgspec.Struct, frozen=True):
@@ -76,7 +76,8 @@ class OutputEvent(msgspec.Struct, frozen=True):
     ``cell`` is the id of the cell that caused it, or "". ``data`` depends on ``kind``:
     ``text`` the str; ``display`` and ``result`` a dict with ``data`` (MIME bundle), ``metadata`` and,
     if given, ``display_id`` and ``update``; ``error`` a dict with ``ename``, ``evalue`` and
-    ``traceback``; ``clear`` a dict with ``wait``; ``flush`` the token (str); else None.
+    ``traceback``; ``clear`` a dict with ``wait``; ``comm`` a dict with the ``type``, ``comm`` (its id),
+    ``data``, ``metadata`` and ``buffers`` (base64) of a widget's message; ``flush`` the token (str); else None.
     """
 
     cell: str

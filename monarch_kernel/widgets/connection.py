@@ -29,7 +29,7 @@ MOST_STREAMS = 32
 ANSWER_DEADLINE = 30.0
 #: ... of what starts processes, or moves files.
 LONG_DEADLINE = 600.0
-_LONG = frozenset({"up", "heal", "down", "sync", "attach", "stop_kept"})
+_LONG = frozenset({"up", "heal", "down", "restart", "sync", "attach", "stop_kept"})
 
 
 class Closable(Protocol):

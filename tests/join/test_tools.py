@@ -92,7 +92,7 @@ def test_ranks_that_cannot_stop_or_step_together_are_told_with_the_reason(job: J
     until(notebook, "%mesh debug list", r"\b0-1\b.*breakpoint")
     notebook.ok("%mesh clear all")
     said = shown(notebook.ok("%mesh debug -r 0 next"))
-    assert "0 runs on.\n0 of tools wait in all_reduce for stopped ranks, and give up in 29:" in said
+    assert "Rank 0 continues.\n0 of tools wait in all_reduce for stopped ranks, and give up in 29:" in said
     notebook.ok("%mesh debug continue")
     until(notebook, "%mesh debug list", r"\b0\b.*step|No rank is stopped")
     notebook.ok("%mesh debug continue")

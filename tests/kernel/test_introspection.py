@@ -62,6 +62,8 @@ def test_descriptions_come_from_a_rank(mesh: Kernel) -> None:
 
 def test_subcommands_offer_what_they_take_and_no_magics(mesh: Kernel) -> None:
     assert complete(mesh, "%mesh pull net") == ["%mesh pull netmodel"]
+    assert complete(mesh, "%mesh plot net") == ["%mesh plot netmodel"]
+    assert complete(mesh, "%mesh help deb") == ["%mesh help debugger"]
     assert complete(mesh, "%mesh push notebook") == ["%mesh push notebook_only"]
     assert complete(mesh, "%mesh clear ") == ["%mesh clear all"]
     for line in ("%mesh attach ", "%mesh pm ", "%mesh logs -n ", "%mesh pull -"):

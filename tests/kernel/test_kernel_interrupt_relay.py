@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
-from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, ESCALATION_WINDOW, Escalate, Forward, PressLogic
+from monarch_kernel.kernel.interrupts.press_logic import (
+    ANSWER_GRACE,
+    ESCALATION_WINDOW,
+    Escalate,
+    Forward,
+    Interruption,
+    PressLogic,
+)
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
 from monarch_kernel.runtime.node import node
 
@@ -312,3 +319,17 @@ def test_a_cell_that_computes_between_awaits_is_interrupted_where_it_stands(rig:
                 return await task
 
     assert asyncio.run(kernel()) == "interrupted"
+
+
+def test_a_second_interrupt_by_command_concerns_what_the_first_has_interrupted() -> None:
+    def interruption(running: dict[int, str], calls: dict[int, int]) -> Interruption:
+        names = {rank: frozenset({name}) for rank, name in running.items()}
+        return Interruption(10.0, names, {rank: frozenset({number}) for rank, number in calls.items()})
+
+    first = interruption({0: "cells.run", 1: "cells.run", 2: "cells.run", 3: "?"}, {0: 7, 1: 7, 3: 7})
+    assert first.may_escalate(12.0) and not first.may_escalate(12.1)
+    # Rank 0 still answers call 7, rank 1 another one. What an earlier kernel has called has no number here.
+    later = interruption({0: "cells.run", 1: "cells.run", 2: "cells.run", 3: "?"}, {0: 7, 1: 8, 3: 7})
+    assert first.unanswered(later) == [0, 2, 3]
+    assert first.unanswered(interruption({0: "actor.step", 2: "?", 3: "cells.run"}, {0: 7, 3: 7})) == [2, 3]
+    assert interruption({}, {}).unanswered(later) == []

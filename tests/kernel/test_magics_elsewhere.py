@@ -71,7 +71,9 @@ def test_a_second_interrupt_kills_and_says_so(plain: Kernel, bell: Bell) -> None
 def test_unloading_takes_the_magics_away_and_loading_brings_them_back(plain: Kernel) -> None:
     plain.ok("%unload_ext monarch_kernel")
     assert "not found" in plain.run("%mesh ls").stderr
+    assert plain.run("import monarch").ename == "ModuleNotFoundError"
     plain.ok("%load_ext monarch_kernel")
+    plain.ok("from monarch.actor import Actor")
     assert "m " in plain.ok("%mesh ls").text
     assert text(plain.ok("%%mesh\n1")) == "[0-1] 1"
 

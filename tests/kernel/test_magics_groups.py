@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import needs
-from tests.kernel.harness import Kernel, Outcome
+from tests.conftest import needs, wait_until
+from tests.kernel.harness import Bell, Kernel, Outcome
 from tests.kernel.screen import text
 
 needs("torch")
@@ -94,4 +94,77 @@ def test_kept_failures_do_not_keep_the_connections_of_a_group(mesh: Kernel) -> N
     assert "ValueError: no more" in plain(outcome)
     assert "ValueError: no more" in mesh.ok("%mesh pm -r 2").stdout
     mesh.ok("%mesh down own")
+    mesh.ok("%mesh use m")
+
+
+DISAGREE = "dist.all_reduce(torch.ones(1)) if RANK == 0 else dist.barrier()"
+
+
+def disagreed(mesh: Kernel) -> None:
+    """Wait until both ranks of the mesh in use are in their collectives."""
+
+    def there() -> bool:
+        stacks = mesh.ok("%mesh stacks").text
+        return "torch: all_reduce" in stacks and "torch: barrier" in stacks
+
+    wait_until(there, "both ranks wait in collectives")
+
+
+def test_interrupts_end_waits_in_collectives_of_cells_and_endpoints(mesh: Kernel, bell: Bell) -> None:
+    mesh.ok("%mesh up group --procs 2 --dist gloo")
+    # A cell, in a group that it made: `%mesh interrupt` tells the interrupt first, and what torch said below it.
+    mesh.ok(
+        f"%%mesh -a -o job\nimport torch, torch.distributed as dist\n{bell.code()}group = dist.new_group()\n"
+        + DISAGREE.replace("RANK", "rank")
+    )
+    disagreed(mesh)
+    assert "mesh group: interrupted a cell on ranks 0-1" in mesh.ok("%mesh interrupt").stdout
+    ended = mesh.run("job.result(60)")
+    assert ended.ename == "MeshCellInterrupt"
+    told = plain(ended)
+    assert "c10d_logger" not in told and "GLHF" not in told
+    assert re.search(r"\nKeyboardInterrupt\nIt ended a wait in torch.distributed \(.*closed by peer", told)
+    # Endpoints, on the main thread, on a thread of their own and in an event loop.
+    mesh.ok(
+        "from monarch.actor import Actor, current_rank, endpoint\n"
+        "def wait():\n    import torch, torch.distributed as dist\n"
+        f"    {DISAGREE.replace('RANK', 'current_rank().rank')}\n"
+        "class Plain(Actor):\n    @endpoint\n    def wait(self):\n        wait()\n"
+        "class Loop(Actor):\n    @endpoint\n    async def wait(self):\n        wait()\n"
+        + bell.code()
+        + "import monarch_kernel\nprocs = monarch_kernel.get_mesh('group')\n"
+        "actors = {'plain': procs.spawn('plain', Plain), 'loop': procs.spawn('loop', Loop)}"
+    )
+    for name in ("plain", "loop"):
+        mesh.ok("%mesh heal")
+        mesh.ok(f"call = actors[{name!r}].wait.call()")
+        disagreed(mesh)
+        assert f"interrupted {name}.wait on ranks 0-1" in mesh.ok("%mesh interrupt").stdout
+        ended = mesh.run("call.get(60)")
+        assert "KeyboardInterrupt\nIt ended a wait in torch.distributed" in plain(ended)
+        # The stop button does the same.
+        assert "process group had been shut down; a new one replaces it" in mesh.ok("%mesh heal").stdout
+        mesh.ok(f"call = actors[{name!r}].wait.call()")
+        disagreed(mesh)
+        cell = mesh.send("print('waits', flush=True); call.get()")
+        cell.prints("waits")
+        mesh.interrupt()
+        assert cell.wait().ename == "KeyboardInterrupt"
+        assert "It ended a wait in torch.distributed" in plain(mesh.run("call.get(60)"))
+    mesh.ok("%mesh heal")
+    assert text(mesh.ok("%%mesh\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()")) == "[0-1] 2.0"
+    # A second `%mesh interrupt` kills what does not answer, and no rank that does.
+    mesh.ok(
+        "%%mesh -a -o job\nimport time\n"
+        "def stubborn():\n    while True:\n        try:\n            time.sleep(1000)\n"
+        "        except KeyboardInterrupt:\n            ring('heard')\n"
+        "ring()\nstubborn() if rank == 1 else time.sleep(1000)"
+    )
+    bell.wait(2)
+    mesh.ok("%mesh interrupt")
+    bell.wait()
+    said = mesh.ok("%mesh interrupt").stdout
+    assert said == "mesh group: killed rank 1; %mesh heal group replaces it (no answer to the first interrupt)\n"
+    assert "1: killed" in mesh.run("job.result(60)").evalue
+    mesh.ok("%mesh down group")
     mesh.ok("%mesh use m")

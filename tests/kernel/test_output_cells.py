@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.kernel.harness import Bell, Kernel
@@ -73,7 +75,7 @@ def test_html_has_labels_that_say_where(mesh: Kernel) -> None:
     assert "gpus=0-3" in html
 
 
-def test_output_is_bounded_and_the_rest_is_in_the_logs(mesh: Kernel) -> None:
+def test_output_is_bounded_and_the_rest_is_in_the_logs(mesh: Kernel, tmp_path: Path) -> None:
     outcome = mesh.ok("%%mesh\nfor i in range(3000):\n    print('line', i)")
     told = text(outcome)
     assert "line 1999" in told
@@ -82,9 +84,28 @@ def test_output_is_bounded_and_the_rest_is_in_the_logs(mesh: Kernel) -> None:
     assert told.endswith("line 2999")
     assert "%mesh logs -r 0,1,2,3" in told
     logs = mesh.ok("%mesh logs -r 2").stdout
-    assert "[2] line 2500\n" in logs
-    assert "[3]" not in logs
+    assert "--all shows more" in logs and "[2] line 2800\n" in logs
+    assert "line 2799" not in logs and "[3]" not in logs
     assert mesh.ok("%mesh logs -r 2 -n 1").stdout == "[2] line 2999\n"
+    assert "[2] line 0\n" in mesh.ok("%mesh logs -r 2 --all").stdout
+    file = tmp_path / "log"
+    assert f"the output of rank 2 (29 kB) is in {file}" in mesh.ok(f"%mesh logs -r 2 --to {file}").stdout
+    assert [*map("line {}".format, range(3000))] == file.read_text().splitlines()[-3000:]
+    assert "cannot be written" in mesh.run(f"%mesh logs --to {tmp_path}").evalue
+
+
+def test_what_was_cut_stands_among_the_outputs_that_jupyterlab_shows(mesh: Kernel) -> None:
+    outcome = mesh.ok("%%mesh -r 0-2\nfor i in range(1900):\n    print(f'line {i} of {rank}')")
+    bundles = [bundle for bundle in shown(outcome) if bundle.get("text/plain")]
+    assert len(bundles) <= 50
+    assert "not shown" in bundles[-1]["text/plain"]
+    assert "the last lines were:" in bundles[-1]["text/plain"]
+    assert all(f"line 1899 of {rank}" in text(outcome) for rank in range(3))
+    # A line of five megabytes is one line. The notebook's server is not sent more than it passes on.
+    outcome = mesh.ok("%%mesh -r 0\nprint('x' * 5_000_000 + 'end')")
+    assert "… 1 line (4.0 MB) not shown" in text(outcome) and text(outcome).endswith("end")
+    said = mesh.ok("%mesh logs --all").stdout
+    assert len(said) < 600_000 and said.count("xxxend\n") == 1
 
 
 def test_nothing_is_lost_on_error(mesh: Kernel) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
+
+import pytest
 
 from monarch_kernel.kernel.output.folding import Folding
 from monarch_kernel.kernel.output.rank_lines import Limits
@@ -154,6 +157,51 @@ def test_carriage_returns_overwrite_as_in_a_terminal() -> None:
     assert screen.refresh().lines() == [("0", "100% done")]
     folding.text(source(0), "stdout", "abc\rX\r\nnext\n")
     assert screen.refresh().of_rank(0) == ["100% done", "Xbc", "next"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+@pytest.mark.parametrize("leave", [False, True])
+def test_nested_progress_bars_stay_two_lines(leave: bool, size: int) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    written = io.StringIO()
+    inside = ""
+    for _ in tqdm(range(2), desc="epochs", file=written, ascii=True, mininterval=0):
+        for batch in tqdm(range(3), desc="batches", file=written, ascii=True, mininterval=0, leave=leave):
+            if not inside and batch == 2:
+                inside = written.getvalue()
+    folding = Folding()
+    screen = Screen(folding)
+    for start in range(0, len(inside), size):
+        folding.text(source(0), "stderr", inside[start : start + size])
+        folding.text(source(1), "stderr", inside[start : start + size])
+    shown = screen.refresh().lines()
+    assert [(ranks, line.partition(":")[0]) for ranks, line in shown] == [("0,1", "epochs"), ("0,1", "batches")]
+    assert "67%" in shown[1][1] and "\x1b" not in shown[1][1]
+    for rank in (0, 1):
+        folding.text(source(rank), "stdout", "a line of the cell\n")
+        folding.text(source(rank), "stderr", written.getvalue()[len(inside) :])
+        folding.text(source(rank), "stdout", "done\n")
+    folding.finish()
+    shown = screen.refresh().lines()
+    assert {ranks for ranks, _ in shown} == {"0,1"}
+    bars = ["batches", "batches"] if leave else []
+    assert [line.partition(":")[0] for _, line in shown] == ["a line of the cell", *bars, "epochs", "done"]
+    assert "100%" in shown[-2][1]
+
+
+def test_cursor_movements_colours_and_erasures() -> None:
+    folding = Folding()
+    screen = Screen(folding)
+    folding.text(source(0), "stdout", "one\rtwo\nthree\nfour\x1b[2A\rTWO\x1b[")
+    assert screen.refresh().of_rank(0) == ["TWO", "three", "four"]
+    folding.text(source(0), "stdout", "1B\r\x1b[2K\x1b[31mred\x1b[0m end\x08\x08!\x1b[Jx\n")
+    assert screen.refresh().of_rank(0) == ["TWO", "\x1b[31mred\x1b[0m e!x"]
+    folding.text(source(0), "stdout", "".join(f"{number}\n" for number in range(200)))
+    folding.finish()
+    assert screen.refresh().of_rank(0) == ["TWO", "\x1b[31mred\x1b[0m e!x", *map(str, range(200))]
+    folding.text(source(1), "stdout", "\x1b[99999999B\x1b[9999999999Cx\x1b[9999999A\x1b[?25l" + "\x1b[3" * 100)
+    folding.finish()
+    assert len(screen.refresh().of_rank(1)) < 60
 
 
 def test_a_line_without_end_is_bounded() -> None:
@@ -432,7 +480,7 @@ def test_after_a_division_nothing_joins_what_stands_above() -> None:
     folding.text(source(1), "stdout", "same\n")
     folding.text(source(0), "stdout", "rest\n")
     assert screen.refresh().lines() == [("0", "same"), ("0", "half"), ("0", "rest"), ("1", "same")]
-    assert [len(view.blocks) for _, view in sorted(screen.sections.items())] == [1, 2]
+    assert [isinstance(view, TextView) and len(view.blocks) for _, view in sorted(screen.sections.items())] == [1, 2]
 
 
 def test_figures_trade_places_below_a_division_only() -> None:

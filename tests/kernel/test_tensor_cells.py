@@ -94,3 +94,18 @@ def test_values_of_cells_are_shown(mesh: Kernel) -> None:
 def test_tensors_of_other_processes_are_refused(mesh: Kernel) -> None:
     failed = mesh.run("%mesh push elsewhere --on m")
     assert "actors that are not all on its ranks" in failed.evalue
+
+
+def test_mixed_tensors_are_told_in_a_few_lines_with_what_to_write(mesh: Kernel) -> None:
+    mesh.ok("local = torch.ones(2, 3000)\nwith procs.activate():\n    there = torch.zeros(2, 3000)")
+    for code, advice in (
+        ("there + local", "with mesh.activate(): there = torch.tensor(local.numpy())"),
+        ("distribute(torch.zeros(2, 3000), grid) + local", "distribute(local, mesh, sharding_spec=['gpus', ...])"),
+    ):
+        failed = mesh.run(code)
+        assert failed.ename == "MixedTensorsError" and failed.evalue.startswith("add: a local tensor [2, 3000]")
+        assert advice in failed.evalue
+        assert ".py" not in failed.traceback, failed.traceback
+        assert failed.traceback.count("\n") < 10
+    mesh.ok("with procs.activate():\n    brought = torch.tensor(local.numpy())")
+    assert value(mesh, "from monarch_kernel.tensor import inspect\ninspect(brought + there).sum().item()") == "6000.0"

@@ -46,7 +46,7 @@ def test_the_plan_tells_lines_of_cells(mesh: Kernel) -> None:
 
 
 def test_the_plan_of_each_cell_below_it(mesh: Kernel) -> None:
-    mesh.ok("%mesh plan on")
+    assert "is shown below it" in mesh.ok("%mesh plan on").stdout
     try:
         outcome = mesh.ok("if same.sum() > 2:\n    print('yes')")
         assert "item()" in outcome.displays[-1]["text/plain"] and "<table>" in outcome.displays[-1]["text/html"]
@@ -77,7 +77,7 @@ def test_a_watch_stops_the_cell(mesh: Kernel) -> None:
         mesh.ok("%mesh watch --off")
     mesh.ok("with procs.activate():\n    bad = torch.log(-t - 1)")
     assert "bad: 4 of its values are NaN or Inf already" in mesh.ok("%mesh watch bad --nan").stdout
-    mesh.ok("%mesh watch --off\ndel bad")
+    assert "no longer watched" in mesh.ok("%mesh watch --off\ndel bad").stdout
 
 
 def test_memory_by_line_and_holder(mesh: Kernel) -> None:

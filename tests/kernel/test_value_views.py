@@ -86,3 +86,11 @@ def test_of_a_large_array_only_a_sample_is_read() -> None:
 def test_what_is_no_array_has_none() -> None:
     assert summary_of("text") is None
     assert summary_of(torch.tensor(1.0)) is None
+
+
+def test_data_frames_are_tables_with_their_ranks() -> None:
+    pandas = pytest.importorskip("pandas")
+    frames = [pandas.DataFrame({"loss": [rank // 2]}) for rank in range(4)]
+    html = html_of(frames)
+    assert html.count("<table") == 2 and html.index("[0-1]") < html.index("[2-3]")
+    assert "<th>loss</th>" in html

@@ -1,5 +1,5 @@
 import type { FailureView, MeshStore } from '../model';
-import { t } from '../model';
+import { formatRanks, t, tn } from '../model';
 import { NewFailures } from '../panel/newfailures';
 import { Notification } from '@jupyterlab/apputils';
 import type { JupyterFrontEnd } from '@jupyterlab/application';
@@ -40,9 +40,10 @@ export class Notices {
       return;
     }
     const mesh = store.meshes.get(last.mesh)?.name ?? '';
+    const who = last.ranks.length ? tn('rank %2', 'ranks %2', last.ranks.length, formatRanks(last.ranks)) : '';
     const more = failures.length > 1 ? ` ${t('(and %1 more)', failures.length - 1)}` : '';
     Notification.emit(
-      `${[title, mesh].filter(Boolean).join(' · ')}: ${last.text}${more}`,
+      `${[title, mesh, who].filter(Boolean).join(' · ')}: ${last.text}${more}`,
       failures.every(({ kind }) => kind === 'walltime') ? 'warning' : 'error',
       {
         autoClose: false,

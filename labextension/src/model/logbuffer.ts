@@ -64,6 +64,12 @@ export class LogBuffer {
     this._shown = all ? this._lines : this._lines.filter(line => this._passes(line));
   }
 
+  /** The lines that pass the filter, each behind its rank if there are several. */
+  text(): string {
+    const several = new Set(this._shown.map(([rank]) => rank)).size > 1;
+    return this._shown.map(([rank, , text]) => (several && rank >= 0 ? `[${rank}] ${text}\n` : `${text}\n`)).join('');
+  }
+
   clear(): void {
     const filtered = this._shown !== this._lines;
     this._lines = [];

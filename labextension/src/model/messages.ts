@@ -97,6 +97,7 @@ export type Deed =
   | 'use'
   | 'sync'
   | 'down'
+  | 'restart'
   | 'up'
   | 'attach'
   | 'stop_kept'

@@ -4,7 +4,7 @@ import { button, Disposables, element, moveByArrows, setAttribute, setText } fro
 import type { Surroundings } from './surroundings';
 
 /** What has a button for the whole mesh. */
-export const MESH_DEEDS = ['use', 'sync', 'interrupt', 'heal', 'down'] as const;
+export const MESH_DEEDS = ['use', 'sync', 'interrupt', 'heal', 'restart', 'down'] as const;
 
 /** What can be done with a whole mesh. */
 export type MeshDeed = (typeof MESH_DEEDS)[number];
@@ -20,6 +20,8 @@ export function nameOf(deed: MeshDeed): string {
       return t('Interrupt');
     case 'heal':
       return t('Heal');
+    case 'restart':
+      return t('Restart');
     case 'down':
       return t('Stop');
   }
@@ -35,6 +37,8 @@ function helpOf(deed: MeshDeed): string {
       return t('Interrupt what runs on this mesh');
     case 'heal':
       return t('Replace the dead ranks; the others keep their variables');
+    case 'restart':
+      return t('Stop this mesh and start it again with the same options; its variables are lost');
     case 'down':
       return t('Stop this mesh and its processes');
   }
@@ -109,15 +113,19 @@ export class ActionBar {
       return;
     }
     const ranks = deed === 'heal' ? this._dead() : [];
+    const { states } = countStates(this._store.ranks(this._mesh));
     if (asCode) {
       await this._insert(deed, ranks);
       return;
     }
-    if (deed === 'down') {
-      const consequence = mesh.kept
-        ? t('It was kept to outlive this kernel. Its processes end, and their variables are lost.')
-        : t('Its processes end, and their variables are lost.');
-      if (!(await this._surroundings.confirm(t('Stop the mesh %1?', mesh.name), consequence, t('Stop')))) {
+    if (deed === 'down' || deed === 'restart') {
+      const consequence = [
+        states.running ? t('A cell or an endpoint runs on it.') : '',
+        mesh.kept && deed === 'down' ? t('It was kept to outlive this kernel.') : '',
+        t('Its processes end, and their variables are lost.')
+      ];
+      const question = deed === 'down' ? t('Stop the mesh %1?', mesh.name) : t('Restart the mesh %1?', mesh.name);
+      if (!(await this._surroundings.confirm(question, consequence.filter(Boolean).join(' '), nameOf(deed)))) {
         return;
       }
     }

@@ -120,9 +120,13 @@ export class KernelPane {
     this._form?.dispose();
     this._form = undefined;
     if (open) {
-      this._form = new UpForm(this._formHost, this._actions, this._surroundings);
+      this._form = new UpForm(this._formHost, this._actions, this._surroundings, '', () => this._meshNames());
       this._form.focus();
     }
+  }
+
+  private _meshNames(): string[] {
+    return [...this._client.store.meshes.values()].map(({ name }) => name);
   }
 
   dispose(): void {
@@ -173,7 +177,7 @@ export class KernelPane {
     this._more.hidden = !known || empty;
     if (empty && !this._empty.hasChildNodes()) {
       this._empty.append(element('p', 'mk-Note', {}, t('This kernel has no mesh yet.')));
-      new UpForm(this._empty, this._actions, this._surroundings);
+      new UpForm(this._empty, this._actions, this._surroundings, '', () => this._meshNames());
     } else if (!empty && this._empty.hasChildNodes()) {
       this._empty.replaceChildren();
       this.openForm(false);

@@ -111,7 +111,19 @@ describe('the buttons of a mesh', () => {
   it('stops a mesh only if the person agrees', async () => {
     const { made, actions } = bar(storeOf(ranks(2)), surroundingsOf({ confirm: async () => false }));
     await made.perform('down');
+    await made.perform('restart');
     expect(actions.perform).not.toHaveBeenCalled();
+  });
+
+  it('says what a restart costs, and that something runs', async () => {
+    const surroundings = surroundingsOf({ confirm: vi.fn(async () => true) });
+    const { made, actions } = bar(storeOf(ranks(2, [{ state: 'running' }])), surroundings);
+    await made.perform('restart');
+    const [question, consequence, deed] = vi.mocked(surroundings.confirm).mock.calls[0] ?? [];
+    expect(question).toMatch(/^Restart the mesh /);
+    expect(consequence).toBe('A cell or an endpoint runs on it. Its processes end, and their variables are lost.');
+    expect(deed).toBe('Restart');
+    expect(actions.perform).toHaveBeenCalledWith('restart', 'k', []);
   });
 
   it('does one thing at a time, and says why it failed', async () => {

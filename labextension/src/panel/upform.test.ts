@@ -1,5 +1,8 @@
-import { describe, expect, it } from 'vitest';
-import { lineOf, readOptions } from './upform';
+import { describe, expect, it, vi } from 'vitest';
+import { find, settled } from '../testing';
+import type { Actions } from '../model';
+import type { Surroundings } from './surroundings';
+import { freeName, lineOf, readOptions, UpForm } from './upform';
 
 describe('the form that brings a mesh up', () => {
   it('reads a number of processes', () => {
@@ -21,5 +24,29 @@ describe('the form that brings a mesh up', () => {
     expect(lineOf({ dims: { hosts: 2, gpus: 4 }, keep: true, sync: true })).toBe(
       '%mesh up hosts=2 gpus=4 --keep --sync'
     );
+  });
+
+  it('proposes a name that no mesh has, and asks what to do with one that has it', async () => {
+    expect([freeName([]), freeName(['m', 'x']), freeName(['m', 'm2'])]).toEqual(['m', 'm2', 'm3']);
+    const perform = vi.fn(async () => ({ text: 'up' }));
+    const actions = { perform } as unknown as Actions;
+    const form = new UpForm(document.body, actions, {} as Surroundings, '', () => ['m', 'other']);
+    const name = find<HTMLInputElement>(form.node, '.mk-Up-name');
+    const taken = find(form.node, '.mk-Up-taken');
+    expect([name.value, taken.hidden]).toEqual(['m2', true]);
+    name.value = 'other';
+    name.dispatchEvent(new Event('input'));
+    expect(taken.hidden).toBe(false);
+    form.node.requestSubmit();
+    await settled();
+    expect(perform).toHaveBeenLastCalledWith('up', '', [], { options: { name: 'other', procs: 4, reuse: true } });
+    taken.querySelectorAll('input')[1]?.click();
+    form.node.requestSubmit();
+    await settled();
+    expect(perform).toHaveBeenLastCalledWith('up', '', [], { options: { name: 'other', procs: 4, replace: true } });
+    name.value = 'm2';
+    form.node.requestSubmit();
+    await settled();
+    expect(perform).toHaveBeenLastCalledWith('up', '', [], { options: { name: 'm2', procs: 4 } });
   });
 });

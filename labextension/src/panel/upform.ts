@@ -11,6 +11,8 @@ export interface UpOptions {
   dims?: Record<string, number>;
   sync?: boolean;
   keep?: boolean;
+  reuse?: boolean;
+  replace?: boolean;
 }
 
 let forms = 0;
@@ -30,6 +32,10 @@ export class UpForm {
   });
   private readonly _sync = element('input', '', { type: 'checkbox' });
   private readonly _keep = element('input', '', { type: 'checkbox' });
+  private readonly _reuse = element('input', '', { type: 'radio', name: `mk-up-taken-${forms}`, checked: true });
+  private readonly _replace = element('input', '', { type: 'radio', name: `mk-up-taken-${forms}` });
+  /** What to do where there is a mesh of that name. */
+  private readonly _taken = element('div', 'mk-Up-taken');
   private readonly _start = element('button', 'mk-Button mk-mod-main', { type: 'submit' }, t('Bring up'));
   private readonly _result = element('div', 'mk-Bar-result', { role: 'status' });
 
@@ -37,10 +43,19 @@ export class UpForm {
     host: HTMLElement,
     private readonly _actions: Actions | null,
     private readonly _surroundings: Surroundings,
-    private readonly _before = ''
+    private readonly _before = '',
+    private readonly _names: () => Iterable<string> = () => []
   ) {
+    this._name.value = freeName(_names());
+    this._taken.hidden = true;
+    this._taken.append(
+      element('label', 'mk-Check', {}, this._reuse, t('Reuse the mesh of that name, with its variables')),
+      element('label', 'mk-Check', {}, this._replace, t('Replace it: stop it first'))
+    );
+    this._name.addEventListener('input', () => this._named());
     this.node.append(
       labelled(t('Name'), this._name),
+      this._taken,
       labelled(t('Processes'), this._size),
       element('div', 'mk-Faint mk-Up-help', { id: `mk-up-${forms++}` }, t('A number, or dimensions: hosts=2 gpus=4')),
       element('label', 'mk-Check', {}, this._sync, t('Sync folders first')),
@@ -70,8 +85,15 @@ export class UpForm {
     this.node.remove();
   }
 
+  private _named(): void {
+    this._taken.hidden = ![...this._names()].includes(this._name.value.trim());
+  }
+
   private async _go(asCode: boolean): Promise<void> {
-    const options = readOptions(this._name.value, this._size.value, this._sync.checked, this._keep.checked);
+    this._named();
+    const read = readOptions(this._name.value, this._size.value, this._sync.checked, this._keep.checked);
+    const taken = this._replace.checked ? { replace: true } : { reuse: true };
+    const options = read && !this._taken.hidden ? { ...read, ...taken } : read;
     setAttribute(this._size, 'aria-invalid', options === null ? 'true' : undefined);
     if (!options) {
       this._say(t('Processes: a number such as 4, or dimensions such as hosts=2 gpus=4.'), true);
@@ -100,6 +122,16 @@ export class UpForm {
     setText(this._result, text);
     setAttribute(this._result, 'data-bad', bad);
   }
+}
+
+/** The first name that no mesh has: m, m2, m3. */
+export function freeName(names: Iterable<string>): string {
+  const taken = new Set(names);
+  let number = 1;
+  while (taken.has(number > 1 ? `m${number}` : 'm')) {
+    number++;
+  }
+  return number > 1 ? `m${number}` : 'm';
 }
 
 /** The fields of the form; null if the size makes no sense. A name may be empty: the kernel then gives its own. */

@@ -346,6 +346,8 @@ describe('the details of a rank', () => {
     tab(details, 'Kill');
     expect(actions.asked).toHaveLength(0);
     expect(document.activeElement?.textContent).toBe('Keep');
+    // It stands where the pointer is; what kills does not.
+    expect(texts(details, '.mk-Details-deeds button')).toEqual(['Debug', 'Interrupt', 'Keep', 'Kill', 'Heal']);
     tab(details, 'Keep');
     expect(document.activeElement?.textContent).toBe('Kill');
     tab(details, 'Kill');

@@ -227,7 +227,7 @@ export class RankDetails {
     this.update();
   }
 
-  /** Ask once more, where the buttons were. */
+  /** Ask once more, at the button that was pressed: the pointer is then on the one that keeps the rank. */
   private _confirm(): void {
     const keep = button('mk-Button', t('Keep'), () => {
       this._offer();
@@ -243,8 +243,8 @@ export class RankDetails {
       { 'data-deed': 'kill', 'data-sure': true }
     );
     const question = element('span', 'mk-Details-question', {}, t('Kill rank %1?', this._rank));
-    this._buttons.clear();
-    this._deeds.replaceChildren(question, keep, kill);
+    this._buttons.get('kill')?.replaceWith(keep, kill, question);
+    this._buttons.delete('kill');
     keep.focus();
   }
 

@@ -36,6 +36,15 @@ describe('LogView', () => {
     expect(find(view.node, '[data-stream=stderr]').textContent).toBe('1 later');
   });
 
+  it('has a text of what is shown, to be saved', async () => {
+    const { actions, view } = opened();
+    actions.last().answer({ lines: some(0, 3), dropped: 0 });
+    await settled();
+    expect(view.buffer.text()).toBe('[0]  line 0\n[1]  line 1\n[2]  line 2\n');
+    view.buffer.filter({ search: 'LINE 1', ranks: null });
+    expect(view.buffer.text()).toBe(' line 1\n');
+  });
+
   it('has only the lines in view in the page', async () => {
     const { view } = opened();
     view.append(some(0, 100_000));

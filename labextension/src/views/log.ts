@@ -19,6 +19,13 @@ export interface LogOptions {
   readonly limit?: number;
 }
 
+/** Have the browser save a text. */
+function download(name: string, text: string): void {
+  const url = URL.createObjectURL(new Blob([text], { type: 'text/plain;charset=utf-8' }));
+  element('a', '', { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}
+
 /** The logs of ranks as they come: searched, by rank, of any length. Only the lines in view are in the page. */
 export class LogView {
   readonly node = element('div', 'mk-View mk-Log');
@@ -49,10 +56,13 @@ export class LogView {
       this._changed();
     });
     clear.hidden = this._ranks.hidden;
+    const save = button('mk-Button', t('Save'), () => download(`${options.mesh}.log`, this.buffer.text()), {
+      title: t('Save the lines that are shown here in a file')
+    });
     this._scroll.setAttribute('aria-label', t('Log'));
     this._scroll.append(this._space);
     this.node.append(
-      element('div', 'mk-Log-bar', {}, this._search, this._ranks, this._count, this._follow, clear),
+      element('div', 'mk-Log-bar', {}, this._search, this._ranks, this._count, this._follow, clear, save),
       this._scroll
     );
     host.append(this.node);

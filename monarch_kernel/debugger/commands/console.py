@@ -373,7 +373,7 @@ class Console(InspectionCommands):
         self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
         self._set.narrow(None)
         if any(at.stop.thread for at in stops):
-            self._say(f"{who} {_runs_on(stops)}.")
+            self._say(f"{_named(who)} {_continues(stops)}.")
         else:
             self._set.choose(None)  # a later stop of a rank is not the failure that was open
             self._say(f"{who}: closed.")
@@ -399,7 +399,7 @@ class Console(InspectionCommands):
         if moved.ended:
             self._say(f"{_among(moved.ended, meshes)} died.")
         if moved.running:
-            self._say(f"{_among(moved.running, meshes)} {_runs_on(moved.running)}.")
+            self._say(f"{_named(_among(moved.running, meshes))} {_continues(moved.running)}.")
             # A step over a collective does not end while a rank is stopped that has to come to it.
             others = [at for at in self.debugger.stops() if at.mesh in meshes and at.stop.thread]
             self._say_waiting(self.debugger.countdown(others) if others else None)
@@ -489,7 +489,7 @@ class Console(InspectionCommands):
         if peers and peers != stops:
             frame = shown_frame(peers[0].stop.frames)
             where = "" if frame is None else f", at {place(frame, self._label)}"
-            text = f"failed in a collective, as those above had left it{where}"
+            text = f"failed in a collective because the ranks above had left it{where}"
             rows.append((names.stops(peers), text))
         self._say(f"{name} failed {duration(newest.age)} ago:\n{columns(rows)}")
         if failures:
@@ -539,8 +539,13 @@ def _among(ranks: Sequence[tuple[str, int]], meshes: Iterable[str]) -> str:
     )
 
 
-def _runs_on(stops: Sequence[Any]) -> str:
-    return "runs on" if len(stops) == 1 else "run on"
+def _continues(stops: Sequence[Any]) -> str:
+    return "continues" if len(stops) == 1 else "continue"
+
+
+def _named(ranks: str) -> str:
+    """The beginning of a sentence about ranks that are given as a short text, such as `0-1` or `m 0-1; n 3`."""
+    return ranks if ranks[:1].isalpha() else f"Rank{'' if ranks.isdigit() else 's'} {ranks}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -281,6 +281,7 @@ class Guest(ToolProcess):
         for running in self._program.endpoints_here():
             stopped.append(running.label)
             self._program.interrupt(running)
+            self._end_waits(running)
         return stopped
 
     def _release(self, actor: ToolActor) -> None:
@@ -291,6 +292,9 @@ class Guest(ToolProcess):
             return actor.running is not None and actor.handled == message
 
         collectives.release((actor.actor, message), lambda: actor.thread if runs() else 0, runs)
+
+    def _end_waits(self, endpoint: Running) -> None:
+        collectives.release(endpoint, lambda: endpoint.thread, lambda: endpoint in self._program.endpoints_here())
 
     def interrupt_main_thread(self) -> None:
         """See ``interface.ProcessFunctions``."""

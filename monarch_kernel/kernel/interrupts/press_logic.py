@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
 
 #: A second press within this time after the first kills ranks that have not responded (seconds).
 ESCALATION_WINDOW = 2.0
-#: Ranks have this long to respond, so that a double click does not kill healthy ones (seconds).
-ANSWER_GRACE = 0.3
+#: Ranks have this long to respond, so that a double click does not kill healthy ones, nor those that wait in a
+#: collective and are released first (seconds).
+ANSWER_GRACE = 1.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,40 @@ class Escalate:
 
     cell: object
     not_before: float
+
+
+#: What a rank runs that has not answered an interrupt: unknown.
+SILENT = frozenset({"?"})
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """What an interrupt of a mesh by a command has interrupted.
+
+    Attributes:
+        at: when (`time.monotonic()`).
+        running: for each rank that ran something, its endpoints; `SILENT` for a rank that did not answer.
+        calls: for each rank, the numbers of this process's calls that it had not answered.
+    """
+
+    at: float
+    running: Mapping[int, frozenset[str]]
+    calls: Mapping[int, frozenset[int]]
+
+    def may_escalate(self, now: float) -> bool:
+        """Whether another interrupt would be a second one."""
+        return now - self.at <= ESCALATION_WINDOW
+
+    def unanswered(self, later: Interruption) -> list[int]:
+        """The ranks that still run what this one interrupted, by what a later one has found."""
+        return sorted(
+            rank
+            for rank, names in later.running.items()
+            if (before := self.running.get(rank))
+            and (names & before or SILENT in (names, before))
+            # Endpoints have the same names each time that they run: a call of another number is another work.
+            and (not self.calls.get(rank) or self.calls[rank] & later.calls.get(rank, frozenset()))
+        )
 
 
 class PressLogic:

@@ -48,6 +48,7 @@ class MeshCompleter:
         subcommands: gives the parser of each subcommand of `%mesh`, for the words after it.
         cell: the parser of `%%mesh`.
         known: called at each completion.
+        topics: of `%mesh help`.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class MeshCompleter:
         subcommands: Mapping[str, Callable[[list[str]], argparse.ArgumentParser]],
         cell: argparse.ArgumentParser,
         known: Callable[[], Known],
+        topics: Iterable[str] = (),
     ) -> None:
+        self._topics = tuple(topics)
         self._subcommands = subcommands
         self._cell = cell
         self._known = known
@@ -76,7 +79,9 @@ class MeshCompleter:
         if cell:
             return self._matching(word, self._arguments(self._cell, words, word, "cell"))
         if not words:
-            return self._matching(word, [*self._subcommands, "--help"])
+            return self._matching(word, [*self._subcommands, "--help", "help"])
+        if words[0] == "help":
+            return self._matching(word, self._topics)
         parser = self._subcommands.get(words[0])
         if parser is None:
             return [], word
@@ -121,7 +126,7 @@ class MeshCompleter:
             return ["gpus=", "--procs"]
         if command == "push":
             return [name for name in known.variables if not name.startswith("_")]
-        if command == "diff":
+        if command in ("diff", "plot"):
             return [*known.of_ranks(), *known.tensors]
         if command in ("watch", "memory"):
             return list(known.tensors)

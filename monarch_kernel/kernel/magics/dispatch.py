@@ -47,17 +47,18 @@ GROUPS: tuple[type[Subcommands], ...] = (
     JoinMagics,
 )
 
-#: In the order in which `%mesh --help` lists them.
-SUBCOMMANDS = (
-    *("up", "ls", "status", "use", "down", "interrupt", "kill", "heal", "restart", "attach", "detach", "jobs"),
-    *("join", "leave"),
-    *("sync", "push", "pull", "logs"),
-    *("stacks", "diff", "plot", "hang", "stragglers", "look"),
-    *("break", "clear", "debug", "pm"),
-    *("focus", "debugpy"),
-    *("metrics", "trace", "history"),
-    *("plan", "watch", "memory"),
-)
+#: By topic, in the order in which `%mesh --help` lists them.
+TOPICS = {
+    "everyday": ("up", "ls", "status", "use", "down", "logs", "push", "pull"),
+    "trouble": ("interrupt", "kill", "heal", "restart", "hang", "stacks", "look", "stragglers"),
+    "values": ("diff", "plot"),
+    "debugger": ("break", "clear", "debug", "pm", "focus", "debugpy"),
+    "code": ("sync",),
+    "elsewhere": ("attach", "detach", "jobs", "join", "leave"),
+    "recordings": ("metrics", "trace", "history"),
+    "tensors": ("plan", "watch", "memory"),
+}
+SUBCOMMANDS = tuple(word for words in TOPICS.values() for word in words)
 
 #: The function of each subcommand.
 FUNCTIONS: dict[str, Callable[..., Any]] = {word: each for group in GROUPS for word, each in group.functions().items()}

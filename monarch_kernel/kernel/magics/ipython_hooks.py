@@ -12,14 +12,16 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
 
+from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import parser_for, parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
-from monarch_kernel.kernel.magics.dispatch import FUNCTIONS
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.magics.tensor_names import handle_named
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.launchers.asking import job_ids, places
 from monarch_kernel.meshes import KeptError
 
@@ -27,7 +29,9 @@ from monarch_kernel.meshes import KeptError
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
     """An IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
     parsers = {word: partial(parser_for, function) for word, function in FUNCTIONS.items()}
-    completer = MeshCompleter(parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables))
+    completer = MeshCompleter(
+        parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables), TOPICS
+    )
 
     @context_matcher()
     def mesh_matcher(context: CompletionContext) -> Any:
@@ -80,6 +84,33 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
 
     def undo() -> None:
         del kernel.do_inspect
+
+    return undo
+
+
+def debugging(ip: Any) -> Callable[[], None]:
+    """Have `%debug` after an error of ranks open `%mesh pm`: the notebook's own frames are those of the wait.
+
+    Returns:
+        A function that undoes this.
+    """
+    debugger = ip.debugger
+
+    def debug(force: bool = False) -> None:
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, MeshCellError):
+            print(f"The error is of ranks of mesh {error.mesh}, so this is %mesh pm --on {error.mesh}:")
+            ip.run_line_magic("mesh", f"pm --on {error.mesh}")
+            return
+        if isinstance(error, ActorError):
+            print("The frames below are the notebook's; %mesh pm opens those of the ranks.")
+        debugger(force)
+
+    ip.debugger = debug
+
+    def undo() -> None:
+        if ip.debugger is debug:
+            ip.debugger = debugger
 
     return undo
 

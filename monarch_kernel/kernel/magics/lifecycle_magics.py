@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import HostMesh
@@ -17,13 +19,15 @@ from monarch_kernel.kernel.magics.engine_arguments import asked_hosts, check_no_
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
-from monarch_kernel.kernel.managed_mesh import UpOptions
+from monarch_kernel.kernel.managed_mesh import ManagedMesh, UpOptions
+from monarch_kernel.kernel.mesh_cell import run_again
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
 from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.asking import AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.launchers.profiles import LOCAL
+from monarch_kernel.meshes import name_ranks
 from workspace_sync.receipt import receipt_line
 
 
@@ -127,13 +131,13 @@ class LifecycleMagics(Subcommands):
     @mesh_argument()
     @ranks_option()
     def interrupt(self, found: Arguments) -> None:
-        """Raise KeyboardInterrupt in what runs on a mesh: cells that were started with -a, and endpoints."""
+        """Interrupt the cells and endpoints of a mesh; again within 2 s, and ranks that do not respond are killed."""
         mesh, ranks = self.addressed(found)
         check_drives(mesh, found.magic)
         for run in get_relay().background:
             if isinstance(run, CellRun) and run.managed.procs is mesh:
                 run.drop(ranks)  # a queued cell must not begin
-        self.say(mesh_lifecycle.interrupt(mesh, ranks))
+        self.say(mesh_lifecycle.interrupt(self._session, mesh, ranks))
 
     @magic_arguments("mesh kill")
     @mesh_argument()
@@ -148,10 +152,33 @@ class LifecycleMagics(Subcommands):
     @magic_arguments("mesh heal")
     @mesh_argument()
     @ranks_option()
+    @argument(
+        "--replay", action="store_true", help="run earlier cells on the new ranks: those with --setup, or else all"
+    )
     def heal(self, found: Arguments) -> None:
         """Replace dead ranks; the others keep their variables."""
         mesh, ranks = self.addressed(found)
         self.say(mesh_lifecycle.heal(self._session, mesh, ranks))
+        if found.replay:
+            self._replay(self._session.get(mesh.name, found.magic), ranks)
+
+    def _replay(self, managed: ManagedMesh, ranks: Sequence[int]) -> None:
+        """Run the cells on new ranks that have run on their predecessors, in the same order; say which ones before."""
+        missed = {rank: managed.missed(rank) for rank in ranks}
+        cells = list({id(each): each for some in missed.values() for each in some}.values())
+        cells = [each for each in cells if each.cell.setup] or cells
+        if not cells:
+            self.say("  no cell that this notebook knows of has run on the predecessors of these ranks")
+            return
+        listed = [self._notebook.file_label(each.cell.filename) or "a cell" for each in cells]
+        new = [rank for rank in ranks if missed[rank]]
+        self.say(
+            f"  on {name_ranks(new, limit=6)} run again: {', '.join(each.removeprefix('Cell ') for each in listed)}"
+        )
+        for each in cells:
+            here = [rank for rank in ranks if each in missed[rank]]
+            run_again(self._notebook, managed, here, each.cell)
+            managed.note_replayed(each, here)
 
     @magic_arguments("mesh restart")
     @mesh_argument()

@@ -17,7 +17,6 @@ from monarch_kernel.engines import engine
 from monarch_kernel.kernel.cell import Cell, CellPlace
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.debug.stop_notices import live
-from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
     check_name,
@@ -29,12 +28,12 @@ from monarch_kernel.kernel.magics.arguments import (
     select,
     summary,
 )
-from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, SUBCOMMANDS, MeshCommands
+from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS, MeshCommands
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
-from monarch_kernel.kernel.mesh_cell import run_in_background, wait_in_background
+from monarch_kernel.kernel.mesh_cell import run_here, run_in_background, wait_in_background
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.transcript import Source
-from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.meshes import format_ranks
 
 
@@ -54,19 +53,27 @@ class MeshMagics(Magics):
     def mesh(self, line: str) -> Any:
         """Start, list and stop meshes of processes, and copy variables between them and the notebook.
 
-        %mesh --help lists the subcommands, %mesh SUB --help tells about one.
+        %mesh --help lists the subcommands by topic, %mesh SUB --help tells about one.
         """
-        if line.strip() in ("", "-h", "--help", "help"):
-            print(self._overview())
+        words = line.split()
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(self._overview(words[1:]))
             return None
         return self._commands.run(line)
 
-    def _overview(self) -> str:
-        lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell", ""]
-        for word in SUBCOMMANDS:
-            lines.append(f"  {word:<8} {summary(FUNCTIONS[word])}")
-        cell = summary(cast("Any", self).mesh_cell)
-        return "\n".join([*lines, "", f"  %%mesh   {cell}", "", "%mesh SUBCOMMAND --help tells more."])
+    def _overview(self, topics: Sequence[str]) -> str:
+        """The subcommands of these topics, or of the first one beside the names of all others."""
+        unknown = next((topic for topic in topics if topic not in TOPICS), None)
+        if unknown is not None:
+            near = nearest(unknown, TOPICS)
+            raise UsageError(f"%mesh help: there is no topic {unknown!r}{near}; there are {', '.join(TOPICS)}")
+        lines = ["usage: %mesh SUBCOMMAND ..., or %%mesh in the first line of a cell"]
+        for topic in topics or list(TOPICS)[:1]:
+            lines += ["", f"{topic}:", *(f"  {word:<10} {summary(FUNCTIONS[word])}" for word in TOPICS[topic])]
+        if not topics:
+            lines += [f"  {'%%mesh':<10} {summary(cast('Any', self).mesh_cell)}", "", "other topics:"]
+            lines += [f"  {topic:<10} {', '.join(words)}" for topic, words in list(TOPICS.items())[1:]]
+        return "\n".join([*lines, "", "%mesh help TOPIC lists a topic, %mesh SUBCOMMAND --help tells about one."])
 
     # -- %%mesh --------------------------------------------------------------------------------
 
@@ -78,6 +85,7 @@ class MeshMagics(Magics):
     @argument("--where", action="append", default=[], metavar="DIM=SLICE", help="as -r, a dimension at a time")
     @argument("-o", "--out", metavar="VAR", help="store the values of the last expression in this variable")
     @argument("-a", "--no-wait", action="store_true", help="do not wait; the output still appears here")
+    @argument("--setup", action="store_true", help="%%mesh heal --replay runs such cells, and no others, on new ranks")
     @argument("--in", dest="module", default="", metavar="MODULE", help="run in the namespace of this module")
     @argument("--frame", type=int, metavar="N", help="in a joined job: in this frame of a stop, 0 being the innermost")
     @argument("--at-step", action="store_true", help="in a joined job: after the same optimizer step on all ranks")
@@ -100,7 +108,7 @@ class MeshMagics(Magics):
         if not cell.strip():
             raise usage_error(found.magic, "the cell is empty; write the code for the ranks below the first line")
         managed = self._session.get(found.on, found.magic)
-        made = replace(self._notebook.make_cell(cell), place=self._place(managed, found))
+        made = replace(self._notebook.make_cell(cell), place=self._place(managed, found), setup=found.setup)
         ranks = select(found.magic, found.ranks, found.where, managed.extent, managed.name)
         if made.place is not None and made.place.step and not found.no_wait:
             self._check_runs(found, managed, ranks)
@@ -176,15 +184,7 @@ class MeshMagics(Magics):
             if found.out:
                 notebook.shell.user_ns[found.out] = handle
             return
-        relay = get_relay()
-
-        def pressed() -> None:
-            if not relay.connected:  # in a plain ipykernel or IPython, the interrupt reaches only this code
-                relay.press(cell.id)
-
-        with relay.active(run), notebook.stops.runs(run):
-            run.start()
-            run.wait(pressed)
+        run_here(notebook, run)
         if run.detached:  # by the debugger's prompt, while ranks are stopped
             handle = wait_in_background(run)
             if found.out:

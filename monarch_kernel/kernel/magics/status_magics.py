@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.display.quantities import text_size
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
@@ -24,10 +27,13 @@ from monarch_kernel.kernel.output.mesh_tables import (
 )
 from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.meshes import KeptError
+from monarch_kernel.meshes import KeptError, name_ranks
 
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
+#: How many lines of each rank `%mesh logs` shows unless told, and how much of all ranks at most (characters): servers
+#: of notebooks drop what comes faster than a megabyte a second.
+LOG_LINES, LOG_SIZE = 200, 500_000
 
 
 class StatusMagics(Subcommands):
@@ -104,21 +110,64 @@ class StatusMagics(Subcommands):
     @magic_arguments("mesh logs")
     @mesh_argument()
     @ranks_option()
-    @argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each rank")
+    @argument("-n", "--lines", type=int, metavar="N", help=f"the last N lines of each rank (by default {LOG_LINES})")
+    @argument("--all", action="store_true", help="everything that its host has kept, as far as a notebook can show it")
+    @argument("--to", metavar="FILE", help="write it to this file; everything, unless -n says how much")
     def logs(self, found: Arguments) -> None:
-        """Print the output of ranks, from every cell, rank by rank."""
+        """Print the last output of ranks, from every cell, rank by rank."""
         if found.lines is not None and found.lines < 1:
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
+        if found.lines is not None and found.all:
+            raise usage_error(found.magic, "give either -n or --all, not both")
         mesh, ranks = self.addressed(found)
+        tail = None if found.all or (found.to and found.lines is None) else found.lines or LOG_LINES
         try:
-            texts = engine().logs(mesh, ranks=ranks, tail=found.lines)
+            # One line more tells whether there are more.
+            texts = engine().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
         except SupervisionError as error:
             raise usage_error(
                 found.magic, f"the logs of mesh {mesh.name} were lost with its host agent: {error.cause}"
             ) from None
-        for rank in ranks:
-            lines = texts.get(rank).rstrip("\n").split("\n")[-(found.lines or 0) :]
-            self.say("\n".join(f"[{rank}] {each}" for each in lines if each or len(lines) > 1))
+        found_lines = {rank: texts.get(rank).rstrip("\n").split("\n") for rank in ranks}
+        if found.to:
+            self.say(_write_logs(found, mesh.name, {rank: each[-(tail or 0) :] for rank, each in found_lines.items()}))
+            return
+        for rank, lines in found_lines.items():
+            shown = _that_fit(lines[-(tail or 0) :], LOG_SIZE // len(found_lines))
+            if found.lines is None and (len(shown) < len(lines) or shown[0] != lines[-len(shown)]):
+                more = "" if found.all else "--all shows more, "
+                self.say(
+                    f"[{rank}] … earlier output is not shown: {more}%mesh logs -r {rank} --to FILE writes all of it"
+                )
+            self.say("\n".join(f"[{rank}] {each}" for each in shown if each or len(shown) > 1))
+
+
+def _that_fit(lines: Sequence[str], room: int) -> list[str]:
+    """The last of these lines, with that many characters; of one that is too long, its end."""
+    fit: list[str] = []
+    for line in reversed(lines):
+        room -= len(line) + 1
+        if room < 0:
+            if not fit:
+                fit.append(f"…{line[-(room + len(line) + 1) :]}")
+            break
+        fit.append(line)
+    return fit[::-1]
+
+
+def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]]) -> str:
+    """Write the output of ranks to the file that was asked for; returns a line for the user."""
+    path = os.path.expanduser(found.to)
+    label = len(lines) > 1
+    size = 0
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            for rank, each in lines.items():
+                for line in each:
+                    size += file.write(f"[{rank}] {line}\n" if label else f"{line}\n")
+    except OSError as error:
+        raise usage_error(found.magic, f"{path} cannot be written: {error.strerror or error}") from None
+    return f"mesh {mesh}: the output of {name_ranks(list(lines), limit=6)} ({text_size(size)}) is in {path}"
 
 
 def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:

@@ -25,8 +25,11 @@ class TensorMagics(Subcommands):
 
         if found.what == "clear":
             clear_plans()
+            self.say("What lines cost is counted anew from here.")
         elif found.what is not None:
             self._notebook.plans.is_on = found.what == "on"
+            on = "From now on, what a cell costs on meshes is shown below it; %mesh plan off ends that."
+            self.say(on if found.what == "on" else "What cells cost is no longer shown.")
         else:
             return explain()
         return None
@@ -49,10 +52,18 @@ class TensorMagics(Subcommands):
             if TensorMagics._watch is not None:
                 TensorMagics._watch.stop()
                 TensorMagics._watch = None
+                self.say("Operations are no longer watched for NaN.")
+            else:
+                self.say("Nothing was watched for NaN.")
             return
         if found.expression:
             self.say(self._state(found))
         TensorMagics._watch = watch_nan(inf=not found.no_inf, at_once=not found.later)
+        what = "NaN" if found.no_inf else "NaN or Inf"
+        how = "the next fetch tells of" if found.later else "a cell stops at"
+        self.say(
+            f"From now on, {how} the operation on a mesh that makes the first {what}; %mesh watch --off ends that."
+        )
 
     def _state(self, found: Arguments) -> str:
         handle = self._handle(found)

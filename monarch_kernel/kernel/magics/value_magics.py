@@ -84,7 +84,7 @@ class ValueMagics(Subcommands):
     @argument("--period", type=float, metavar="S", help="how often it is read at most (default and least: 0.2 seconds)")
     @argument("--stop", action="store_true", help="end all plots; their charts stay")
     def plot(self, found: Arguments) -> Any:
-        """Draw an expression over the ranks while a cell runs: the one that this line is in, or the next."""
+        """Draw a live chart of an expression of the ranks: while this cell runs, or the next if this line is alone."""
         from monarch_kernel.widgets import plot
         from monarch_kernel.widgets.plot_view import stop_plots
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class MeshCellError(Exception):
         extent: Extent,
         ran_on: Sequence[int],
         failures: Sequence[CellFailure],
-        values: dict[int, Any],
+        values: Mapping[int, Any],
         file_label: FileLabel | None = None,
         note: str = "",
     ) -> None:
@@ -113,7 +113,7 @@ class MeshCellError(Exception):
         return [*([self._waited()] if self.released else []), *([self._note] if self._note else [])]
 
     def _render_traceback_(self) -> list[str]:
-        lines = [f"{RED}{BOLD}{self.headline}{OFF}"]
+        lines = [f"{BOLD}{self.headline}{OFF}"]
         groups = grouped(self.failures)
         for group in groups[:_MOST_GROUPS]:
             lines += ["", *group_lines(group, self._file_label)]
@@ -148,7 +148,7 @@ def cell_error(
     extent: Extent,
     ran_on: Sequence[int],
     failures: Sequence[CellFailure],
-    values: dict[int, Any],
+    values: Mapping[int, Any],
     *,
     interrupted: bool,
     file_label: FileLabel | None = None,
@@ -177,7 +177,8 @@ def group_lines(group: Sequence[CellFailure], file_label: FileLabel) -> list[str
     first = group[0]
     head = f"{CYAN}{_label(group)}{OFF} {DIM}{_places(group)}{OFF}".rstrip()
     if first.fault is None:
-        return [head, f"{RED}{BOLD}{first.death}{OFF}"]
+        # Not in bold as well: front ends show that in a dark red, on a red background.
+        return [head, f"{RED}{first.death}{OFF}"]
     lines = [head, *fault_lines(first.fault, file_label)]
     messages: dict[str, list[CellFailure]] = {}
     for failure in group:

@@ -26,7 +26,7 @@ def error_html(error: ActorError | SupervisionError | MeshCellError, file_label:
         notes = error.notes
     else:
         failures = _failures(error)
-        values, notes = dict(getattr(error, "values", None) or {}), []
+        values, notes = getattr(error, "values", None) or {}, []
         title = f"{type(error).__name__}: {str(error).split(chr(10), 1)[0]}"
     groups = grouped(failures)
     parts = [f'<div style="{styles.HEADLINE};{styles.BAD}">{escape(title)}</div>']

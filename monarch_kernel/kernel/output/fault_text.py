@@ -53,8 +53,9 @@ def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
 
 def exception_line(summary: str) -> str:
     """The line that Python prints below the frames, with the exception's type in colour."""
-    name, colon, rest = summary.partition(":")
-    return f"{RED}{name}{OFF}{colon}{rest}"
+    first, newline, notes = summary.partition("\n")
+    name, colon, rest = first.partition(":")
+    return f"{RED}{name}{OFF}{colon}{rest}{newline}{notes}"
 
 
 def is_installed(file: str) -> bool:

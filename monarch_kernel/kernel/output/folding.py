@@ -42,7 +42,14 @@ class Folding:
 
     def text(self, source: Source, stream: str, text: str) -> None:
         """Add `text` that `source` wrote. It may contain any number of lines, and end in the middle of one."""
-        for line in self._cleared(source).lines.feed(stream, text):
+        lines = self._cleared(source).lines
+        if self._rows.is_full:
+            lines.close()
+        shown = lines.feed(stream, text)
+        if shown and lines.steers:
+            for other, line in lines.settle(without=stream):
+                self._rows.add_line(source, other, line)
+        for line in shown:
             self._rows.add_line(source, stream, line)
 
     def display(
@@ -169,12 +176,12 @@ class Folding:
     # -- views -------------------------------------------------------------------------------
 
     def _footer_blocks(self) -> tuple[Block, ...]:
-        alike: dict[tuple[str, str], set[Source]] = {}
+        alike: dict[tuple[str, tuple[str, ...]], set[Source]] = {}
         for source, writer in self._writers.items():
-            for stream, unfinished in writer.lines.unfinished.items():
-                if unfinished.rstrip("\r"):
-                    alike.setdefault((stream, unfinished.rstrip("\r")), set()).add(source)
-        blocks = [Block(frozenset(sources), stream, (text,)) for (stream, text), sources in alike.items()]
+            for stream, lines in writer.lines.live():
+                alike.setdefault((stream, lines), set()).add(source)
+        blocks = [Block(frozenset(sources), stream, lines) for (stream, lines), sources in alike.items()]
+        blocks.sort(key=lambda block: min(block.sources))
         return (*blocks, *notices(self.cut()))
 
     def _place_footer(self, progress: str) -> None:
@@ -208,12 +215,12 @@ def notices(cut: Collection[CutOutput]) -> list[Block]:
     """A notice for each cut, followed by the last lines that were cut."""
     blocks: list[Block] = []
     for each in cut:
-        left = [f"{each.lines:,} lines ({text_size(each.bytes)})"] if each.lines else []
-        left += [f"{each.rich:,} rich results"] if each.rich else []
+        left = [f"{each.lines:,} line{'s' * (each.lines != 1)} ({text_size(each.bytes)})"] if each.lines else []
+        left += [f"{each.rich:,} rich result{'s' * (each.rich != 1)}"] if each.rich else []
         notice = f"… {' and '.join(left)} not shown"
         if each.lines:
             ranks = ",".join(str(rank) for rank in sorted({source.rank for source in each.sources})[:16])
-            notice += f"; %mesh logs -r {ranks} has the full text"
+            notice += f"; %mesh logs -r {ranks} --to FILE writes all of it"
             if each.tail:
                 notice += "; the last lines were:"
         blocks.append(Block(each.sources, "notice", (notice,)))

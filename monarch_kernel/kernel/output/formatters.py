@@ -13,6 +13,7 @@ from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMes
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.kernel.cell_values import CellValues
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.kernel.output.error_views import error_html
 from monarch_kernel.kernel.output.fault_text import FileLabel
@@ -96,6 +97,7 @@ def _html(table: Callable[[Any], TableView], value: Any) -> str:
 
 
 def _value_mesh(values: ValueMesh[Any]) -> str:
+    values = values.to_show() if isinstance(values, CellValues) else values
     return value_mesh_html(values, value_mesh_table(values))
 
 

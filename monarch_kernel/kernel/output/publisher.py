@@ -35,7 +35,8 @@ class NotebookPublisher:
     live = True
 
     def __init__(self, shell: Any, parent: dict[str, Any]) -> None:
-        self._parent = _header(parent)
+        #: The header of the request that runs the cell.
+        self.parent = _header(parent)
         self._shell = shell
         self._id = uuid.uuid4().hex
 
@@ -55,7 +56,7 @@ class NotebookPublisher:
         sys.stderr.flush()
         content = {"data": data, "metadata": metadata, "transient": transient}
         kind = "update_display_data" if update else "display_data"
-        message = session.msg(kind, content, parent=self._parent)
+        message = session.msg(kind, content, parent=self.parent)
         session.send(self._display.pub_socket, message, ident=self._display.topic)
 
     def write(self, stream: str, text: str) -> None:
@@ -67,7 +68,7 @@ class NotebookPublisher:
             target.flush()
             return
         target.flush()
-        message = target.session.msg("stream", {"name": stream, "text": text}, parent=self._parent)
+        message = target.session.msg("stream", {"name": stream, "text": text}, parent=self.parent)
         target.session.send(thread, message, ident=target.topic)
 
     def progress(self, line: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from monarch_kernel.kernel.output.terminal_screen import STEERING, WIDTH, TerminalScreen
 
 #: A longer line is split into several.
-LONGEST_LINE = 32_768
+LONGEST_LINE = WIDTH
 _TAIL_BYTES = 8_192
+_LONGEST_IN_TAIL = 1_000
 # A shorter piece without a newline is only buffered: programs print progress bars and dots in many such pieces.
 _SHORT = 256
 
@@ -31,8 +34,8 @@ class RankLines:
         limits: the limits on what may be shown.
     """
 
-    __slots__ = ("_limits", "_rich_size", "_size", "_tail_size", "cut", "cut_rich", "cut_size", "lines", "rich",
-                 "tail", "unfinished")  # fmt: skip
+    __slots__ = ("_goes_on", "_limits", "_rich_size", "_screens", "_size", "_tail_size", "cut", "cut_rich", "cut_size",
+                 "lines", "rich", "tail", "unfinished")  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -41,6 +44,7 @@ class RankLines:
         self._size = 0
         self.cut = 0
         self.cut_size = 0
+        self._goes_on = False  # the line that was cut last
         #: The number of admitted rich results; `cut_rich` were not admitted.
         self.rich = 0
         self._rich_size = 0
@@ -48,40 +52,87 @@ class RankLines:
         #: The last lines that were cut.
         self.tail: deque[str] = deque()
         self._tail_size = 0
-        #: The unfinished line of each stream.
+        #: The unfinished line of each stream that does not steer a terminal.
         self.unfinished: dict[str, str] = {}
+        self._screens: dict[str, TerminalScreen] = {}
 
     def feed(self, stream: str, text: str) -> Sequence[str]:
         """The lines that `text` completes and that may be shown. `text` may end in the middle of a line."""
-        if "\n" not in text and len(text) < _SHORT and "\r" not in text:
+        if stream in self._screens or STEERING.search(text):
+            return [line for line in self._steered(stream, text) if self._admit(line)]
+        if "\n" not in text and len(text) < _SHORT:
             unfinished = self.unfinished.get(stream, "") + text
-            if "\r" not in unfinished and len(unfinished) < LONGEST_LINE:
+            if len(unfinished) < LONGEST_LINE:
                 self.unfinished[stream] = unfinished
                 return ()
-        if self.lines >= self._limits.lines and "\r" not in text:
+        if self.lines >= self._limits.lines:
             text = self._skip(stream, text)
         *complete, unfinished = (self.unfinished.get(stream, "") + text).split("\n")
         shown: list[str] = []
         for line in complete:
-            line = _overwritten(line.removesuffix("\r"))
+            line = self._begun(line.removesuffix("\r"), shown)
             if self._admit(line):
                 shown.append(line)
-        if "\r" in unfinished:
-            unfinished = _overwritten(unfinished.rstrip("\r")) + "\r" * unfinished.endswith("\r")
-        while len(unfinished) >= LONGEST_LINE:
-            piece, unfinished = unfinished[:LONGEST_LINE], unfinished[LONGEST_LINE:]
-            if self._admit(piece):
-                shown.append(piece)
-        self.unfinished[stream] = unfinished
+        self.unfinished[stream] = self._begun(unfinished, shown)
         return shown
+
+    def _begun(self, line: str, shown: list[str]) -> str:
+        """Add the first pieces of a line that is too long to what is shown; returns its last piece."""
+        at = 0
+        while len(line) - at >= LONGEST_LINE:
+            piece = line[at : at + LONGEST_LINE]
+            at += LONGEST_LINE
+            if self._admit(piece, goes_on=True):
+                shown.append(piece)
+        return line[at:] if at else line
+
+    def _steered(self, stream: str, text: str) -> list[str]:
+        """The lines that a text completes which moves the cursor, or follows one that did."""
+        screen = self._screens.get(stream)
+        if screen is None:
+            screen = self._screens[stream] = TerminalScreen()
+            text = self.unfinished.pop(stream, "") + text
+        final = screen.write(text)
+        plain = screen.plain()
+        if plain is not None:
+            del self._screens[stream]
+            self.unfinished[stream] = plain
+        return final
+
+    def settle(self, without: str = "") -> Iterator[tuple[str, str]]:
+        """The lines above the cursors that may be shown, each with its stream: what comes next stands below them.
+
+        Args:
+            without: a stream that is left as it is.
+        """
+        for stream, screen in list(self._screens.items()):
+            if stream != without:
+                for line in screen.take_above():
+                    if self._admit(line):
+                        yield stream, line
+
+    @property
+    def steers(self) -> bool:
+        """Whether a stream has moved its cursor."""
+        return bool(self._screens)
+
+    def live(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """For each stream, its lines that may still change."""
+        for stream, unfinished in self.unfinished.items():
+            if line := unfinished.rstrip("\r"):
+                yield stream, (line,)
+        for stream, screen in self._screens.items():
+            if lines := screen.lines():
+                yield stream, lines
 
     def finish(self) -> Iterator[tuple[str, str]]:
         """The unfinished lines that may be shown, each with its stream."""
-        for stream, unfinished in list(self.unfinished.items()):
-            line = unfinished.rstrip("\r")
-            if unfinished and self._admit(line):
-                yield stream, line
+        for stream, lines in list(self.live()):
+            for line in lines:
+                if self._admit(line):
+                    yield stream, line
         self.unfinished.clear()
+        self._screens.clear()
 
     def admit_result(self, text: str) -> Sequence[str]:
         """The part of a multi-line result that may be shown: all of it in one piece, or as many lines as fit."""
@@ -102,18 +153,27 @@ class RankLines:
         self._rich_size += size
         return True
 
-    def _admit(self, line: str) -> bool:
-        size = len(line) + 1
+    def close(self) -> None:
+        """Admit no more lines."""
+        self._limits = replace(self._limits, lines=min(self.lines, self._limits.lines))
+
+    def _admit(self, line: str, goes_on: bool = False) -> bool:
+        """Whether a line, or a piece of one that goes on, may be shown."""
+        size = len(line) + (not goes_on)
         if self.lines >= self._limits.lines or self._size + size > self._limits.bytes:
-            self._cut(line)
+            self._cut(line, goes_on)
             return False
         self.lines += 1
         self._size += size
         return True
 
-    def _cut(self, line: str) -> None:
-        self.cut += 1
-        self.cut_size += len(line) + 1
+    def _cut(self, line: str, goes_on: bool) -> None:
+        self.cut += not goes_on
+        self.cut_size += len(line) + (not goes_on)
+        line = line if len(line) <= _LONGEST_IN_TAIL else f"…{line[-_LONGEST_IN_TAIL:]}"
+        if self._goes_on and self.tail:  # the rest of the line of which a piece was cut before
+            self._tail_size -= len(self.tail.pop())
+        self._goes_on = goes_on
         self.tail.append(line)
         self._tail_size += len(line)
         while self.tail and (len(self.tail) > self._limits.tail or self._tail_size > _TAIL_BYTES):
@@ -127,20 +187,7 @@ class RankLines:
             if end < 0:
                 return text
         before = self.unfinished.get(stream, "")
-        if "\r" in before:
-            return text
         self.unfinished[stream] = ""
         self.cut += text.count("\n", 0, end + 1)
         self.cut_size += len(before) + end + 1
         return text[end + 1 :]
-
-
-def _overwritten(line: str) -> str:
-    """`line` as a terminal would show it after its carriage returns."""
-    if "\r" not in line:
-        return line
-    shown = ""
-    for part in line.split("\r"):
-        # Colour codes have no width, so columns cannot be counted: later text replaces the whole line.
-        shown = (part or shown) if "\x1b" in line else part + shown[len(part) :]
-    return shown

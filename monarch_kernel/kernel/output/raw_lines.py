@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.display.controls import only_colours
 from monarch_kernel.kernel.output.rank_lines import LONGEST_LINE, Limits
 from monarch_kernel.kernel.output.render import raw_line
+from monarch_kernel.kernel.output.terminal_screen import STEERING
 from monarch_kernel.kernel.output.transcript import MimeBundle, Source
 
 
@@ -43,7 +45,7 @@ class RawLines:
             if rest:
                 self._unfinished[source, stream] = rest
             for line in lines:
-                self._line(source, stream, line)
+                self._line(source, stream, _without_movements(line))
         elif kind in ("display", "result"):
             shown = data.get("data") or {}
             for line in str(shown.get("text/plain", "")).split("\n"):
@@ -80,5 +82,10 @@ class RawLines:
         if lines <= self._limits.lines and size <= self._limits.bytes:
             self._waiting.append(RawText(stream, raw_line(source, line, name_mesh=name) + "\n"))
         elif lines - 1 <= self._limits.lines and size - len(line) - 1 <= self._limits.bytes:
-            hint = f"… no more of this rank is shown here; %mesh logs -r {source.rank} has the full text"
+            hint = f"… no more of this rank is shown here; %mesh logs -r {source.rank} --to FILE writes all of it"
             self._waiting.append(RawText(stream, raw_line(source, hint, name_mesh=name) + "\n"))
+
+
+def _without_movements(line: str) -> str:
+    """The text as a front end shows it that appends: without what steers a cursor, and what is overwritten."""
+    return only_colours(line.rstrip("\r").rpartition("\r")[2]) if STEERING.search(line) else line

@@ -56,7 +56,7 @@ def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = N
     """The MIME bundle for the current state of a section; an empty section shows nothing."""
     if isinstance(view, RichView):
         return dict(view.data) or {"text/plain": "", "text/html": ""}
-    text = blocks_text(view.blocks, name_meshes=name_meshes)
+    text = blocks_text(view.blocks, name_meshes=name_meshes, colours=False)
     if view.progress:
         text += f"\n{view.progress}" if text else view.progress
     return {"text/plain": text, "text/html": _section_html(view, name_meshes, tooltip) if text else ""}

@@ -58,7 +58,7 @@ class OutputRouter:
         source = Source(event.mesh, event.rank)
         if event.kind == "begin":
             self._places[source] = event.host, event.pid
-        if event.kind == "flush":
+        if event.kind in ("flush", "comm"):
             return
         output = self._cells.get(event.cell)
         if output is None:

@@ -19,6 +19,9 @@ from operator import attrgetter
 from monarch_kernel.kernel.output.transcript import Block, MimeBundle, Source
 
 _SECTION_ROWS = 100
+#: How many sections of text a cell shows: JupyterLab hides what follows a cell's first 50 outputs, and the last section
+#: says what was cut.
+MOST_SECTIONS = 40
 _SECTION_BYTES = 16_384
 # How many rows back a rank may join one, and how many rows a section may reach as a result.
 _WINDOW = 400
@@ -72,6 +75,7 @@ class Rows:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.sections: list[Section] = []
+        self._texts = 0  # how many of them are of text
         self._clock = clock
         self._last: dict[Source, Row] = {}
         self._alike: dict[Key, list[Row]] = {}
@@ -123,6 +127,11 @@ class Rows:
         if self.sections:
             self.sections[-1].closed = True
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no new section of text may be added."""
+        return self._texts >= MOST_SECTIONS
+
     # -- what is shown -----------------------------------------------------------------------
 
     def last_text_section(self) -> Section | None:
@@ -134,6 +143,7 @@ class Rows:
         """A section below all others."""
         section = Section(len(self.sections), rich)
         self.sections.append(section)
+        self._texts += not rich
         return section
 
     @property

@@ -23,6 +23,8 @@ MOST_ROWS = 32
 #: A longer table is below the chart, and opens.
 MOST_BESIDE = 12
 _NAMED = 6
+#: How many different tables are shown.
+MOST_TABLES = 8
 
 
 def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
@@ -36,10 +38,36 @@ def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
     numbers = {rank: number for rank, value in enumerate(held) if (number := number_of(value)) is not None}
     if len(numbers) == len(held) >= FEWEST and len(set(map(repr, held))) > 1:
         return _with_chart(table, _chart(numbers, values.extent))
+    if held and all(is_table(value) for value in held):
+        return _tables(held, values.extent, table.caption)
     summaries = [summary_of(value) for value in held]
     if summaries and all(each is not None for each in summaries):
         return _arrays([each for each in summaries if each is not None], values.extent, table.caption)
     return table_html(table)
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a data frame, or another object with an HTML form of its own that has rows."""
+    return hasattr(type(value), "_repr_html_") and hasattr(type(value), "columns") and hasattr(type(value), "__len__")
+
+
+def _tables(values: Sequence[Any], extent: Extent, caption: str) -> str:
+    """Tables as such: each different one once, with its ranks, in rank order."""
+    alike: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        alike.setdefault(value._repr_html_() or escape(repr(value)), []).append(rank)
+    parts: list[str] = []
+    for html, ranks in list(alike.items())[:MOST_TABLES]:
+        where = format_points(ranks, extent, limit=6)
+        label = f"[{format_ranks(ranks, limit=6)}] {where}".rstrip()
+        parts.append(f'<div><div style="{styles.RANKS}">{escape(label)}</div>{html}</div>')
+    more = len(alike) - MOST_TABLES
+    note = f'<div style="{styles.DIM}">… and {more:,} more different tables</div>' if more > 0 else ""
+    beside = "display:flex;flex-wrap:wrap;gap:8px 28px;align-items:flex-start"
+    return (
+        f'<div style="{styles.VIEW}"><div style="{styles.CAPTION}">{escape(caption)}</div>'
+        f'<div style="{beside}">{"".join(parts)}</div>{note}</div>'
+    )
 
 
 def number_of(value: Any) -> float | None:

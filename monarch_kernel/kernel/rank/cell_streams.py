@@ -5,9 +5,21 @@ from __future__ import annotations
 from monarch_kernel.runtime.rank.output_capture import (
     begin_cell,
     clear_output,
+    current_cell,
+    emit_comm,
     emit_display,
     end_cell,
     flush,
+    set_cell,
 )
 
-__all__ = ["begin_cell", "clear_output", "emit_display", "end_cell", "flush"]
+__all__ = [
+    "begin_cell",
+    "clear_output",
+    "current_cell",
+    "emit_comm",
+    "emit_display",
+    "end_cell",
+    "flush",
+    "set_cell",
+]

@@ -19,7 +19,7 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
-from monarch_kernel.kernel.rank.lazy_shell import LazyShell
+from monarch_kernel.kernel.rank.lazy_shell import process_shell
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvous, end_process_group, set_up
 from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short
@@ -27,6 +27,7 @@ from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
 
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
 #: Only the beginning of a longer string (or bytes) is shown (characters).
 TEXT_LIMIT = 100_000
 #: The length of that beginning (characters).
@@ -42,7 +43,7 @@ class CellReply:
         value: the pickled value of the last expression; None if there is no value, or it is not sent.
         has_value: whether the cell ends in an expression.
         unsent: why the value is not sent, as a sentence.
-        shown: a value that is not sent, as text.
+        shown: the value as a short text, if rebuilding it may need more than builtins.
         fault: the exception that ended the cell.
         seconds: how long the cell took.
         broken: whether the process group of the rank is unusable.
@@ -80,7 +81,8 @@ class CellExecutor(Actor):
         for name, value in known.items():
             if not of_program or name not in self._names:  # a program's own `rank` stays what it is
                 self._names[name] = value
-        self._shell = LazyShell(main)
+        self._shell = process_shell()
+        self._shell.use(main)
         if of_program:
             self._names.setdefault("display", self._shell.display)
         else:
@@ -107,6 +109,11 @@ class CellExecutor(Actor):
     def leave_group(self) -> None:
         """Leave the process group. Ranks that wait for this one in a collective get an error."""
         end_process_group()
+
+    @endpoint
+    def group_broken(self) -> bool:
+        """Whether the process group of this rank was shut down."""
+        return are_broken()
 
     def __cleanup__(self, error: BaseException | None) -> None:
         """Leave the process group that `set_up` joined."""
@@ -165,7 +172,7 @@ class CellExecutor(Actor):
         if not outcome.has_value:
             return self._reply(started)
         sent, unsent = pickled(outcome.value)
-        shown = "" if sent is not None else short(outcome.value)
+        shown = "" if isinstance(outcome.value, _PLAIN) else short(outcome.value)
         return self._reply(started, value=sent, has_value=True, unsent=unsent, shown=shown)
 
     def _reply(

@@ -41,13 +41,25 @@ class LazyShell:
             return
         inline = importlib.util.find_spec("matplotlib_inline") is not None
         if inline and os.environ.get("MPLBACKEND", _INLINE) == _INLINE:
+            matplotlib: Any = sys.modules.get("matplotlib")
+            if matplotlib is not None and "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:
+                matplotlib.rcParams["backend"] = _INLINE  # it has read the variable already
             os.environ["MPLBACKEND"] = _INLINE
+        after_import("comm", _use_comms)
         if "IPython" in sys.modules:
             self.get()
             return
         after_import("IPython", lambda _module: self.get())
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self.display  # type: ignore[attr-defined]
+
+    def use(self, main: ModuleType) -> None:
+        """Have cells run in the namespace of this module."""
+        self._main = main
+        if self._shell is not None:
+            self._shell.user_module, self._shell.user_ns = main, vars(main)
+            self._shell.init_user_ns()
+            self._shell.set_completer_frame()
 
     @property
     def names(self) -> dict[str, Any]:
@@ -75,7 +87,7 @@ class LazyShell:
         shell = self.get()
         if shell is None:
             return None
-        from monarch_kernel.kernel.rank.rank_shell import jsonable
+        from monarch_kernel.kernel.rank.plain_display import jsonable
 
         data, metadata = shell.display_formatter.format(value)
         return jsonable(data), jsonable(metadata)
@@ -107,3 +119,20 @@ class LazyShell:
         from IPython.display import display
 
         return display(*objects, **options)
+
+
+def _use_comms(_module: Any) -> None:
+    from monarch_kernel.kernel.rank.rank_comms import use
+
+    use()
+
+
+_shell: LazyShell | None = None
+
+
+def process_shell() -> LazyShell:
+    """The shell of this process, which has one at most. Until cells run here, its namespace is that of `__main__`."""
+    global _shell
+    if _shell is None:
+        _shell = LazyShell(sys.modules["__main__"])
+    return _shell

@@ -82,22 +82,23 @@ class Monitor(Actor):
         dropped = self._drop(cell)
         if dropped.begun and cell not in CellActivity.ended:
             engine().interrupt_main_thread()
-            self._release(cell, ())  # no signal ends a wait in a collective
+            self._release(cell, None)  # no signal ends a wait in a collective
         return dropped
 
     @endpoint
     def release_cell(self, cell: str, failed: tuple[int, ...]) -> None:
         """End the waits of this rank for ranks that have failed in that cell, until the cell ends here."""
-        self._release(cell, failed)
+        self._release(cell, frozenset(failed))
 
-    def _release(self, cell: str, failed: tuple[int, ...]) -> None:
+    def _release(self, cell: str, failed: frozenset[int] | None) -> None:
         if engine().OF_PROGRAM:  # its process groups are not ours to break
             return
 
         def thread() -> int:
             return self._main if CellActivity.cell == cell else 0
 
-        release(cell, thread, lambda: cell not in CellActivity.ended, frozenset(failed))
+        # An interrupt's own request: it ends more waits than that for ranks that failed, which may run already.
+        release((cell, failed is None), thread, lambda: cell not in CellActivity.ended, failed)
 
     @endpoint
     def drop_cell(self, cell: str) -> Interrupted:

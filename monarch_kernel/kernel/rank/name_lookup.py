@@ -22,6 +22,13 @@ def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return None if shell is None else function(shell, *args)
 
 
+def receive_comm(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:
+    """Pass a message of the front end to a widget of this rank; returns whether it exists."""
+    from monarch_kernel.kernel.rank.rank_comms import receive
+
+    return receive(number, kind, content, buffers)
+
+
 def variables(shell: LazyShell) -> list[str]:
     """The variables of user code in the namespace of the cells."""
     return sorted(name for name in shell.names if not name.startswith(_HIDDEN) and name not in GIVEN)
@@ -50,7 +57,7 @@ def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...])
     ip = shell.get()
     if ip is None:
         return None
-    from monarch_kernel.kernel.rank.rank_shell import jsonable
+    from monarch_kernel.kernel.rank.plain_display import jsonable
 
     try:
         return jsonable(ip.object_inspect_mime(name, detail_level=detail, omit_sections=omit))

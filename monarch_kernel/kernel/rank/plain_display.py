@@ -1,7 +1,9 @@
-"""Displays a value without IPython: as text, or as the MIME bundle of its own methods."""
+"""Displays a value without IPython: as text, or as the MIME bundle of its own methods, as JSON can hold it."""
 
 from __future__ import annotations
 
+import base64
+import json
 import pprint
 from typing import Any
 
@@ -51,3 +53,14 @@ def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _has(value: Any, name: str) -> bool:
     # Looked up on the type, since some objects (mocks, proxies) claim to have every attribute.
     return callable(getattr(type(value), name, None))
+
+
+def jsonable(data: dict[str, Any]) -> dict[str, Any]:
+    """A MIME bundle, or its metadata, in a form that JSON can hold; bytes become base64, as in notebooks."""
+    return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return json.loads(json.dumps(value, default=repr))

@@ -6,8 +6,6 @@ shell, runs cells. The shell stores no history and writes no files.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import sys
 from types import ModuleType
@@ -21,6 +19,7 @@ from traitlets.config import Config
 
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN
+from monarch_kernel.kernel.rank.plain_display import jsonable
 
 _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
 
@@ -138,17 +137,6 @@ def make_shell(main: ModuleType) -> RankShell:
     sys.displayhook, sys.excepthook = displayhook, excepthook
     shell.builtin_trap.activate()
     return shell
-
-
-def jsonable(data: dict[str, Any]) -> dict[str, Any]:
-    """A MIME bundle, or its metadata, in a form that JSON can hold; bytes become base64, as in notebooks."""
-    return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    return json.loads(json.dumps(value, default=repr))
 
 
 def _print_page(text: Any, *_args: Any, **_kwargs: Any) -> None:

@@ -69,6 +69,10 @@ def _too_large(size: int) -> str:
     return f"it is larger than a cell sends by itself (at least {size / 1e6:.0f} MB); use %mesh pull"
 
 
+#: The pickle of None, the value of a cell that ends in a call for its effect.
+NONE = pickled(None)[0]
+
+
 def short(value: Any) -> str:
-    """A short text for a value that is not sent."""
+    """A short text for a value that the notebook may show without rebuilding it."""
     return shortened(value, 200)

@@ -13,6 +13,7 @@ import msgspec
 from monarch_kernel.errors import Fault, capture
 from monarch_kernel.introspection import failed_by_peer
 from monarch_kernel.kernel.traceback_frames import WAITING
+from monarch_kernel.spmd import interrupt_first
 from monarch_kernel.thread_frames import current_frames
 
 _KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -48,6 +49,7 @@ def is_foreign(file: str) -> bool:
 
 def fault_of(error: BaseException) -> Fault:
     """The fault of an exception that ended a cell."""
+    interrupt_first(error)
     # For an interrupt, the line of user code matters, not the waiting code below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()
     fault = capture(error, (_KERNEL, *_ipython(), *waits))

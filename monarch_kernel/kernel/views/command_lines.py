@@ -156,6 +156,7 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "use": _named("use"),
     "sync": _sync,
     "down": _named("down"),
+    "restart": _named("restart"),
     "up": _up,
     "attach": _kept("attach"),
     "stop_kept": _kept("down"),

@@ -48,6 +48,16 @@ class BreakpointHandler(Protocol):
     def stop_here(self, frame: FrameType) -> None: ...
 
 
+class Display(Protocol):
+    """What shows figures and rich values of a rank in the front end that its controller is."""
+
+    def install(self) -> None: ...
+
+    def display(self, *objects: Any, **options: Any) -> Any: ...
+
+    def get(self) -> Any: ...
+
+
 class Submitter(Protocol):
     """The pool of one mesh."""
 
@@ -130,6 +140,10 @@ class TensorFunctions(Protocol):
     def call_ended(self, tensors: Any, error: BaseException | str | None = None) -> None: ...
 
 
+#: The module that has the display of ranks which this process starts, as ``process_shell()``; "": none shows anything.
+#: The front end that shows it gives its name.
+display_module = ""
+
 #: The module that provides the functions of each Protocol.
 MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
@@ -141,6 +155,17 @@ MODULES: dict[type[Any], str] = {
     ViewFunctions: "monarch_kernel.widgets",
     TensorFunctions: "monarch_kernel.tensor",
 }
+
+
+def use_display(module: str) -> None:
+    """Name the module whose ``process_shell()`` is the display of ranks that this process starts from now on."""
+    global display_module
+    display_module = module
+
+
+def display() -> Display:
+    """The display of this process."""
+    return cast("Display", import_module(display_module).process_shell())
 
 
 def debugger_functions() -> DebuggerFunctions:

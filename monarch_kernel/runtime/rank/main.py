@@ -7,6 +7,7 @@ interrupts reach only the main thread.
 from __future__ import annotations
 
 import atexit
+import builtins
 import gc
 import os
 import signal
@@ -22,7 +23,7 @@ import msgspec
 
 # Every actor needs it, so the fork server loads it once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel import aliases, logs
+from monarch_kernel import aliases, environment, logs
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
@@ -34,6 +35,7 @@ from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
+from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
@@ -246,6 +248,9 @@ def main(config: bytes) -> None:
     collectives.install()
     random_seeds.install()
     sys.breakpointhook = _breakpoint
+    extensions.use_display(os.environ.pop(environment.DISPLAY, ""))
+    if extensions.display_module:
+        _display_in_cells()
     code = 1
     try:
         code = Rank(decoded).run()
@@ -265,6 +270,19 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
         return sys.__breakpointhook__(*args, **kwargs)
     extensions.rank_debugger().stop_here(sys._getframe(1))
     return None
+
+
+def _display_in_cells() -> None:
+    """Have figures and rich values shown in the cell that called for them, once this process has what makes them."""
+
+    def install(_module: Any) -> None:
+        extensions.display().install()
+
+    after_import("IPython", install)
+    after_import("matplotlib", install)
+    names: Any = builtins
+    names.display = lambda *objects, **options: extensions.display().display(*objects, **options)
+    names.get_ipython = lambda: extensions.display().get()
 
 
 def _cpu_set(text: str) -> set[int]:

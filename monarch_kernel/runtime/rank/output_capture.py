@@ -37,6 +37,7 @@ __all__ = [
     "begin_cell",
     "clear_output",
     "current_cell",
+    "emit_comm",
     "emit_display",
     "emit_error",
     "end_cell",
@@ -130,6 +131,11 @@ def emit_error(ename: str, evalue: str, traceback: list[str]) -> None:
 def clear_output(wait: bool = False) -> None:
     """Clear the current cell's output; ``wait``: only when new output arrives."""
     _emit("clear", {"wait": wait})
+
+
+def emit_comm(message: dict[str, Any]) -> None:
+    """Send a message of a widget to the front end; see ``protocol.output_records.OutputEvent``."""
+    _emit("comm", message)
 
 
 def _emit(kind: output_records.Kind, message: dict[str, Any]) -> None:

@@ -230,17 +230,17 @@ def test_ranks_not_in_the_set_stay_where_they_are() -> None:
 def test_continue_lets_the_set_go_and_the_others_stay() -> None:
     say = Typed(four())
     say("ranks 0-1")
-    assert say("c") == "0-1 run on."
+    assert say("c") == "Ranks 0-1 continue."
     assert say("where") == "None of the chosen ranks is stopped; 2-3 are, and all chooses them."
     say("all")
-    assert say("continue") == "2-3 run on."
+    assert say("continue") == "Ranks 2-3 continue."
     assert say("next") == "No rank is stopped; break sets a breakpoint, pause stops ranks where they are."
     assert say.console.prompt() == "(mesh) "
 
 
 def test_a_rank_that_does_not_stop_again_is_named() -> None:
     say = Typed(four({2: [10]}))
-    assert say("n").startswith("2 runs on.\n0-1,3  train.py:11")
+    assert say("n").startswith("Rank 2 continues.\n0-1,3  train.py:11")
 
 
 def test_two_stops_of_one_rank_are_told_apart() -> None:
@@ -343,7 +343,7 @@ def test_ranks_that_failed_as_others_had_gone_are_one_line_of_post_mortem() -> N
     say = Typed(MemoryDebugger(*ranks))
     told = say("pm")
     assert "ValueError: boom" in told and "RuntimeError" not in told
-    assert "0,2-3  failed in a collective, as those above had left it, at train.py:10 in step" in told
+    assert "0,2-3  failed in a collective because the ranks above had left it, at train.py:10 in step" in told
     assert say("print x") == "x = 1"  # of the rank that failed first
 
 

@@ -229,7 +229,7 @@ def test_where_nobody_can_be_asked_a_cell_does_not_wait_for_its_stopped_ranks(me
     assert ":3 in f" in run(mesh, "%mesh debug where").stdout
     assert ":4 in f" in run(mesh, "%mesh debug -r 1-2 next").stdout
     assert run(mesh, "%mesh debug -r 1-2 print x").stdout == "1  x = 1\n2  x = 2\n"
-    assert run(mesh, "%mesh debug continue").stdout == "0-3 run on.\n"
+    assert run(mesh, "%mesh debug continue").stdout == "Ranks 0-3 continue.\n"
     while text(cell.outcome) != "[0] 1\n[1] 2\n[2] 3\n[3] 0":
         cell.read()
 

@@ -145,7 +145,7 @@ def test_a_script_that_was_never_debugged_is_stopped_seen_stepped_and_let_go(
     assert said.startswith("No rank is stopped.\n")
     assert "in Worker.work  (paused)" in said
     assert re.search(r"^rank, self = \(1, <.*Worker", said, re.MULTILINE)
-    assert "0-2 run on." in said
+    assert "Ranks 0-2 continue." in said
     assert process.stdout is not None
     wait_until(lambda: "No rank" in debug(process.pid, "all", "continue", "list"), "nothing is stopped any more")
     assert process.stdout.readline() == "done\n"

@@ -226,10 +226,13 @@ def _function(place: Place | None) -> str:
 
 
 def rows(evidence: Mapping[int, Evidence], blamed: set[int]) -> tuple[VerdictRow, ...]:
-    """What all ranks are doing, equal ones merged; those to blame first, then the smallest set."""
+    """What all ranks are doing, equal ones merged; those to blame first, then the smallest set.
+
+    A row stands for one rank or many, so that its text has no "is".
+    """
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, each in evidence.items():
-        alike.setdefault((rank not in blamed, state(each)), []).append(rank)
+        alike.setdefault((rank not in blamed, state(each).removeprefix("is ")), []).append(rank)
     ordered = sorted(alike.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
     return tuple(VerdictRow(tuple(chosen), what, evidence[chosen[0]].place) for (_, what), chosen in ordered)
 

@@ -296,6 +296,7 @@ class AsyncActorInstance(ActorInstance):
             loop.call_soon_threadsafe(self._cancel, task)
         if running:
             self._raise_in_driver()
+            self._end_waits(frozenset(map(id, tasks)), lambda: not all(task.done() for task in tasks))
         return [f"{self.name}.{name}" for name in running]
 
     def interrupted_here(self) -> None:

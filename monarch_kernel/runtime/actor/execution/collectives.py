@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import msgspec
@@ -46,6 +46,8 @@ QUIET, SETTLING = 0.02, 0.5
 _TCP_BYTES = slice(120, 136)
 
 _TORCH = f"{os.sep}torch{os.sep}"
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_RUNTIME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 #: Methods that wait for work started earlier: methods of `Work`, and methods that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
@@ -100,7 +102,11 @@ def opening() -> Generator[Opened]:
     try:
         yield found
     finally:
-        found.close()
+        try:
+            found.close()
+        except KeyboardInterrupt:  # else connections that others open later would count as the group's
+            found.close()
+            raise
 
 
 def shut_down_all() -> None:
@@ -360,7 +366,7 @@ _watched: set[object] = set()
 
 
 def release(
-    key: object, thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int] = frozenset()
+    key: object, thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int] | None = None
 ) -> None:
     """Release a thread from collectives that other ranks will never join, until the endpoint it runs has ended.
 
@@ -370,7 +376,8 @@ def release(
         key: identifies what the thread runs; further requests with the same key are ignored.
         thread: returns its identifier; 0 before it starts.
         runs: whether the endpoint still runs, or will run; called often.
-        failed: the ranks of torch.distributed that will not join, as far as known.
+        failed: the ranks of torch.distributed that will not join, as far as known; None if a user interrupted the
+            endpoint, so that it is to wait for no rank.
     """
     if "torch.distributed" not in sys.modules:
         return
@@ -389,7 +396,7 @@ def release(
     threading.Thread(target=watch, name="monarch-release", daemon=True).start()
 
 
-def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int]) -> None:
+def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozenset[int] | None) -> None:
     began = since = time.monotonic()
     before: _Stand | None = None
     while runs():
@@ -405,7 +412,7 @@ def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozen
         time.sleep(LOOK if now - began < 10 else LOOK_LATER)
 
 
-def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
+def _doubts(failed: frozenset[int] | None) -> tuple[bool, bool]:
     """Whether waiting uses processor time here, and whether some group does not include the failed ranks."""
     c10d: Any = sys.modules.get(C10D)
     if c10d is None:
@@ -415,7 +422,7 @@ def _doubts(failed: frozenset[int]) -> tuple[bool, bool]:
         computes = any(backend != "gloo" for backend, _ in list(world.pg_map.values()))
         groups = [set(ranks) for ranks in list(world.pg_group_ranks.values())]
         largest = max(map(len, groups), default=0)
-        apart = any(len(ranks) < largest and not ranks & failed for ranks in groups)
+        apart = failed is not None and any(len(ranks) < largest and not ranks & failed for ranks in groups)
     except Exception:  # a group is being made at this moment, or the version of PyTorch differs
         return False, False
     return computes, apart
@@ -444,7 +451,39 @@ def said_first(error: BaseException) -> str:
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
 
 
+def interrupt_first(error: BaseException) -> None:
+    """Give an interrupt that ended a wait in a collective its own text first, and torch's error as a note.
+
+    No signal ends such a wait: torch raises because the connections of the group were shut down, and the interrupt is
+    then raised within torch, while it handles that error.
+    """
+    waited = error.__context__
+    while waited is not None and not failed_by_peer(waited):
+        waited = waited.__context__
+    if not isinstance(error, KeyboardInterrupt) or waited is None or error.__suppress_context__:
+        return
+    error.__suppress_context__ = True
+    # Without the address, equal texts of many ranks are shown once.
+    said = re.sub(r" \[[^ ]*\]:\d+$", "", said_first(waited).rstrip("."))
+    error.add_note(f"It ended a wait in torch.distributed ({said}).")
+    frames: list[TracebackType] = []
+    at = error.__traceback__
+    while at is not None:
+        frames.append(at)
+        at = at.tb_next
+    while len(frames) > 1:
+        file = frames[-1].tb_frame.f_code.co_filename
+        if _TORCH not in file and not file.startswith((_RUNTIME, _LIBRARY)):  # the handler of the signal is ours
+            break
+        frames.pop()
+    shown: TracebackType | None = None
+    for each in reversed(frames):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    error.__traceback__ = shown
+
+
 def fault_body(error: BaseException) -> bytes:
     """The body of an ERROR reply."""
+    interrupt_first(error)
     fault = capture(error)
     return encode_fault(msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault)

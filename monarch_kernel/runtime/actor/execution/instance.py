@@ -638,11 +638,16 @@ class ActorInstance(Instance):
 
         With ``cells``, only if the actor is not a tool and runs for a notebook cell whose id has this prefix.
         """
-        name = self.running
+        name, call = self.running, self.answering
         if name is None or not self._runs_for(self.running_for, cells):
             return []
         self._raise_in_driver()
+        self._end_waits((name, id(call)), lambda: self.running == name and self.answering is call)
         return [f"{self.name}.{name}"]
+
+    def _end_waits(self, key: object, runs: Callable[[], bool]) -> None:
+        """End the waits in collectives of what was interrupted, as neither a signal nor an exception does."""
+        collectives.release((self.mesh_id, key), lambda: self._thread if runs() else 0, runs)
 
     def _runs_for(self, cell: str, cells: str) -> bool:
         return not cells or (not self._spec.tool and cell.startswith(cells))

@@ -462,7 +462,8 @@ class Healer:
     ) -> None:
         for actors_record, rank, created in waiting:
             created.get(max(0.0, deadline - time.monotonic()))
-            names[actors_record.mesh._name] = None
+            if not actors_record.mesh._spec.tool:  # users know nothing of those
+                names[actors_record.mesh._name] = None
             if self._restore(actors_record, rank, ref, deadline):
                 restored[actors_record.mesh._name] = None
 

@@ -39,7 +39,7 @@ class Healed(msgspec.Struct):
 
     Attributes:
         replaced: one entry for each rank that was dead.
-        respawned: names of the actor meshes that got new actors.
+        respawned: names of the actor meshes that got new actors; not those of tools.
         restored: names of the actor meshes whose actors were restored from a checkpoint.
         seconds: how long the heal took.
     """
@@ -65,7 +65,7 @@ class Healed(msgspec.Struct):
             moved = f"{one.old_host}/{one.old_pid} -> {one.host}/{one.pid}"
             lines.append(f"  rank {one.rank} ({where}): {moved}; before: {one.cause}")
         if self.respawned:
-            lines.append(f"  actors made anew: {', '.join(self.respawned)}")
+            lines.append(f"  new actors: {', '.join(self.respawned)}")
         if self.restored:
             lines.append(f"  restored from checkpoints: {', '.join(self.restored)}")
         return "\n".join(lines)

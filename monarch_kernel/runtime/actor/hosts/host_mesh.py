@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel import aliases
+from monarch_kernel import aliases, environment
 from monarch_kernel.protocol.messages import Bootstrap, Launch, ProcRef, ProcSpec, Shutdown, SpawnProcs, StopProcs
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import dumps, explain
+from monarch_kernel.runtime.actor import extensions
 from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
@@ -161,6 +162,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         extra = checked_env(env)
         if aliases.enabled():
             extra.setdefault(aliases.VARIABLE, "1")
+        if extensions.display_module:
+            extra.setdefault(environment.DISPLAY, extensions.display_module)
         body: Any = b""
         buffers: tuple[int, ...] = ()
         if bootstrap is not None:

@@ -589,11 +589,14 @@ class TensorMesh:
             if func is aten.lift_fresh.default or x.dim() == 0 or (func is aten.copy_.default and x is args[1]):
                 return self.put(x)
             raise MixedTensorsError(
-                f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}. "
+                f"{func.overloadpacket.__name__}: a local tensor {list(x.shape)} among tensors of mesh {self.name}. "
+                "Write\n"
                 + (
-                    "Distribute it first (distribute(t, mesh, ...)), or take the other one here (full_tensor())"
+                    "  distribute(local, mesh, sharding_spec=[...])    to bring it there, or\n"
+                    "  t.full_tensor()    for the value of the other one here"
                     if self.sharded
-                    else "Create it while the mesh is active, or work on local tensors under no_mesh.activate()"
+                    else "  with mesh.activate(): there = torch.tensor(local.numpy())    to bring it there, or\n"
+                    "  inspect(t)    for the value of the other one here"
                 )
             )
 

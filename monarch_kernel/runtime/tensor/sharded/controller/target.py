@@ -204,22 +204,21 @@ class ShardedMesh(TensorMesh):
                 return x
             if any(x is w for w in written):
                 raise MixedTensorsError(
-                    f"{func} would write a tensor of mesh {self.name} into a local one {list(x.shape)}: "
-                    "take its value here first, as in local.copy_(t.full_tensor())"
+                    f"{func.overloadpacket.__name__} would write a tensor of mesh {self.name} into a local one "
+                    f"{list(x.shape)}. Write\n  local.copy_(t.full_tensor())    to take its value here first"
                 )
             if x.requires_grad and torch.is_grad_enabled():
                 raise MixedTensorsError(
-                    f"{func}: a local tensor {list(x.shape)} that requires grad, among tensors of mesh {self.name}: "
-                    f"its gradient "
-                    "would be lost. Bring it there first with distribute(t, mesh), which gradients pass"
+                    f"{func.overloadpacket.__name__}: a local tensor {list(x.shape)} that requires grad, among tensors "
+                    f"of mesh {self.name}: its gradient would be lost. Write\n"
+                    "  distribute(local, mesh)    to bring it there; gradients pass that"
                 )
             if x.numel() > SMALL and func is not torch.ops.aten.copy_.default:
                 raise MixedTensorsError(
-                    f"{func}: a local tensor {list(x.shape)} among tensors of mesh {self.name}: it is too large to "
-                    f"be sent along. "
-                    f"Lay it out first: distribute(t, mesh, sharding_spec=[{self.labels[0]!r}, ...]), or work here "
-                    f"with "
-                    "the other one's full_tensor()"
+                    f"{func.overloadpacket.__name__}: a local tensor {list(x.shape)} among tensors of mesh "
+                    f"{self.name}, too large to be sent along. Write\n"
+                    f"  distribute(local, mesh, sharding_spec=[{self.labels[0]!r}, ...])    to bring it there, or\n"
+                    "  t.full_tensor()    for the value of the other one here"
                 )
             return self.put(x)
 

@@ -1,0 +1,191 @@
+"""Comms of ranks in the kernel: their messages go to the front end, and its messages to the rank.
+
+The front end has one widget manager for the notebook's own widgets and those of all ranks: a comm's id is unique among
+all processes. Messages to the front end are sent on the thread that polls, so that a widget is there before its view.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.engines import engine
+from monarch_kernel.kernel.rank import name_lookup
+from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.output import RankOutput
+
+#: How often the state of a widget is sent (seconds): bars of many ranks would exceed the limits of servers.
+PERIOD = 0.1
+#: How long a rank may take to handle a message (seconds).
+ANSWER = 5.0
+
+
+@dataclass(eq=False)
+class _Proxy:
+    """A rank's comm as ipykernel's manager has it."""
+
+    comm_id: str
+    target_name: str
+    mesh: str
+    rank: int
+    parent: Any
+    received: Callable[[_Proxy, str, dict[str, Any]], None]
+    primary: bool = True
+    _closed: bool = False
+
+    def handle_msg(self, message: dict[str, Any]) -> None:
+        """Called by ipykernel for a message of the front end."""
+        self.received(self, "comm_msg", message)
+
+    def handle_close(self, message: dict[str, Any]) -> None:
+        """Called by ipykernel when the front end closes the comm."""
+        self.received(self, "comm_close", message)
+
+    def close(self, **_options: Any) -> None:
+        """Called by ipykernel for all comms as it ends."""
+
+
+class RankComms:
+    """The comms of all ranks.
+
+    Args:
+        kernel: the ipykernel.
+        session: the meshes.
+        parent_of: returns the header of a cell's request, by the cell's key; None if it is not known.
+    """
+
+    def __init__(self, kernel: Any, session: MeshSession, parent_of: Callable[[str], Any]) -> None:
+        self._kernel = kernel
+        self._session = session
+        self._parent_of = parent_of
+        self._proxies: dict[str, _Proxy] = {}
+        self._states: dict[str, dict[str, Any]] = {}  # updates that wait to be sent
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._unsubscribe = engine().on_change(lambda: self._post(self._drop_ended) if self._proxies else None)
+
+    def close(self) -> None:
+        """Stop. Widgets stay as they are."""
+        self._unsubscribe()
+        for number in list(self._proxies):
+            self._forget(number)
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(2)
+
+    # -- from ranks ----------------------------------------------------------------------------
+
+    def on_event(self, event: RankOutput) -> None:
+        """Send a rank's message to the front end. Called on the thread that polls."""
+        if event.kind != "comm":
+            return
+        message: dict[str, Any] = event.data
+        number, kind = str(message["comm"]), str(message["type"])
+        if kind == "comm_open":
+            target = str(message.get("target_name") or "")
+            proxy = _Proxy(number, target, event.mesh, event.rank, self._parent_of(event.cell), self._received)
+            self._proxies[number] = proxy
+            self._kernel.comm_manager.register_comm(proxy)
+            opened = {"target_name": target, "target_module": message.get("target_module")}
+            self._send(proxy, kind, message, **opened)
+            return
+        proxy = self._proxies.get(number)
+        if proxy is None:
+            return
+        proxy.parent = self._parent_of(event.cell) or proxy.parent
+        data = message.get("data") or {}
+        with self._lock:
+            if kind == "comm_msg" and data.get("method") == "update" and not message["buffers"]:
+                first = not self._states
+                self._states.setdefault(number, {}).update(data.get("state") or {})
+                if first:
+                    self._post(self._send_states)
+                return
+        self._send_state(number)
+        self._send(proxy, kind, message)
+        if kind == "comm_close":
+            self._forget(number)
+
+    def _send(self, proxy: _Proxy, kind: str, message: dict[str, Any], **keys: Any) -> None:
+        content = {"comm_id": proxy.comm_id, "data": message.get("data") or {}, **keys}
+        kernel = self._kernel
+        kernel.session.send(
+            kernel.iopub_socket,
+            kind,
+            content,
+            metadata=message.get("metadata") or {},
+            parent=proxy.parent,
+            ident=f"comm-{proxy.comm_id}".encode(),
+            buffers=[b64decode(each) for each in message.get("buffers") or ()],
+        )
+
+    def _send_states(self) -> None:
+        threading.Event().wait(PERIOD)
+        for number in list(self._states):
+            self._send_state(number)
+
+    def _send_state(self, number: str) -> None:
+        with self._lock:  # while it is sent too: a later state must not overtake it
+            state, proxy = self._states.pop(number, None), self._proxies.get(number)
+            if state is not None and proxy is not None:
+                self._send(proxy, "comm_msg", {"data": {"method": "update", "state": state, "buffer_paths": []}})
+
+    # -- to ranks ------------------------------------------------------------------------------
+
+    def _received(self, proxy: _Proxy, kind: str, message: dict[str, Any]) -> None:
+        content = dict(message.get("content") or {})
+        buffers = [bytes(each) for each in message.get("buffers") or ()]
+        if kind == "comm_close":
+            self._proxies.pop(proxy.comm_id, None)
+        self._post(lambda: self._deliver(proxy, kind, content, buffers))
+
+    def _deliver(self, proxy: _Proxy, kind: str, content: dict[str, Any], buffers: list[bytes]) -> None:
+        mesh = self._session.proc_meshes().get(proxy.mesh)
+        if mesh is None:
+            self._end(proxy)
+            return
+        args = (proxy.comm_id, kind, content, buffers)
+        answers = ask(mesh, name_lookup.receive_comm, *args, ranks=[proxy.rank], timeout=ANSWER)
+        if proxy.rank in answers.dead or answers.values.get(proxy.rank) is False:  # the rank has died, or is a new one
+            self._end(proxy)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _drop_ended(self) -> None:
+        meshes = self._session.proc_meshes()
+        for proxy in list(self._proxies.values()):
+            if proxy.mesh not in meshes:
+                self._end(proxy)
+
+    def _end(self, proxy: _Proxy) -> None:
+        """Tell the front end that nothing answers any more."""
+        if self._forget(proxy.comm_id):
+            self._send(proxy, "comm_close", {})
+
+    def _forget(self, number: str) -> bool:
+        self._kernel.comm_manager.comms.pop(number, None)
+        self._states.pop(number, None)
+        return self._proxies.pop(number, None) is not None
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _post(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monarch-rank-comms", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:  # a mesh that has just ended, or a closed front end
+                import logging
+
+                logging.getLogger(__name__).debug("a message of a widget could not be passed on", exc_info=True)
