@@ -19,6 +19,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
+from monarch_kernel.protocol.main_module import (
+    MAIN,
+    Annotations,
+    arrived,
+    keep_source,
+    main_names,
+    names_in_text,
+    source_of,
+)
+
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
 #: From this size on, a body without such buffers may travel apart from its message, too.
@@ -54,7 +64,7 @@ class _ByValue(Exception):
 
 def _goes_by_value(obj: Any) -> bool:
     module = getattr(obj, "__module__", None)
-    if module == "__main__" or module is None:
+    if module == MAIN or module is None:
         return True
     qualname = getattr(obj, "__qualname__", "")
     if "<locals>" in qualname or "<lambda>" in qualname:
@@ -94,32 +104,145 @@ def by_value_pickler() -> Any:
     """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
 
     cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
-    attributes again, to what they were on the sender.
+    attributes again, to what they were on the sender. What is of ``__main__`` also takes along its source, and what its
+    annotations name as text; that goes last, so that ``by_value`` can leave it out.
     """
     import cloudpickle
 
     class ByValuePickler(cloudpickle.Pickler):
+        #: Whether the receiver gets what annotations name.
+        with_names = True
+
+        def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
+            super().__init__(file, protocol, buffer_callback)
+            self._file = file
+            self._wanted: list[_Named] = []
+            self._seen: set[tuple[int, str]] = set()
+            #: What is pickled now because an annotation names it, and where the first of these began.
+            self.late: _Named | None = None
+            self._began = 0
+
+        @property
+        def late_bytes(self) -> int:
+            """How much has been written of what annotations name."""
+            return self._file.tell() - self._began if self.late is not None else 0
+
+        def dump(self, obj: Any) -> None:
+            super().dump(_WithNames(obj) if self.with_names else obj)
+
         def reducer_override(self, obj: Any) -> Any:
             kind = type(obj)
+            if self.late is not None and self.late_bytes > _MOST_NAMED:
+                raise ValueError("too large for what an annotation names")
             reduce = _OUT_OF_BAND.get(kind.__name__)
             if reduce is not None:
+                if self.late is not None and obj.nbytes > _MOST_NAMED:
+                    raise ValueError("too large for what an annotation names")
                 reduced = reduce(obj, kind)
                 if reduced is not NotImplemented:
                     return reduced
+            if kind in _PARTS:
+                return self._reduce_part(obj, kind)
             reduced = super().reducer_override(obj)
-            if isinstance(obj, type) and type(reduced) is tuple and len(reduced) == 6:
-                make, arguments, state, items, pairs, fill = reduced
-                return _class_of, (make, *arguments), state, items, pairs, functools.partial(_fill_class, fill)
-            return reduced
+            if type(reduced) is not tuple or len(reduced) != 6:
+                return reduced
+            make, arguments, (state, slots), items, pairs, fill = reduced
+            if isinstance(obj, type):
+                annotations = state.get("__annotations__")
+                if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
+                    scope = annotations.scope if type(annotations) is Annotations else main_names()
+                    state = {**state, "__annotations__": Annotations(annotations, self._want(annotations, scope))}
+                arguments, make, fill = (make, *arguments), _class_of, functools.partial(_fill_class, fill)
+            elif obj.__module__ == MAIN:
+                self._want(obj.__annotations__, obj.__globals__)
+                slots = {**slots, "__source__": source_of(obj)}
+                fill = functools.partial(_fill_function, fill)
+            return make, arguments, (state, slots), items, pairs, fill
+
+        def _reduce_part(self, obj: Any, kind: type) -> Any:
+            if kind is _WithNames:
+                return _first, (obj.value, _Names())
+            if kind is Annotations:
+                return Annotations, (dict(obj), obj.scope)
+            if kind is _Named:
+                if self.late is None:
+                    self._began = self._file.tell()
+                self.late = obj
+                return _set_name, (obj.scope, obj.name, obj.value)
+            # `_Names`: all that was to be pickled has been, and what its annotations name is known.
+            wanted, self._wanted = self._wanted, []
+            return (_first, (wanted, _Names())) if wanted else (bool, ())
+
+        def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+            """Send along what annotations name; returns what the globals of these will be made of at the receiver."""
+            scope = self.globals_ref.setdefault(id(names), {})
+            if not scope:  # as cloudpickle begins it
+                scope.update((key, names[key]) for key in _OF_MODULES if key in names)
+            for name in names_in_text(annotations) if self.with_names else ():
+                if name in names and (id(names), name) not in self._seen:
+                    self._seen.add((id(names), name))
+                    value = names[name]
+                    if _left_out.get(name) != id(value):
+                        self._wanted.append(_Named(scope, name, value))
+            return scope
 
     return ByValuePickler
 
 
-def by_value(obj: Any) -> bytes:
-    """Serialize like ``cloudpickle.dumps``."""
-    out = io.BytesIO()
-    by_value_pickler()(out, 5).dump(obj)
-    return out.getvalue()
+#: How much of a message may be what annotations name (bytes). The values of some names are large data.
+_MOST_NAMED = 1 << 18
+#: Names in annotations that do not go with messages, and the identity of the value that could not.
+_left_out: dict[str, int] = {}
+_OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
+
+
+class _WithNames:
+    """An object to be pickled, and then what its annotations name."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Names:
+    """Stands for what annotations name of all that was pickled before it."""
+
+
+class _Named:
+    """The value of a name in an annotation, and the globals of the class or function that has it."""
+
+    def __init__(self, scope: dict[str, Any], name: str, value: Any) -> None:
+        self.scope, self.name, self.value = scope, name, value
+
+
+_PARTS = frozenset({_WithNames, _Names, _Named, Annotations})
+
+
+def _first(value: Any, _names: Any) -> Any:
+    return value
+
+
+def _set_name(scope: dict[str, Any], name: str, value: Any) -> None:
+    scope.setdefault(name, value)
+
+
+def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
+    """Serialize like ``cloudpickle.dumps``; large buffers are added to ``kept``, if it is given.
+
+    What only an annotation names is left out if it is large or cannot be pickled.
+    """
+    while True:
+        out = io.BytesIO()
+        pickler = by_value_pickler()(out, 5, buffer_callback=None if kept is None else _keep_in(kept))
+        try:
+            pickler.dump(obj)
+            if pickler.late_bytes <= _MOST_NAMED:
+                return out.getvalue()
+        except Exception:
+            if pickler.late is None:
+                raise
+        _left_out[pickler.late.name] = id(pickler.late.value)
+        if kept is not None:
+            kept.clear()
 
 
 #: Classes that have been made here from a pickle, and have no attributes yet.
@@ -143,6 +266,16 @@ def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> 
     if made in _empty_classes:
         fill(made, state)
         _empty_classes.discard(made)
+        arrived(made)
+
+
+def _fill_function(fill: Callable[[Any, Any], object], function: Any, state: Any) -> None:
+    """Set the state of a function of another process's ``__main__``."""
+    source = state[1].pop("__source__")
+    fill(function, state)
+    if source is not None:
+        keep_source(source)
+    arrived(function)
 
 
 def _reduce_array(array: Any, kind: type) -> Any:
@@ -269,6 +402,19 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
 def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
     """``dumps`` for an object that is neither plain nor made of arrays."""
     kept: list[pickle.PickleBuffer] = []
+    out = io.BytesIO()
+    try:
+        _FastPickler(out, 5, buffer_callback=_keep_in(kept)).dump(obj)
+        pickled = out.getvalue()
+    except (_ByValue, pickle.PicklingError, AttributeError):
+        # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
+        kept.clear()
+        pickled = by_value(obj, kept)
+    return _body([buffer.raw() for buffer in kept], pickled)
+
+
+def _keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+    """A function that keeps large buffers out of a pickle, and adds them to ``kept``."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -280,15 +426,7 @@ def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
         kept.append(buffer)
         return False
 
-    out = io.BytesIO()
-    try:
-        _FastPickler(out, 5, buffer_callback=keep).dump(obj)
-    except (_ByValue, pickle.PicklingError, AttributeError):
-        # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
-        kept.clear()
-        out = io.BytesIO()
-        by_value_pickler()(out, 5, buffer_callback=keep).dump(obj)
-    return _body([buffer.raw() for buffer in kept], out.getvalue())
+    return keep
 
 
 def _body(kept: list[memoryview], pickled: bytes) -> tuple[Any, tuple[int, ...]]:

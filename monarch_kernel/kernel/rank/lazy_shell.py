@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.introspection import after_import
+from monarch_kernel.introspection import after_import, main_names
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -52,7 +52,7 @@ class LazyShell:
     @property
     def names(self) -> dict[str, Any]:
         """The namespace of the cells."""
-        return vars(self._main)
+        return main_names()
 
     @property
     def existing(self) -> Any:

@@ -23,17 +23,19 @@ import msgspec
 # Every actor needs it, so the fork server loads it once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases, logs
+from monarch_kernel.protocol import main_module
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.refs import Death
 from monarch_kernel.protocol.serialize import Body, dumps, loads
-from monarch_kernel.runtime.actor import extensions
+from monarch_kernel.runtime.actor import child_processes, extensions
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
+from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
@@ -43,6 +45,8 @@ from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
+#: How long the thread and process pools of user code may take to end (seconds).
+EXECUTORS_TIMEOUT = 2.0
 #: How long other hosts may take to fetch the last large messages of a proc that ends (seconds).
 DRAIN_TIMEOUT = 2.0
 
@@ -107,6 +111,10 @@ class Rank:
         """Run user code's finalizers and exit handlers; the host agent kills the proc if they take too long."""
         if any(actor() is not None for actor in self.system.finalizing):
             gc.collect()  # actors in cycles
+        # As at the end of an interpreter: executors end their processes and threads, which exit handlers wait for.
+        ending = threading.Thread(target=_end_executors, name="monarch-executors", daemon=True)
+        ending.start()
+        ending.join(EXECUTORS_TIMEOUT)
         atexit._run_exitfuncs()
 
     def _notify(self) -> None:
@@ -229,6 +237,15 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
+def _end_executors() -> None:
+    callbacks: list[Callable[[], object]] = threading._threading_atexits  # type: ignore[attr-defined]
+    while callbacks:
+        try:
+            callbacks.pop()()
+        except Exception:
+            traceback.print_exc()
+
+
 def _flush() -> None:
     output_capture.flush()
 
@@ -242,6 +259,9 @@ def main(config: bytes) -> None:
         aliases.enable_monarch_imports()
     logs.load_reports()  # if this is no fork
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
+    main_module.install_rank_main()
+    after_import("inspect", main_module.find_files_of_classes)
+    child_processes.install()
     output_capture.install()
     collectives.install()
     random_seeds.install()
