@@ -7,14 +7,11 @@ keeps none of them alive. Variables of cells that run on the rank come first: th
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
-import linecache
 import sys
 import types
 import weakref
-import zlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -171,6 +168,8 @@ def _texts(annotation: Any) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _names_in(text: str) -> frozenset[str]:
+    import ast  # with `linecache` and `zlib`, only for what goes by value
+
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError:
@@ -193,6 +192,9 @@ _packed: dict[str, tuple[list[str], Source]] = {}
 
 def source_of(function: types.FunctionType) -> Source | None:
     """The text of the file or cell that a function is from, packed; None if there is none."""
+    import linecache
+    import zlib
+
     file = function.__code__.co_filename
     lines = linecache.getlines(file)
     if not lines:
@@ -208,10 +210,25 @@ def source_of(function: types.FunctionType) -> Source | None:
 
 def keep_source(source: Source) -> None:
     """Let ``linecache`` find a text that came with a function, where this process has no such file."""
+    import linecache
+    import zlib
+
     file, packed = source
     if file not in linecache.cache:
         # An entry of one element is a function that is called when somebody reads the file, if there is none on disk.
         linecache.cache[file] = (lambda: zlib.decompress(packed).decode(),)  # type: ignore[assignment]
+
+
+def file_of_class(cls: type) -> str | None:
+    """The file or cell that a class is from, as its methods have it; None if it has none."""
+    for member in vars(cls).values():
+        function = getattr(member, "__func__", member)
+        function = getattr(function, "__wrapped__", function)
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_qualname.startswith(f"{cls.__qualname__}."):
+            file: str = code.co_filename
+            return file
+    return None
 
 
 def find_files_of_classes(inspect: Any) -> None:
@@ -220,12 +237,7 @@ def find_files_of_classes(inspect: Any) -> None:
 
     @functools.wraps(getfile)
     def getfile_of_main(value: Any) -> Any:
-        if isinstance(value, type) and value.__module__ == MAIN:
-            for member in vars(value).values():
-                function = inspect.unwrap(getattr(member, "__func__", member))
-                code = getattr(function, "__code__", None)
-                if code is not None and code.co_qualname.startswith(f"{value.__qualname__}."):
-                    return code.co_filename
-        return getfile(value)
+        file = file_of_class(value) if isinstance(value, type) and value.__module__ == MAIN else None
+        return getfile(value) if file is None else file
 
     inspect.getfile = getfile_of_main

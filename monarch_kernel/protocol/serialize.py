@@ -9,6 +9,7 @@ A body consists of the out-of-band buffers, each padded to 64 bytes so that arra
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
 import functools
 import io
@@ -82,6 +83,11 @@ def _registered() -> Any:
     return cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
 
 
+_LRU = type(functools.lru_cache(lambda: None))
+#: Types of values that pickle refuses, or sends by name as it does classes, or whose identity it loses.
+_BY_VALUE_ONLY = frozenset({_LRU, contextvars.ContextVar, object})
+
+
 class _FastPickler(pickle.Pickler):
     """The C pickler; raises as soon as it meets an object that only cloudpickle can send."""
 
@@ -94,7 +100,7 @@ class _FastPickler(pickle.Pickler):
         reduce = _OUT_OF_BAND.get(kind.__name__)
         if reduce is not None:
             return reduce(obj, kind)
-        if isinstance(obj, types.ModuleType):
+        if isinstance(obj, types.ModuleType) or kind in _BY_VALUE_ONLY:
             raise _ByValue
         return NotImplemented
 
@@ -109,6 +115,9 @@ def by_value_pickler() -> Any:
     """
     import cloudpickle
 
+    from monarch_kernel.protocol.class_identity import identify
+    from monarch_kernel.protocol.restored_values import reduce_function, reduce_value
+
     class ByValuePickler(cloudpickle.Pickler):
         #: Whether the receiver gets what annotations name.
         with_names = True
@@ -118,6 +127,7 @@ def by_value_pickler() -> Any:
             self._file = file
             self._wanted: list[_Named] = []
             self._seen: set[tuple[int, str]] = set()
+            self._owners: list[Any] = []  # the classes and functions that go by value
             #: What is pickled now because an annotation names it, and where the first of these began.
             self.late: _Named | None = None
             self._began = 0
@@ -143,10 +153,19 @@ def by_value_pickler() -> Any:
                     return reduced
             if kind in _PARTS:
                 return self._reduce_part(obj, kind)
+            if isinstance(obj, type):
+                identify(obj, _write_by_value)
+            elif kind is not types.FunctionType:
+                if kind is _LRU and not _goes_by_value(obj.__wrapped__):
+                    return NotImplemented
+                return reduce_value(obj, kind) or super().reducer_override(obj)
+            elif _goes_by_value(obj) and (reduced := reduce_function(obj)):
+                return reduced
             reduced = super().reducer_override(obj)
             if type(reduced) is not tuple or len(reduced) != 6:
                 return reduced
             make, arguments, (state, slots), items, pairs, fill = reduced
+            self._owners.append(obj)
             if isinstance(obj, type):
                 annotations = state.get("__annotations__")
                 if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
@@ -158,6 +177,22 @@ def by_value_pickler() -> Any:
                 slots = {**slots, "__source__": source_of(obj)}
                 fill = functools.partial(_fill_function, fill)
             return make, arguments, (state, slots), items, pairs, fill
+
+        def culprit(self) -> str:
+            """The attribute or global that cannot be pickled, and its class or function; "" if it is another value."""
+            for owner in reversed(self._owners):
+                kind, names = "an attribute", vars(owner)
+                if isinstance(owner, types.FunctionType):
+                    used = cloudpickle.cloudpickle._extract_code_globals(owner.__code__)
+                    kind, names = "a global", {x: owner.__globals__[x] for x in used if x in owner.__globals__}
+                for name, value in names.items():
+                    if type(value) in PLAIN or type(value) in _DESCRIPTORS:
+                        continue
+                    try:
+                        _write_by_value(value, _Nowhere())
+                    except Exception:
+                        return f"{name}, {kind} of {owner.__qualname__}"
+            return ""
 
         def _reduce_part(self, obj: Any, kind: type) -> Any:
             if kind is _WithNames:
@@ -237,12 +272,32 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
             pickler.dump(obj)
             if pickler.late_bytes <= _MOST_NAMED:
                 return out.getvalue()
-        except Exception:
+        except Exception as error:
             if pickler.late is None:
+                if _is_of_pickler(error) and (culprit := pickler.culprit()):
+                    raise TypeError(f"{error} ({culprit})") from error
                 raise
         _left_out[pickler.late.name] = id(pickler.late.value)
         if kept is not None:
             kept.clear()
+
+
+#: Parts of classes that Python makes, and that are never sent.
+_DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType})
+
+
+class _Nowhere:
+    """Takes a pickle, and drops it."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+    def tell(self) -> int:
+        return 0
+
+
+def _write_by_value(obj: Any, out: Any) -> None:
+    by_value_pickler()(out, 5).dump(obj)
 
 
 #: Classes that have been made here from a pickle, and have no attributes yet.
@@ -253,7 +308,10 @@ def _class_of(make: Callable[..., type], *arguments: Any) -> type:
     """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
     from cloudpickle import cloudpickle
 
-    known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    from monarch_kernel.protocol.class_identity import current_class
+
+    identity = arguments[-2]
+    known = current_class(identity, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity), _write_by_value)
     if known is not None:
         return known
     made = make(*arguments)
@@ -537,6 +595,15 @@ def dumps_flat(obj: Any) -> bytes:
     return out.getvalue()
 
 
+def _is_of_pickler(error: Exception) -> bool:
+    """Whether the pickler itself rejects an object, rather than code of its class."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = "" if tb is None else str(tb.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in _PICKLERS
+
+
 #: Modules whose own exceptions mean that an object cannot be pickled.
 _PICKLERS = ("monarch_kernel", "cloudpickle", "pickle", "copyreg")
 
@@ -549,11 +616,7 @@ def explain(error: Exception, what: str) -> None:
     Raises:
         TypeError: the pickler itself rejects the object.
     """
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    module = "" if tb is None else str(tb.tb_frame.f_globals.get("__name__", ""))
-    if module.partition(".")[0] in _PICKLERS:
+    if _is_of_pickler(error):
         raise TypeError(f"{what} cannot be pickled: {error}") from error
     note = f"{what} cannot be pickled"
     if note not in getattr(error, "__notes__", ()):
