@@ -48,6 +48,7 @@ from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 from monarch_kernel.runtime.node import recorder
+from monarch_kernel.thread_frames import raise_in_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -651,12 +652,8 @@ class ActorInstance(Instance):
         if self._thread == threading.main_thread().ident:
             self._system.signal_main_thread()  # a signal also interrupts a system call
         elif self._interruptible:
-            import ctypes
-
             self.interrupted_here()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
-            )
+            raise_in_thread(self._thread, KeyboardInterrupt)
 
     def interrupted_here(self) -> None:
         """Note that a requested KeyboardInterrupt is about to be raised in user code of this actor."""
