@@ -49,6 +49,43 @@ def reduce_function(function: types.FunctionType) -> Reduced:
     return _dispatcher, (), dict(function.registry), None, None, _fill_dispatcher  # type: ignore[attr-defined]
 
 
+def reduce_misnamed(cls: type) -> Reduced:
+    """The reduction of a class that is not in the module that it names, by one that has it; None if there is none.
+
+    Raises:
+        TypeError: it is compiled, so that it cannot go by value either.
+    """
+    module, name = cls.__module__, cls.__qualname__
+    if module == "__main__" or "<" in name or module not in sys.modules or _in(sys.modules[module], name) is cls:
+        return None
+    first = name.partition(".")[0]
+    having = [
+        each
+        for each, candidate in list(sys.modules.items())
+        if each != "__main__" and first in getattr(candidate, "__dict__", ()) and _in(candidate, name) is cls
+    ]
+    if having:
+        best = min(having, key=lambda each: ("._" in f".{each}", len(each)))
+        return (_attribute, (best, name)) if "." not in name else (_nested, (best, name))
+    if any(isinstance(each, _COMPILED) for key, each in vars(cls).items() if key not in ("__dict__", "__weakref__")):
+        raise TypeError(f"cannot pickle the class {module}.{name}: it is compiled, and no module has it by its name")
+    return None
+
+
+_COMPILED = types.MethodDescriptorType | types.GetSetDescriptorType | types.ClassMethodDescriptorType
+
+
+def _in(module: Any, name: str) -> Any:
+    for each in name.split("."):
+        module = getattr(module, "__dict__", {}).get(each)
+    return module
+
+
+def _nested(module: str, name: str) -> Any:
+    first, *rest = name.split(".")
+    return functools.reduce(getattr, rest, _attribute(module, first))
+
+
 def _dispatcher() -> Any:
     return functools.singledispatch(lambda value: value)
 

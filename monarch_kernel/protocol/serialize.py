@@ -116,7 +116,7 @@ def by_value_pickler() -> Any:
     import cloudpickle
 
     from monarch_kernel.protocol.class_identity import identify
-    from monarch_kernel.protocol.restored_values import reduce_function, reduce_value
+    from monarch_kernel.protocol.restored_values import reduce_function, reduce_misnamed, reduce_value
 
     class ByValuePickler(cloudpickle.Pickler):
         #: Whether the receiver gets what annotations name.
@@ -164,6 +164,8 @@ def by_value_pickler() -> Any:
             reduced = super().reducer_override(obj)
             if type(reduced) is not tuple or len(reduced) != 6:
                 return reduced
+            if isinstance(obj, type) and (elsewhere := reduce_misnamed(obj)):
+                return elsewhere
             make, arguments, (state, slots), items, pairs, fill = reduced
             self._owners.append(obj)
             if isinstance(obj, type):

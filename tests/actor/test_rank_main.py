@@ -11,7 +11,7 @@ Start = Callable[[str], Script]
 
 HEAD = """
 from __future__ import annotations
-import concurrent.futures, dataclasses, enum, gc, inspect, json, multiprocessing, pickle, sys, typing
+import concurrent.futures, dataclasses, enum, gc, inspect, json, multiprocessing, os, pickle, sys, typing
 from typing import List, Optional
 from monarch_kernel.actor import *
 
@@ -151,6 +151,12 @@ def used(self, function):
     self.pool.join()
     return [each.n for each in found]
 
+def kept(self, path):
+    import atexit
+    self.executor = concurrent.futures.ProcessPoolExecutor(1)
+    atexit.register(lambda: open(path, "w").close())
+    return self.executor.submit(pow, 2, 3).result()
+
 def serve(queue, answers):
     for each in iter(queue.get, None):
         answers.put(each)
@@ -168,14 +174,20 @@ def queued(self):
     return type(found[0]) is Sample, found[1] is Sample
 
 if __name__ == "__main__":
-    runner = this_host().spawn_procs(per_host={"gpus": 1}).spawn("runner", Runner)
+    procs = this_host().spawn_procs(per_host={"gpus": 1})
+    runner = procs.spawn("runner", Runner)
     report(opened=ask(opened), used=ask(used, late))
     found = [ask(pooled, how) for how in ("fork", "spawn")]
     report(pooled=found, executed=ask(executed, "forkserver"), queued=ask(queued))
+    # A pool that lives keeps no rank from its end, and from its exit handlers.
+    answer = ask(kept, os.path.abspath("ended"))
+    procs.stop().get(30)
+    report(kept=answer, ended=os.path.exists("ended"))
 """
     ).finish()
     assert code == 0, err
-    first, second = map(json.loads, out.splitlines())
+    first, second, third = map(json.loads, out.splitlines())
+    assert third == {"kept": 8, "ended": True}
     assert first == {"opened": [2], "used": [101]}
     assert second == {"pooled": [[0, 2, 4], [0, 2, 4]], "executed": [8, 101], "queued": [True, True]}
 
