@@ -141,9 +141,7 @@ def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) 
     return [*command, "-m", RANK_MODULE, "{fd}"]
 
 
-def _activated(
-    argv: list[str], env: dict[str, str | None], inherit: bool
-) -> tuple[list[str], dict[str, str | None]]:
+def _activated(argv: list[str], env: dict[str, str | None], inherit: bool) -> tuple[list[str], dict[str, str | None]]:
     """A command of an environment's interpreter as if the environment was active: its programs, and its variables."""
     programs = os.path.dirname(argv[0])
     prefix = os.path.dirname(programs)

@@ -7,6 +7,7 @@ interrupts reach only the main thread.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import signal
@@ -266,6 +267,7 @@ def main(config: bytes) -> None:
     collectives.install()
     random_seeds.install()
     sys.breakpointhook = _breakpoint
+    _explain_signals()
     code = 1
     try:
         code = Rank(decoded).run()
@@ -277,6 +279,23 @@ def main(config: bytes) -> None:
         _flush()
         # Not an ordinary exit, which threads of user code would block.
         os._exit(code)
+
+
+def _explain_signals() -> None:
+    """Let ``signal.signal`` off the main thread, as for a time limit by SIGALRM, say which actor has that thread."""
+    set_handler = signal.signal
+
+    @functools.wraps(set_handler)
+    def explained(signalnum: Any, handler: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return set_handler(signalnum, handler)
+        raise ValueError(
+            "signal handlers can be set in the main thread of a rank only, which runs its first actor (the cells, "
+            "with %mesh up): spawn this actor first, or on procs of its own; or limit the time of the call at its "
+            "caller, with get(timeout)"
+        )
+
+    signal.signal = explained
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
