@@ -28,16 +28,20 @@
   console in one of them.
 
 * Displays: ``use_display`` names the module by which ranks show figures and rich values.
-* Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts.
+* Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts. ``child_processes`` lets processes
+  that `multiprocessing` starts have these, too, ``install_rank_main`` gives a
+  process a ``__main__`` for cells, and ``main_names`` are its variables.
 
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
 
 from monarch_kernel.protocol import trace_records
+from monarch_kernel.protocol.main_module import install_rank_main, main_names
 from monarch_kernel.protocol.messages import ProcUnresponsive, StackRead
 from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.protocol.serialize import by_value_pickler
+from monarch_kernel.runtime.actor import child_processes
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
@@ -109,6 +113,7 @@ __all__ = [
     "by_value_pickler",
     "call_in_wait",
     "called_method",
+    "child_processes",
     "controllers",
     "deaths_of",
     "each_host",
@@ -118,12 +123,14 @@ __all__ = [
     "finish_operations",
     "home",
     "hosts_of",
+    "install_rank_main",
     "interrupt_main_thread",
     "is_recording",
     "issued_at",
     "keep_failure",
     "latest_failure",
     "living_ranks",
+    "main_names",
     "observe_calls",
     "on_failure",
     "on_sources_changed",

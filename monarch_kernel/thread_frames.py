@@ -1,4 +1,4 @@
-"""The frames of all threads, without the deadlock and the dangling frames of Python 3.11.
+"""The frames of all threads, and exceptions raised in them, without what Python 3.11 does wrongly with both.
 
 Any of our packages may import this module, and it imports none of them.
 """
@@ -47,6 +47,35 @@ def _with_outer_frames() -> dict[int, FrameType]:
         while outer is not None:
             outer = outer.f_back
     return frames
+
+
+class _Noticed(BaseException):
+    """Raised in the calling thread, so that the interpreter no longer looks for exceptions."""
+
+
+def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
+    """Raise an exception in another thread, at its next line of Python; None withdraws one that has not arrived.
+
+    In Python 3.11, all threads look for the exception until it has arrived, and a traced thread that enters a function
+    meanwhile looks for ever: a process with breakpoints stands still while the other thread waits in C. Here they look
+    no more when this returns. The other thread looks again by itself as soon as it gets the interpreter lock.
+    """
+    import ctypes  # few processes raise anything
+
+    # The arguments are made first: nothing of this function's may be called between the two calls.
+    there, raised = ctypes.c_ulong(thread), ctypes.py_object(exception) if exception is not None else None
+    here, noticed = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Noticed)
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    if sys.version_info >= (3, 12) or (exception is not None and there.value == here.value):
+        set_exception(there, raised)
+        return
+    try:
+        set_exception(there, raised)
+        set_exception(here, noticed)
+        while True:
+            pass
+    except _Noticed:
+        pass
 
 
 def _in_child() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 from types import FrameType
 
-from monarch_kernel.thread_frames import current_frames
+import pytest
+
+from monarch_kernel.thread_frames import current_frames, raise_in_thread
 from tests.waiting import patience
 
 
@@ -38,3 +42,47 @@ def test_outer_frames_of_other_threads_are_made_before_anybody_reads_them() -> N
         gc.enable()
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_an_exception_for_a_thread_in_c_stops_no_traced_thread(withdrawn: bool) -> None:
+    """Python 3.11 kept them at the beginning of the next function for ever."""
+    reader, writer = os.pipe()
+    arrived: list[type[BaseException]] = []
+    called = threading.Event()
+    end = False
+
+    def waiting() -> None:
+        try:
+            os.read(reader, 1)  # in C
+            for _ in range(1000):
+                pass
+        except ArithmeticError as error:
+            arrived.append(type(error))
+
+    def called_function() -> None:
+        called.set()
+
+    def traced() -> None:
+        sys.settrace(lambda *_: None)
+        while not end:
+            called_function()
+
+    threads = [threading.Thread(target=waiting, daemon=True), threading.Thread(target=traced, daemon=True)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert called.wait(patience(10)) and threads[0].ident is not None
+        raise_in_thread(threads[0].ident, ArithmeticError)
+        if withdrawn:
+            raise_in_thread(threads[0].ident, None)
+        called.clear()
+        assert called.wait(patience(10))
+        os.write(writer, b"x")
+        threads[0].join(patience(10))
+        assert arrived == ([] if withdrawn else [ArithmeticError])
+    finally:
+        end = True
+        threads[1].join(patience(10))
+        os.close(reader)
+        os.close(writer)

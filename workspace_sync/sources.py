@@ -114,6 +114,7 @@ class WorkspaceSource:
             index = self._indexes[TREE]
             found.tree = scan(workspace, index, progress=progress, cancelled=cancelled, save=False, taker=taker)
             scans.append(found.tree)
+            found.notes += found.tree.notes
         if followed.dirs:
             # Apart from the workspace's own folders, of which one may be the root of the tree.
             sources = Workspace(followed.dirs, links="keep")

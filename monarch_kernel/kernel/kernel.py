@@ -14,7 +14,7 @@ from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
 from monarch_kernel._version import __version__
-from monarch_kernel.kernel import spawn_pickling
+from monarch_kernel.introspection import child_processes
 from monarch_kernel.kernel.debug.focus_request import answer_beside
 from monarch_kernel.kernel.debug.mux import MonarchDebugger
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
@@ -66,7 +66,7 @@ class MonarchKernel(IPythonKernel):
         self.interrupts.connected = True
         self.interrupts.start()
         self.faults.install()
-        spawn_pickling.install()
+        child_processes.install()
         super().start()
 
     # -- interrupts -----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.errors import Fault, capture
+from monarch_kernel.thread_frames import raise_in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,7 @@ class Control(Actor):
         with _Running.lock:
             _Running.cancelled.update(tasks)
             if _Running.thread and _Running.task in _Running.cancelled:
-                raised = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_Running.thread), raised)
+                raise_in_thread(_Running.thread, KeyboardInterrupt)
 
 
 def _run(task: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +129,7 @@ def _leave(thread: int) -> None:
         try:
             with _Running.lock:
                 _Running.thread = 0
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+                raise_in_thread(thread, None)
             return
         except KeyboardInterrupt:
             continue

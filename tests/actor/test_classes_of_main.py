@@ -90,3 +90,192 @@ if __name__ == "__main__":
     ).finish()
     assert code == 0, err
     assert out.split("\n")[:3] == ["30 1 [True, True, True, True, True] True", "(5, True, 3) 100", "(5, True, 3)"]
+
+
+def test_an_equal_definition_is_the_same_class(script: Start) -> None:
+    """As when a cell is run again: what has changed is another class, and what uses something else, with a warning."""
+    code, out, err = script(
+        HEAD
+        + """
+import dataclasses, enum, warnings
+warnings.simplefilter("always")
+
+CELL = '''
+# {0}
+class Phase(enum.Enum):
+    TRAIN = "train"
+
+class Told(Exception):
+    pass
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    name: str
+    phase: Phase = Phase.TRAIN
+    tags: list = dataclasses.field(default_factory=list, compare=False)
+
+    def label(self):
+        return prefix() + self.name
+'''
+HELPER = "def prefix(): return {0!r}"
+
+class Keeper(Actor):
+    @endpoint
+    def keep(self, phase, job):
+        self.phase, self.job = phase, job
+
+    @endpoint
+    def same(self, phase, job):
+        return phase is self.phase, phase is Phase.TRAIN, job == self.job, isinstance(job, Job), job.label()
+
+    @endpoint
+    def give(self, fail):
+        if fail:
+            raise Told("as it was")
+        return self.job
+
+exec(CELL.format(1))
+exec(HELPER.format("a "))
+keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", Keeper)
+keeper.keep.call_one(Phase.TRAIN, Job("a")).get(30)
+exec(CELL.format(2))  # before anything of it is sent, the old one comes back
+print(isinstance(keeper.give.call_one(False).get(30), Job))
+try:
+    keeper.give.call_one(True).get(30)
+except ActorError as error:
+    print(isinstance(error.exception, Told))
+print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
+exec(HELPER.format("b "))
+exec(CELL.format(3))
+print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
+exec(CELL.replace('"train"', '"learn"'))
+print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
+"""
+    ).finish()
+    assert code == 0, err
+    assert out.splitlines() == [
+        "True",
+        "True",
+        "(True, True, True, True, 'a a')",
+        "(True, True, False, False, 'b a')",
+        "(False, False, False, False, 'b a')",
+    ]
+    warned = [line for line in err.splitlines() if "RuntimeWarning" in line]
+    assert len(warned) == 1 and "Job was defined again with the same code" in warned[0]
+
+
+def test_caches_locks_and_sentinels_go_with_classes(script: Start) -> None:
+    code, out, err = script(
+        HEAD
+        + """
+import contextvars, dataclasses, functools, threading, weakref
+
+@functools.lru_cache(maxsize=3)
+def cached(n):
+    return n + 1
+
+cached(1)
+NONE = object()
+level = contextvars.ContextVar("level", default=7)
+lock = threading.RLock()
+
+@functools.singledispatch
+def shown(x):
+    return "other"
+
+@shown.register
+def _(x: int):
+    return "int"
+
+@shown.register
+def _(x: list):
+    return [shown(each) for each in x]
+
+class Thing:
+    lock = threading.Lock()
+    ready = threading.Event()
+    known = weakref.WeakValueDictionary()
+    local = threading.local()
+
+    @functools.cached_property
+    def twice(self):
+        with self.lock, lock:
+            return 2
+
+    @functools.lru_cache
+    def thrice(self):
+        return 3
+
+    @functools.singledispatchmethod
+    def kind(self, x):
+        return "other"
+
+    @kind.register
+    def _(self, x: int):
+        return "int"
+
+    def given(self, x=NONE):
+        return x is NONE
+
+@dataclasses.dataclass
+class Config:
+    path: str
+    size: int = 5
+
+class Runs(Actor):
+    @endpoint
+    def run(self, function, *args):
+        return function(*args)
+
+    @endpoint
+    def none(self, value, variable):
+        return value is NONE, variable is level, level.get()
+
+def check():
+    thing = Thing()
+    known = cached.cache_info().currsize, cached.cache_parameters()["maxsize"], cached(1)
+    return (*known, thing.twice, thing.thrice(), thing.kind(1), thing.kind(""), thing.given(), thing.ready.is_set())
+
+def missing():
+    return [each.default is dataclasses.MISSING for each in dataclasses.fields(Config)]
+
+def adapted():
+    import pydantic
+    return pydantic.TypeAdapter(Config).validate_python({"path": "a"}).size
+
+class Held:
+    inner = (each for each in ())
+
+class Busy:
+    lock = threading.Lock()
+
+Busy.lock.acquire()
+
+def uses():
+    return source
+
+source = (each for each in ())
+
+if __name__ == "__main__":
+    runs = this_host().spawn_procs(per_host={"gpus": 1}).spawn("runs", Runs)
+    for each in (check, missing, adapted, lambda: shown([1, "", [2]])):
+        print(runs.run.call_one(each).get(60))
+    print(runs.none.call_one(NONE, level).get(30), runs.run.call_one(lambda x: x, NONE).get(30) is NONE)
+    for each in (Held, Busy, uses):
+        try:
+            runs.run.call_one(each)
+        except TypeError as error:
+            print(error)
+"""
+    ).finish()
+    assert code == 0, err
+    assert out.splitlines() == [
+        "(0, 3, 2, 2, 3, 'int', 'other', True, False)",
+        "[True, False]",
+        "5",
+        "['int', 'other', ['int']]",
+        "(True, True, 7) True",
+        "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (inner, an attribute of Held)",
+        "an argument of runs.run cannot be pickled: cannot pickle a lock that is held (lock, an attribute of Busy)",
+        "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, a global of uses)",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -194,3 +195,29 @@ def test_raising_keyboard_interrupt_oneself_is_fatal(procs: Procs, faults: Any) 
     with pytest.raises(SupervisionError, match="KeyboardInterrupt"):
         procs(1).spawn("raises", Raises).work.call_one().get(PATIENCE)
     assert faults.get(timeout=PATIENCE).mesh == "raises"
+
+
+class _Limited(Actor):
+    @endpoint
+    def limited(self, seconds: float) -> str:
+        """Wait until a handler of SIGALRM ends it."""
+
+        def expire(_number: int, _frame: object) -> None:
+            raise TimeoutError("the time is over")
+
+        signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            threading.Event().wait(PATIENCE)
+        except TimeoutError as error:
+            return str(error)
+        return "it was not ended"
+
+
+def test_alarms_limit_the_first_actor_of_a_process(procs: Procs) -> None:
+    """It has the main thread; another is told so."""
+    mesh = procs(1)
+    first, second = mesh.spawn("first", _Limited), mesh.spawn("second", _Limited)
+    assert first.limited.call_one(0.01).get(PATIENCE) == "the time is over"
+    with pytest.raises(ValueError, match="spawn this actor first, or on procs of its own"):
+        second.limited.call_one(0.01).get(PATIENCE)

@@ -311,9 +311,20 @@ def test_a_controller_that_died(faults: Any) -> None:
         def die(self) -> None:
             raise SystemExit(1)
 
+        @endpoint
+        def alive(self) -> bool:
+            return True
+
     mesh = get_or_spawn_controller("dies", Dies).get(PATIENCE)
-    with pytest.raises(SupervisionError):
+    with pytest.raises(SupervisionError, match="says so once more, and then makes another"):
         mesh.die.call_one().get(PATIENCE)
     assert faults.get(timeout=PATIENCE).mesh == "dies"
-    with pytest.raises(ValueError, match="Failure on dies: "):
+    # Each process that had it is told once that its state is gone; then there is another.
+    with pytest.raises(ValueError, match="Failure on dies: ") as told:
         get_or_spawn_controller("dies", Dies).get(PATIENCE)
+    assert "The next get_or_spawn_controller('dies', ...) of this process makes another." in str(told.value)
+    again = get_or_spawn_controller("dies", Dies).get(PATIENCE)
+    assert again.alive.call_one().get(PATIENCE)
+    # One that was stopped is made anew at once.
+    again.stop().get(PATIENCE)
+    assert get_or_spawn_controller("dies", Dies).get(PATIENCE).alive.call_one().get(PATIENCE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,3 +157,17 @@ def test_moving_memory_to_huge_pages_changes_nothing() -> None:
         del array
     assert not hugepages.worth_it(memory_of(bytearray(1 << 20)).layout)
     hugepages.collapse(layout, lambda: True)  # gone, and no crash
+
+
+@pytest.mark.torch
+def test_a_tensor_of_a_file_that_is_mapped_for_reading_may_not_be_written(tmp_path: Path) -> None:
+    """torch knows nothing of it, and a write would end the process."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "data"
+    path.write_bytes(bytes(8192))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of arrays that are not writable
+        fixed = torch.from_numpy(np.memmap(path, np.uint8, "r"))
+    assert memory_of(fixed[100:200]).why_readonly == "its memory is mapped for reading only"
+    for writable in (torch.from_numpy(np.memmap(path, np.uint8, "r+")), torch.zeros(8), torch.from_numpy(np.zeros(8))):
+        assert not memory_of(writable).why_readonly

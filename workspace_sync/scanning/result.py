@@ -36,6 +36,7 @@ class Scan:
         workspace: its folders.
         manifest: its content.
         hashed: bytes that had to be read.
+        notes: what a person should know of what is left out.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Scan:
         records: dict[bytes, Record],
         reasons: list[str],
         hashed: int,
+        notes: list[str],
     ) -> None:
         self.workspace = workspace
         self.manifest = manifest
         self.hashed = hashed
+        self.notes = notes
         self._roots = {place: folder for folder, place in roots.items()}
         self._records = records
         self._reasons = reasons

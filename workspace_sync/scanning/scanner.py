@@ -73,7 +73,7 @@ def scan(
     index.replace(walk.records, walk.reasons, manifest, changed=changed)
     if save:
         index.save()
-    return Scan(workspace, manifest, roots, walk.records, walk.reasons, hashed)
+    return Scan(workspace, manifest, roots, walk.records, walk.reasons, hashed, walk.notes)
 
 
 def _plan(walk: Walk, roots: dict[bytes, bytes], sources: list[str]) -> ScanPlan:

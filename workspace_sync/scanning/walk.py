@@ -79,10 +79,12 @@ class Walk:
         to_hash: files whose content must be read.
         reasons: why entries are left out; see ``Index.reasons``.
         problems: folders that cannot be read, and links that lead out of the workspace.
+        notes: what a person should know of what is left out.
     """
 
     reasons: list[str]
     problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list[str])
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     found: dict[bytes, ChangedFolder] = field(default_factory=dict[bytes, ChangedFolder])
     to_hash: list[ToHash] = field(default_factory=list[ToHash])
@@ -331,9 +333,12 @@ class Walker:
                 found.record.folder.links[name] = inner
             found.items.append(item)
         else:
-            found.record.ignored[name] = LeftOutEntry(
-                self._reason(f"cannot be synced: {_KINDS.get(kind, 'special file')}")
-            )
+            named = _KINDS.get(kind, "special file")
+            if name in before.folder.files or name in before.folder.links:
+                self._walk.notes.append(
+                    f"{printable(path)} is a {named} where a file was synced before: hosts have no such file any more"
+                )
+            found.record.ignored[name] = LeftOutEntry(self._reason(f"cannot be synced: {named}"))
             found.items.append((name, False))
 
     def _why_left_out(self, within: Scope, name: bytes, path: bytes, is_folder: bool) -> str | None:

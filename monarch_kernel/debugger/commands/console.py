@@ -371,9 +371,16 @@ class Console(InspectionCommands):
         keys = {at.key for at in stops}
         # Ranks confirm a moment after they receive the request.
         self.debugger.wait(lambda now: not any(at.key in keys for at in now), timeout=PAUSE_TIMEOUT)
+        busy = [at for at in self.debugger.stops() if at.key in keys]
         self._set.narrow(None)
+        if busy:
+            self._say(f"{names.stops(busy)}: still busy with what was evaluated there; will continue when that ends.")
+            stops = [at for at in stops if at.key not in {each.key for each in busy}]
+            who = names.stops(stops) if stops else ""
         if any(at.stop.thread for at in stops):
             self._say(f"{_named(who)} {_continues(stops)}.")
+        elif busy:
+            return
         else:
             self._set.choose(None)  # a later stop of a rank is not the failure that was open
             self._say(f"{who}: closed.")

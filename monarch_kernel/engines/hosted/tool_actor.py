@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -16,6 +15,7 @@ from monarch_kernel.output import on_behalf_of
 from monarch_kernel.protocol.faults import encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.thread_frames import raise_in_thread
 
 #: The actor for which the calling code runs.
 here: ContextVar[ToolActor | None] = ContextVar("monarch_kernel_tool_actor", default=None)
@@ -134,8 +134,7 @@ class ToolActor:
         with self._lock:
             if self.running is None:
                 return False
-            thread = ctypes.c_ulong(self._borrowed or self.thread)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(KeyboardInterrupt))
+            raise_in_thread(self._borrowed or self.thread, KeyboardInterrupt)
             return True
 
     @contextmanager

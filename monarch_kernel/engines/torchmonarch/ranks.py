@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import os
@@ -19,7 +18,7 @@ from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.guest import Guest
 from monarch_kernel.engines.interface import InterruptedEndpoint
 from monarch_kernel.introspection import Running
-from monarch_kernel.thread_frames import current_frames
+from monarch_kernel.thread_frames import current_frames, raise_in_thread
 
 NAME = "torchmonarch"
 _MONARCH = os.path.join(os.path.dirname(os.path.abspath(monarch.__file__ or "")), "")
@@ -56,9 +55,7 @@ class MonarchActors:
 
     def interrupt(self, endpoint: Running) -> None:
         """Raise `InterruptedEndpoint` in an endpoint, at its next line of Python."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(endpoint.thread), ctypes.py_object(InterruptedEndpoint)
-        )
+        raise_in_thread(endpoint.thread, InterruptedEndpoint)
 
 
 def _endpoint(top: FrameType | None) -> FrameType | None:

@@ -6,15 +6,13 @@ import builtins
 import sys
 import threading
 import time
-import types
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import Fault
-from monarch_kernel.introspection import begin_record, trace_records
-from monarch_kernel.kernel import spawn_pickling
+from monarch_kernel.introspection import begin_record, install_rank_main, main_names, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
@@ -75,20 +73,19 @@ class CellExecutor(Actor):
         point = self._me.rank
         self._rank = point.rank
         of_program = engine().OF_PROGRAM
-        main = sys.modules["__main__"] if of_program else _main_module()
-        self._names = vars(main)
+        if not of_program:
+            install_rank_main()
+        self._names = main_names()
         known = {"rank": point.rank, "world_size": point.extent.nelements, "point": point}
         for name, value in known.items():
             if not of_program or name not in self._names:  # a program's own `rank` stays what it is
                 self._names[name] = value
         self._shell = process_shell()
-        self._shell.use(main)
         if of_program:
             self._names.setdefault("display", self._shell.display)
         else:
             builtins.input = _no_input
             self._shell.install()
-            spawn_pickling.install()
         CellActivity.shell = self._shell
         self._runner = CellRunner(self._names, self._show)
         self._owns_group = False
@@ -219,14 +216,6 @@ class CellExecutor(Actor):
         from monarch_kernel.distributed import offer  # loads torch
 
         return {name: offer(self._names[name]) for name in names if name in self._names}
-
-
-def _main_module() -> types.ModuleType:
-    """A fresh `__main__`; the process's original one has the names of the host agent."""
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    return main
 
 
 def _surely(action: Any, *args: Any) -> None:

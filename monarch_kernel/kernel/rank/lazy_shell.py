@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.introspection import after_import
+from monarch_kernel.introspection import after_import, main_names
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -53,18 +53,10 @@ class LazyShell:
         builtins.get_ipython = self.get  # type: ignore[attr-defined]
         builtins.display = self.display  # type: ignore[attr-defined]
 
-    def use(self, main: ModuleType) -> None:
-        """Have cells run in the namespace of this module."""
-        self._main = main
-        if self._shell is not None:
-            self._shell.user_module, self._shell.user_ns = main, vars(main)
-            self._shell.init_user_ns()
-            self._shell.set_completer_frame()
-
     @property
     def names(self) -> dict[str, Any]:
         """The namespace of the cells."""
-        return vars(self._main)
+        return main_names()
 
     @property
     def existing(self) -> Any:
@@ -131,7 +123,7 @@ _shell: LazyShell | None = None
 
 
 def process_shell() -> LazyShell:
-    """The shell of this process, which has one at most. Until cells run here, its namespace is that of `__main__`."""
+    """The shell of this process, which has one at most."""
     global _shell
     if _shell is None:
         _shell = LazyShell(sys.modules["__main__"])

@@ -17,6 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from monarch_kernel.introspection import main_names
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN
 from monarch_kernel.kernel.rank.plain_display import jsonable
@@ -133,7 +134,7 @@ class RankShell(InteractiveShell):
 def make_shell(main: ModuleType) -> RankShell:
     """Create the shell of this process, over the namespace of its cells."""
     displayhook, excepthook = sys.displayhook, sys.excepthook
-    shell: Any = RankShell.instance(config=_CONFIG, user_module=main, user_ns=vars(main))
+    shell: Any = RankShell.instance(config=_CONFIG, user_module=main, user_ns=main_names())
     sys.displayhook, sys.excepthook = displayhook, excepthook
     shell.builtin_trap.activate()
     return shell

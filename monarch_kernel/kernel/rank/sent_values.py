@@ -43,6 +43,8 @@ class _Stays(TypeError):
 
 
 class _ValuePickler(by_value_pickler()):  # type: ignore[misc]  # a class that cloudpickle's import makes
+    with_names = False  # the notebook has them
+
     def reducer_override(self, obj: Any) -> Any:
         check_not_bound(obj)
         kind = type(obj)

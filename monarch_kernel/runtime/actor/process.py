@@ -229,6 +229,8 @@ class System(Protocol):
 
 _system: System | None = None
 _make_controller: Callable[[], System] | None = None
+#: The id of the actor that makes the singletons of a job, in its controller.
+CONTROLLERS = "controllers"
 #: Held while the system of this process is created or ended.
 lock = threading.RLock()
 

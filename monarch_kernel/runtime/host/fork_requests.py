@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from importlib.machinery import all_suffixes
 
@@ -85,6 +87,8 @@ def fork_request(
     argv = _argv(_command(launch and launch.argv, placement), env, inherit)
     if argv is not None:
         env = _with_package(env, inherit)
+        if placement is not None and argv[0] == placement.python:
+            argv, env = _activated(argv, env, inherit)
     config = RankConfig(
         ref=ref,
         agent=ref.agent_ref(),
@@ -135,6 +139,32 @@ def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) 
             return None
         command = [sys.executable]
     return [*command, "-m", RANK_MODULE, "{fd}"]
+
+
+def _activated(argv: list[str], env: dict[str, str | None], inherit: bool) -> tuple[list[str], dict[str, str | None]]:
+    """A command of an environment's interpreter as if the environment was active: its programs, and its variables."""
+    programs = os.path.dirname(argv[0])
+    prefix = os.path.dirname(programs)
+    path = env.get("PATH", os.environ.get("PATH", "") if inherit else "")
+    env = {**_state_variables(prefix), **env, "PATH": os.pathsep.join(filter(None, (programs, path or os.defpath)))}
+    scripts = os.path.join(prefix, "etc", "conda", "activate.d")
+    if os.path.isdir(scripts):
+        argv = [shutil.which("bash") or "/bin/sh", "-c", _ACTIVATE, scripts, *argv]
+    return argv, env
+
+
+#: Runs the scripts of a folder ($0) as conda does, and then the command.
+_ACTIVATE = 'for script in "$0"/*.sh; do [ -r "$script" ] && . "$script" >/dev/null; done; exec "$@"'
+
+
+def _state_variables(prefix: str) -> dict[str, str | None]:
+    """The variables that ``conda env config vars set`` has set."""
+    try:
+        with open(os.path.join(prefix, "conda-meta", "state"), "rb") as file:
+            state = json.load(file)
+        return {str(name): str(value) for name, value in state["env_vars"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
 import gc
 import os
 import signal
@@ -24,12 +25,13 @@ import msgspec
 # Every actor needs it, so the fork server loads it once for all ranks.
 import monarch_kernel.runtime.actor.meshes.proc_mesh  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel import aliases, environment, logs
+from monarch_kernel.protocol import main_module
 from monarch_kernel.protocol.kept_mesh import Adopt
 from monarch_kernel.protocol.messages import ERROR, OK, Bootstrap, ObserveRank, ProcRef, RankConfig, Reply
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.refs import Death
 from monarch_kernel.protocol.serialize import Body, dumps, loads
-from monarch_kernel.runtime.actor import extensions
+from monarch_kernel.runtime.actor import child_processes, extensions
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
 from monarch_kernel.runtime.actor.execution import collectives
@@ -45,6 +47,8 @@ from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
+#: How long the thread and process pools of user code may take to end (seconds).
+EXECUTORS_TIMEOUT = 2.0
 #: How long other hosts may take to fetch the last large messages of a proc that ends (seconds).
 DRAIN_TIMEOUT = 2.0
 
@@ -109,6 +113,10 @@ class Rank:
         """Run user code's finalizers and exit handlers; the host agent kills the proc if they take too long."""
         if any(actor() is not None for actor in self.system.finalizing):
             gc.collect()  # actors in cycles
+        # As at the end of an interpreter: executors end their processes and threads, which exit handlers wait for.
+        ending = threading.Thread(target=_end_executors, name="monarch-executors", daemon=True)
+        ending.start()
+        ending.join(EXECUTORS_TIMEOUT)
         atexit._run_exitfuncs()
 
     def _notify(self) -> None:
@@ -231,6 +239,15 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
+def _end_executors() -> None:
+    callbacks: list[Callable[[], object]] = threading._threading_atexits  # type: ignore[attr-defined]
+    while callbacks:
+        try:
+            callbacks.pop()()
+        except Exception:
+            traceback.print_exc()
+
+
 def _flush() -> None:
     output_capture.flush()
 
@@ -244,6 +261,9 @@ def main(config: bytes) -> None:
         aliases.enable_monarch_imports()
     logs.load_reports()  # if this is no fork
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
+    main_module.install_rank_main()
+    after_import("inspect", main_module.find_files_of_classes)
+    child_processes.install()
     output_capture.install()
     collectives.install()
     random_seeds.install()
@@ -251,6 +271,7 @@ def main(config: bytes) -> None:
     extensions.use_display(os.environ.pop(environment.DISPLAY, ""))
     if extensions.display_module:
         _display_in_cells()
+    _explain_signals()
     code = 1
     try:
         code = Rank(decoded).run()
@@ -262,6 +283,23 @@ def main(config: bytes) -> None:
         _flush()
         # Not an ordinary exit, which threads of user code would block.
         os._exit(code)
+
+
+def _explain_signals() -> None:
+    """Let ``signal.signal`` off the main thread, as for a time limit by SIGALRM, say which actor has that thread."""
+    set_handler = signal.signal
+
+    @functools.wraps(set_handler)
+    def explained(signalnum: Any, handler: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return set_handler(signalnum, handler)
+        raise ValueError(
+            "signal handlers can be set in the main thread of a rank only, which runs its first actor (the cells, "
+            "with %mesh up): spawn this actor first, or on procs of its own; or limit the time of the call at its "
+            "caller, with get(timeout)"
+        )
+
+    signal.signal = explained
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:

@@ -176,9 +176,25 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
     layout = layout_of(address, tuple(tensor.shape), strides, itemsize)
     signed = tensor.dtype is torch.int64
     if kind == "cpu":
-        return Memory(layout, tensor, "", signed)
+        storage = tensor.untyped_storage()
+        # What torch has not allocated may be a file that is mapped for reading, of which it knows nothing.
+        readonly = not storage.resizable() and not _is_writable(storage.data_ptr(), storage.nbytes())
+        return Memory(layout, tensor, "its memory is mapped for reading only" if readonly else "", signed)
     ready = torch.cuda.current_stream(tensor.device).record_event()
     return Memory(layout, tensor.detach(), "", signed, str(tensor.device), ready)
+
+
+def _is_writable(address: int, size: int) -> bool:
+    """Whether these bytes of this process are mapped for writing; a write to others would end the process."""
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps:
+            bounds, protection, _ = line.split(None, 2)
+            start, end = (int(each, 16) for each in bounds.split(b"-"))
+            if start < address + size and address < end and protection[1:2] != b"w":
+                return False
+            if start >= address + size:
+                break
+    return True
 
 
 def _of_array(x: Any) -> Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -144,6 +145,44 @@ def slow_evaluations_end() -> None:
         assert s.engine.evaluate(stop.id, 0, "slow").text == "Slow()"
         s.go(stop)
         assert thread.ended() == 4
+
+
+def evaluations_that_wait_in_c() -> None:
+    """In the main thread they end; elsewhere they go on, and no other thread stands still for them."""
+    with session() as s:
+        reader, writer = os.pipe()
+        s.engine._busy.clear()
+        s.engine._busy.add(0)
+        s.break_at("plain first")
+        answers: list[Any] = []
+
+        def look(stop: Any) -> None:
+            wait = f"__import__('os').read({reader}, 1)"
+            answers.append(s.engine.evaluate(stop.id, 0, wait, timeout=0.2).error)
+
+        def look_at_main() -> None:
+            stop = s.stopped()
+            look(stop)
+            answers.append(s.engine.evaluate(stop.id, 0, "x", timeout=DEADLINE).text)
+            s.go(stop)
+
+        other = threading.Thread(target=look_at_main)
+        s.engine._busy.add(0)
+        other.start()
+        assert guest.plain(1) == 4
+        other.join(DEADLINE)
+        assert "no answer" in answers[0] and answers[1] == "1", answers
+        thread = Running(guest.plain, 1)
+        stop = s.stopped()
+        look(stop)
+        s.go(stop)
+        s.go(stop)  # once more: it has not gone on
+        Running(str, guest.plain).ended()  # a thread that begins, and calls functions
+        assert not s.engine.stops() and thread.thread.is_alive()
+        os.write(writer, b"x")
+        assert thread.ended() == 4
+        os.close(reader)
+        os.close(writer)
 
 
 def interrupt_of_the_main_thread() -> None:

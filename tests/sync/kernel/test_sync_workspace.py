@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,12 +123,19 @@ def test_auto_reload_reaches_live_actors(here: Project) -> None:
 def test_ranks_run_from_the_synced_environment(here: Project, tmp_path: Path) -> None:
     """Those that start later, without being told so; with_python_executable() names it as this process does."""
     env = make_environment(tmp_path / "env")
+    program = Path(env) / "bin" / "only-there"
+    program.write_text("#!/bin/sh\necho found $FROM_SCRIPT\n")
+    program.chmod(0o755)
+    scripts = Path(env) / "etc" / "conda" / "activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "own.sh").write_text("echo noise; export FROM_SCRIPT=script:${VIRTUAL_ENV##*/}\n")
     other = make_environment(tmp_path / "other")
     workspace = Workspace(dirs=["."], env=CondaEnvironment(env))
     report = asyncio.run(this_host().sync_workspace(workspace, conda=True))
     synced = f"{report.hosts[0].path}/current/env"
     reader: Any = this_host().spawn_procs().spawn("prefix", Prefix)
     assert reader.prefix.call_one().get(PATIENCE) == [synced, "in the environment", synced]
+    assert reader.program.call_one().get(PATIENCE) == "found script:env"
     reader = this_host().with_python_executable(f"{env}/bin/python").spawn_procs().spawn("prefix", Prefix)
     assert reader.prefix.call_one().get(PATIENCE)[0] == synced
     reader = this_host().with_python_executable(f"{other}/bin/python").spawn_procs().spawn("prefix", Prefix)
@@ -141,3 +149,8 @@ class Prefix(Actor):
         import only_there  # type: ignore[import-not-found]
 
         return [sys.prefix, only_there.HERE, os.environ.get("VIRTUAL_ENV", "")]
+
+    @endpoint
+    def program(self) -> str:
+        """What a program of the environment prints, which is found by its name."""
+        return subprocess.run("only-there", capture_output=True, text=True, check=True).stdout.strip()

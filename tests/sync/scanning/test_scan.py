@@ -264,3 +264,15 @@ def test_progress_is_told_and_a_scan_can_be_cancelled(client: Client, tree: Path
             cancelled=lambda: bool(stop),
         )
     assert fresh.records == {}
+
+
+def test_a_pipe_in_place_of_a_file_is_told_once(client: Client, tree: Path) -> None:
+    assert not client.scan().notes
+    (tree / "run.sh").unlink()
+    os.mkfifo(tree / "run.sh")
+    found = client.scan()
+    assert found.manifest.file(b"run.sh") is None
+    assert found.notes == [
+        f"{tree / 'run.sh'} is a FIFO where a file was synced before: hosts have no such file any more"
+    ]
+    assert not client.scan().notes

@@ -89,6 +89,7 @@ class StopEngine:
         self._plans: dict[int, StepPlan] = {}
         self._pausing: set[int] = set()
         self._parked: dict[int, Parked] = {}
+        self._leaving: set[int] = set()  # stops that have been told to continue, and whose threads have not yet
         self._raised: dict[int, BaseException] = {}  # by thread: what was raised into its stop
         self._closed = False
         self._lock = threading.Lock()
@@ -221,17 +222,21 @@ class StopEngine:
             line: for "until": the line to reach; 0 is any line below the present one.
 
         Raises:
-            KeyError: the stop does not exist, or is over.
+            KeyError: the stop does not exist, or is over. One that is about to continue goes on as it was told first.
             NotSteppable: the frames of an error cannot step; only "continue" ends such a stop.
             ValueError: `how` is not one of these.
         """
         if how not in _HOWS:
             raise ValueError(f"a stop continues by one of {', '.join(_HOWS)}, not by {how!r}")
         with self._lock:
+            if stop_id in self._leaving:
+                return
             parked = self._find(stop_id)
             if how != "continue" and not parked.stop.steppable:
                 raise NotSteppable(f"stop {stop_id} cannot step: its frames have ended ({parked.stop.text})")
             del self._parked[stop_id]
+            if parked.stop.thread:
+                self._leaving.add(stop_id)
         parked.go(Onward(how, line))
         if not parked.stop.thread:
             self._tell(Resumed(stop_id, how))
@@ -296,7 +301,7 @@ class StopEngine:
         Args:
             stop_id, frame: the stop, and the frame in it.
             source: Python; assignments change the function's variables, new names last as long as the stop.
-            timeout: seconds; then the evaluation is interrupted, unless it is in C.
+            timeout: seconds; then the evaluation is interrupted, unless it is in C off the main thread.
 
         Raises:
             KeyError: the stop does not exist, or is over.
@@ -453,6 +458,7 @@ class StopEngine:
             if parked is not None:
                 with self._lock:
                     self._parked.pop(parked.stop.id, None)
+                    self._leaving.discard(parked.stop.id)
                 self._tell(Resumed(parked.stop.id, how))
             if sys.version_info < (3, 12):
                 # After a trace function, the interpreter writes this dictionary back to the variables.

@@ -5,7 +5,7 @@ It waits without the interpreter lock, and wakes often enough to receive an exce
 
 from __future__ import annotations
 
-import ctypes
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch_kernel.debugger.model.stops import How, Stop
 from monarch_kernel.debugger.rank.stopping.handles import Handles
+from monarch_kernel.thread_frames import raise_in_thread
 
 #: How often a stopped thread wakes for exceptions that were raised into it (seconds).
 _TICK = 0.1
@@ -22,8 +23,24 @@ _TICK = 0.1
 _GRACE = 0.5
 
 
+#: Ends an evaluation in the main thread: a signal also interrupts a wait in C.
+_SIGNAL = signal.SIGRTMAX - 3
+
+
 class _Abandoned(BaseException):
     """Raised into an evaluation whose timeout has expired."""
+
+
+class _Main:
+    """The job that the main thread runs."""
+
+    job: _Job | None = None
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    job = _Main.job
+    if job is not None and job.running and job.abandoned:
+        raise _Abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +114,9 @@ class Parked:
                 return
             job.running = True
         interrupt: KeyboardInterrupt | None = None
+        if self.stop.thread == threading.main_thread().ident:
+            signal.signal(_SIGNAL, _on_signal)  # it stays: a signal may arrive late
+            _Main.job = job
         try:
             try:
                 job.result = job.function()
@@ -144,8 +164,8 @@ class Parked:
 
         Args:
             function: what to run; events of this engine are off while it runs.
-            timeout: seconds; then an exception is raised into it, as by Ctrl-C (a call into C is not interrupted, and
-                later jobs wait for it).
+            timeout: seconds; then an exception is raised into it, as by Ctrl-C. Off the main thread, a call into C is
+                not interrupted, and later jobs and `go` wait for it.
 
         Raises:
             KeyError: the stop is over.
@@ -176,9 +196,10 @@ class Parked:
                 return
             job.abandoned = True
             if job.running:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self.stop.thread), ctypes.py_object(_Abandoned)
-                )
+                if _Main.job is job:
+                    signal.pthread_kill(self.stop.thread, _SIGNAL)
+                else:
+                    raise_in_thread(self.stop.thread, _Abandoned)
 
 
 __all__ = ["Onward", "Parked"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import types
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor
 from monarch_kernel.engines import engine
-from monarch_kernel.introspection import tensor_value
+from monarch_kernel.introspection import main_names, tensor_value
 
 #: What tracebacks call the expression.
 FILE = "<diff>"
@@ -49,7 +48,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
         if found[question.actor] is None:
             raise LookupError("the actor is not there yet: its __init__ is still running")
         return eval(code, _names_of(found[question.actor])), ""
-    names = vars(sys.modules["__main__"])
+    names = main_names()
     if "self" not in names and _mentions(code, "self"):
         actors = user_actors()
         if len(actors) > 1:

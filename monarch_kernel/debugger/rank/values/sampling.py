@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from monarch_kernel.debugger.rank.values.evaluation import FILE, user_actors
+from monarch_kernel.introspection import main_names
 
 
 def sample(expression: str) -> float:
@@ -17,7 +17,7 @@ def sample(expression: str) -> float:
         TypeError: its value is no number, nor a tensor or an array with one element.
     """
     code = _compiled(expression)
-    names: dict[str, Any] = vars(sys.modules["__main__"])
+    names: dict[str, Any] = main_names()
     try:
         value = eval(code, names)
     except NameError as error:

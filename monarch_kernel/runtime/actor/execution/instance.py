@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+
 from monarch_kernel import logs
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.messages import (
@@ -43,11 +45,12 @@ from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
-from monarch_kernel.runtime.actor.process import GivenPort
+from monarch_kernel.runtime.actor.process import CONTROLLERS, GivenPort
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 from monarch_kernel.runtime.node import recorder
+from monarch_kernel.thread_frames import raise_in_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -540,7 +543,8 @@ class ActorInstance(Instance):
         if isinstance(error, MeshFailure):  # a mesh that this actor owns failed: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
         node = self._system.node
-        return Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
+        death = Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
+        return msgspec.structs.replace(death, what="controller") if self.creator == CONTROLLERS else death
 
     # -- supervision --------------------------------------------------------------------------------
 
@@ -656,12 +660,8 @@ class ActorInstance(Instance):
         if self._thread == threading.main_thread().ident:
             self._system.signal_main_thread()  # a signal also interrupts a system call
         elif self._interruptible:
-            import ctypes
-
             self.interrupted_here()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(KeyboardInterrupt)
-            )
+            raise_in_thread(self._thread, KeyboardInterrupt)
 
     def interrupted_here(self) -> None:
         """Note that a requested KeyboardInterrupt is about to be raised in user code of this actor."""

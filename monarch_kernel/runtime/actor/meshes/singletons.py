@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_kernel.protocol.messages import ProcRef
+from monarch_kernel.protocol.messages import DeathKind, ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.process import CONTROLLERS, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
-
-_DIRECTORY = "controllers"
 
 
 class _Directory(Actor):
@@ -29,23 +27,49 @@ class _Directory(Actor):
 
     def __init__(self) -> None:
         self._made: dict[str, asyncio.Task[ActorMesh[Any]]] = {}
+        self._holders: dict[str, set[str]] = {}  # by name: procs that have got it
         self._failed: dict[str, MeshFailure] = {}
+        self._untold: dict[tuple[str, str], str] = {}  # by name and proc that has had it: how it died
 
     @concurrent_endpoint
-    async def get(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+    async def get(
+        self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], asker: str
+    ) -> ActorMesh[Any]:
         import asyncio
 
-        if name in self._failed:
-            raise ValueError(f"Failure on {name}: {self._failed[name].report()}")
+        self._forget_dead(name)
+        died = self._untold.pop((name, asker), None)
+        if died is not None:
+            raise ValueError(
+                f"Failure on {name}: {died}\n"
+                f"  Its state is lost. The next get_or_spawn_controller({name!r}, ...) of this process makes another."
+            )
         making = self._made.get(name)
         if making is None:
             making = self._made[name] = asyncio.create_task(self._make(name, cls, args, kwargs))
         try:
-            return await asyncio.shield(making)
+            mesh = await asyncio.shield(making)
         except Exception:
             if self._made.get(name) is making:  # the next request may try again
                 del self._made[name]
             raise
+        self._holders.setdefault(name, set()).add(asker)
+        return mesh
+
+    def _forget_dead(self, name: str) -> None:
+        """Make room for another actor of this name if it has ended; each proc that had one that failed is told once."""
+        made = self._made.get(name)
+        if made is None or not made.done() or made.cancelled() or made.exception() is not None:
+            return
+        death = get_system().ended.get(made.result()._actor)
+        if death is None:
+            return
+        failure = self._failed.pop(name, None)
+        holders = self._holders.pop(name, set())
+        if death.kind is not DeathKind.STOPPED:
+            text = failure.report() if failure is not None else death.cause
+            self._untold.update(((name, holder), text) for holder in holders)
+        del self._made[name]
 
     async def _make(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
         return await get_system().this_proc().spawn(name, cls, *args, **kwargs)
@@ -63,10 +87,11 @@ def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) 
     """The actor called ``name`` in the controller; the first request from any process of the job creates it.
 
     Raises (from ``get``/``await``):
-        ActorError: its ``__init__`` raised (a later request retries), or it has died since.
+        ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it: the
+            next request makes another. One that was stopped is made anew at once.
     """
     spec_of(cls, RESERVED)
-    return _directory().get.call_one(name, cls, args, kwargs)
+    return _directory().get.call_one(name, cls, args, kwargs, get_system().node.id)
 
 
 _lock = threading.Lock()
@@ -77,13 +102,13 @@ def _directory() -> Any:
     root: ProcRef = system.root
     if system.is_root:
         with _lock:
-            if _DIRECTORY not in system.actors:
+            if CONTROLLERS not in system.actors:
                 start_directory()
     system.node.learn(root)
-    return ActorMesh(system, _DIRECTORY, _DIRECTORY, "this_proc()", _Directory, (root,), SINGLE.region)
+    return ActorMesh(system, CONTROLLERS, CONTROLLERS, "this_proc()", _Directory, (root,), SINGLE.region)
 
 
 def start_directory() -> None:
     """Start the directory in this process, which is the controller."""
     system = get_system()
-    system.start_local_actor(_DIRECTORY, _DIRECTORY, _Directory)
+    system.start_local_actor(CONTROLLERS, CONTROLLERS, _Directory)

@@ -1,0 +1,247 @@
+"""Which classes of a ``__main__`` are one class: a cell that is run again, unchanged, defines what it defined before.
+
+cloudpickle gives each class an identity by which receivers recognize it. A class that replaces another of its name, and
+does not differ from what that one was when it was first sent, gets the same identity: members of an enum stay the same
+at actors that hold the old one, and ``except`` catches what they raise.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import io
+import linecache
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.protocol.main_module import MAIN, file_of_class, main_names
+
+#: Larger attributes are not compared: they differ (bytes).
+_MOST_COMPARED = 1 << 16
+#: So many definitions of one name are remembered.
+_MOST_DEFINITIONS = 8
+
+_SKIPPED = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__firstlineno__", "__module__", "_abc_impl", "__annotations_cache__"}
+    | {"__slotnames__"}  # what pickle has cached
+    | {f"__pydantic_{name}__" for name in ("core_schema", "validator", "serializer", "parent_namespace")}
+)
+_FIELD = tuple(name for name in dataclasses.Field.__slots__ if name not in ("_field_type",))
+
+
+class _Definition:
+    """A class as it was when it was first sent: its identity, what its code is, and that with what it uses."""
+
+    def __init__(self, identity: str, code: Any, whole: Any) -> None:
+        self.identity = identity
+        self.code = code
+        self.whole = whole
+
+
+_definitions: dict[str, list[_Definition]] = {}
+_warned: set[str] = set()  # names of classes
+_described: set[int] = set()  # classes that are being described
+
+
+def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
+    """Give a class of ``__main__`` the identity of an equal one that it replaces; else cloudpickle gives it a new one.
+
+    Args:
+        cls: the class.
+        pickle_value: writes the pickle of a value to a file.
+    """
+    from cloudpickle import cloudpickle
+
+    by_class = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    if cls in by_class or not _is_defined_here(cls) or id(cls) in _described:
+        return
+    code = _text_of(cls) or _Description(False, pickle_value).of(cls)
+    whole = _Description(True, pickle_value).of(cls)
+    known = _definitions.setdefault(cls.__qualname__, [])
+    same = next((each for each in known if each.whole == whole), None)
+    if same is not None:
+        with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+            by_class[cls] = same.identity
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[same.identity] = cls
+        return
+    if cls.__qualname__ not in _warned and any(each.code == code for each in known):
+        _warned.add(cls.__qualname__)
+        warnings.warn(
+            f"{cls.__qualname__} was defined again with the same code, but something that it uses has changed: actors "
+            "that got it before do not recognize the new class; spawn them again, or send them values of the old one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    known.append(_Definition(cloudpickle._get_or_create_tracker_id(cls), code, whole))
+    del known[:-_MOST_DEFINITIONS]
+
+
+def current_class(identity: str, known: type | None, pickle_value: Callable[[Any, Any], object]) -> type | None:
+    """The class of this identity that ``__main__`` has now, though another had it when it was sent; else ``known``."""
+    from cloudpickle import cloudpickle
+
+    name = known.__qualname__ if known is not None else _name_of(identity)
+    if name is None or (known is not None and known.__module__ != MAIN):
+        return known
+    now = _defined(name)
+    if isinstance(now, type) and now is not known:
+        identify(now, pickle_value)
+        if cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(now) == identity:
+            return now
+    return known
+
+
+def _name_of(identity: str) -> str | None:
+    return next((name for name, all_ in _definitions.items() if any(each.identity == identity for each in all_)), None)
+
+
+def _is_defined_here(cls: type) -> bool:
+    """Whether a class is what its name in ``__main__`` means. Actors are new each time that their cell has run."""
+    return cls.__module__ == MAIN and not hasattr(cls, "__tool__") and _defined(cls.__qualname__) is cls
+
+
+def _defined(qualname: str) -> Any:
+    first, *rest = qualname.split(".")
+    found = main_names().get(first)
+    for name in rest:
+        found = getattr(found, name, None)
+    return found
+
+
+def _text_of(cls: type) -> str | None:
+    """The source of a class; None if the cell or file that it is from is not known."""
+    file = file_of_class(cls)
+    text = "".join(linecache.getlines(file)) if file is not None else ""
+    if not text:
+        return None
+    try:
+        found: list[ast.stmt] = ast.parse(text).body
+    except SyntaxError:
+        return None
+    definition: ast.stmt | None = None
+    for name in cls.__qualname__.split("."):
+        named = [each for each in found if isinstance(each, ast.ClassDef) and each.name == name]
+        if not named:
+            return None
+        definition, found = named[-1], named[-1].body
+    return ast.unparse(definition) if definition is not None else None
+
+
+class _Description:
+    """Describes values so that equal descriptions mean equal definitions.
+
+    Args:
+        whole: describe values of attributes and of globals, too, beside the code.
+        pickle_value: writes the pickle of a value to a file.
+    """
+
+    def __init__(self, whole: bool, pickle_value: Callable[[Any, Any], object]) -> None:
+        self._whole = whole
+        self._pickle_value = pickle_value
+        self._seen: dict[int, int] = {}  # in the order in which they were met
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in (int, float, str, bytes, bool, complex, type(None), type(...)):
+            return kind, value
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if id(value) in self._seen:
+            return "met", self._seen[id(value)]
+        self._seen[id(value)] = len(self._seen)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.ModuleType):
+            return "module", value.__name__
+        if isinstance(value, classmethod | staticmethod):
+            return kind, self.of(value.__func__)
+        if isinstance(value, property):
+            return kind, self.of(value.fget), self.of(value.fset), self.of(value.fdel)
+        if isinstance(value, functools.cached_property):
+            return kind, self.of(value.func)
+        if hasattr(value, "cache_parameters"):
+            return kind, self.of(value.__wrapped__), repr(value.cache_parameters())
+        if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+            return kind, value.__name__
+        if isinstance(value, enum.Enum):
+            return "member", value.name, self.of(value.value)
+        if not self._whole:
+            return kind.__module__, kind.__qualname__
+        if kind is dataclasses.Field:
+            return kind, [self.of(getattr(value, name)) for name in _FIELD], value._field_type.name
+        if kind in (tuple, list):
+            return kind, [self.of(each) for each in value]
+        if kind in (dict, types.MappingProxyType):
+            return kind, [(self.of(key), self.of(each)) for key, each in value.items()]
+        if kind in (set, frozenset):
+            return kind, sorted(repr(self.of(each)) for each in value)
+        if kind.__module__ == MAIN and isinstance(getattr(value, "__dict__", None), dict):
+            return self.of(kind), self.of(vars(value))
+        return kind, self._pickled(value)
+
+    def _class(self, cls: type) -> Any:
+        if cls.__module__ != MAIN:
+            return "class", cls.__module__, cls.__qualname__, id(cls)
+        _described.add(id(cls))
+        try:
+            members = [(name, self.of(value)) for name, value in vars(cls).items() if name not in _SKIPPED]
+            return cls.__qualname__, type(cls).__qualname__, [self.of(each) for each in cls.__bases__], members
+        finally:
+            _described.discard(id(cls))
+
+    def _function(self, function: types.FunctionType) -> Any:
+        code = self._code(function.__code__)
+        if not self._whole or (function.__module__ != MAIN and function.__globals__.get("__name__") != MAIN):
+            return function.__qualname__, code
+        names = _names_in(function.__code__)
+        used = [(name, self.of(function.__globals__[name])) for name in names if name in function.__globals__]
+        cells = [self.of(_content(cell)) for cell in function.__closure__ or ()]
+        rest = (function.__defaults__, function.__kwdefaults__, function.__annotations__, vars(function))
+        return function.__qualname__, code, used, cells, [self.of(each) for each in rest]
+
+    def _code(self, code: types.CodeType) -> Any:
+        """All of a code object but its file and its lines."""
+        constants = [self._code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        return code.co_code, constants, shape, names
+
+    def _pickled(self, value: Any) -> Any:
+        """The pickle of a value of another module; where it has none, or a large one, the value is like no other."""
+        out = _Limited()
+        try:
+            self._pickle_value(value, out)
+        except Exception:
+            return object()
+        return out.getvalue()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """The names that code and what is nested in it use, in order: globals among them."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(_names_in(constant)))
+    return list(found)
+
+
+class _Limited(io.BytesIO):
+    """Accepts a small pickle."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > _MOST_COMPARED:
+            raise ValueError("too large to compare")
+        return super().write(data)

@@ -1,0 +1,210 @@
+"""What is not pickled, but made anew at the receiver, or found there: caches, locks, context variables and sentinels.
+
+Classes and functions that go by value have these among their attributes and globals. A cache arrives empty and a lock
+free; a sentinel is the same object in every message.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import threading
+import types
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_LRU = type(functools.lru_cache(lambda: None))
+_LOCK, _RLOCK, _LOCAL = type(threading.Lock()), type(threading.RLock()), threading.local
+_DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+Reduced = Any
+
+#: Objects whose identity is all that they are, by key: those that were sent and those that came.
+_known: dict[str, Any] = {}
+_keys: dict[int, str] = {}
+
+
+def reduce_value(value: Any, kind: type) -> Reduced:
+    """The reduction of a value that pickle refuses or copies wrongly; None for all others.
+
+    Raises:
+        TypeError: the value has no meaning in another process.
+    """
+    reduced = _REDUCERS.get(kind)
+    if reduced is not None:
+        return reduced(value)
+    module = kind.__module__
+    name = _constants(module).get(id(value)) if kind.__reduce_ex__ is object.__reduce_ex__ else None
+    if name is None or getattr(sys.modules.get(module), name, None) is not value:
+        return None
+    return _attribute, (module, name)
+
+
+def reduce_function(function: types.FunctionType) -> Reduced:
+    """The reduction of a function of ``functools.singledispatch`` that goes by value; None for all others."""
+    if function.__code__ is not _DISPATCH:
+        return None
+    return _dispatcher, (), dict(function.registry), None, None, _fill_dispatcher  # type: ignore[attr-defined]
+
+
+def reduce_misnamed(cls: type) -> Reduced:
+    """The reduction of a class that is not in the module that it names, by one that has it; None if there is none.
+
+    Raises:
+        TypeError: it is compiled, so that it cannot go by value either.
+    """
+    module, name = cls.__module__, cls.__qualname__
+    if module == "__main__" or "<" in name or module not in sys.modules or _in(sys.modules[module], name) is cls:
+        return None
+    first = name.partition(".")[0]
+    having = [
+        each
+        for each, candidate in list(sys.modules.items())
+        if each != "__main__" and first in getattr(candidate, "__dict__", ()) and _in(candidate, name) is cls
+    ]
+    if having:
+        best = min(having, key=lambda each: ("._" in f".{each}", len(each)))
+        return (_attribute, (best, name)) if "." not in name else (_nested, (best, name))
+    if any(isinstance(each, _COMPILED) for key, each in vars(cls).items() if key not in ("__dict__", "__weakref__")):
+        raise TypeError(f"cannot pickle the class {module}.{name}: it is compiled, and no module has it by its name")
+    return None
+
+
+_COMPILED = types.MethodDescriptorType | types.GetSetDescriptorType | types.ClassMethodDescriptorType
+
+
+def _in(module: Any, name: str) -> Any:
+    for each in name.split("."):
+        module = getattr(module, "__dict__", {}).get(each)
+    return module
+
+
+def _nested(module: str, name: str) -> Any:
+    first, *rest = name.split(".")
+    return functools.reduce(getattr, rest, _attribute(module, first))
+
+
+def _dispatcher() -> Any:
+    return functools.singledispatch(lambda value: value)
+
+
+def _fill_dispatcher(dispatcher: Any, registry: dict[type, Callable[..., Any]]) -> None:
+    for kind, function in registry.items():
+        dispatcher.register(kind, function)
+    functools.update_wrapper(dispatcher, registry[object])
+
+
+def _reduce_lru(cached: Any) -> Reduced:
+    parameters = cached.cache_parameters()
+    return _cached, (parameters["maxsize"], parameters["typed"], cached.__wrapped__)
+
+
+def _cached(maxsize: int | None, typed: bool, function: Callable[..., Any]) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _reduce_cached_property(value: Any) -> Reduced:
+    return _cached_property, (value.func, value.attrname)
+
+
+def _cached_property(function: Callable[..., Any], name: str | None) -> Any:
+    made: functools.cached_property[Any] = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
+def _reduce_lock(lock: Any) -> Reduced:
+    if lock.locked():
+        raise TypeError("cannot pickle a lock that is held")
+    return threading.Lock, ()
+
+
+def _reduce_rlock(lock: Any) -> Reduced:
+    if lock._is_owned():
+        raise TypeError("cannot pickle a lock that is held")
+    return threading.RLock, ()
+
+
+def _reduce_local(_local: Any) -> Reduced:
+    return threading.local, ()
+
+
+def _reduce_weak_dictionary(value: Any) -> Reduced:
+    return type(value), (dict(value),)
+
+
+def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Reduced:
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(module, "__dict__", {}).get(variable.name) is variable:
+            return _attribute, (name, variable.name)
+    try:
+        default = (contextvars.Context().run(variable.get),)
+    except LookupError:
+        default = ()
+    return _context_variable, (_key(variable), variable.name, *default)
+
+
+def _context_variable(key: str, name: str, *default: Any) -> Any:
+    if key not in _known:
+        made = contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
+        _keep(key, made)
+    return _known[key]
+
+
+def _reduce_object(value: object) -> Reduced:
+    return _object, (_key(value),)
+
+
+def _object(key: str) -> object:
+    if key not in _known:
+        _keep(key, object())
+    return _known[key]
+
+
+def _key(value: Any) -> str:
+    key = _keys.get(id(value))
+    if key is None:
+        key = uuid.uuid4().hex
+        _keep(key, value)
+    return key
+
+
+def _keep(key: str, value: Any) -> None:
+    _known[key] = value
+    _keys[id(value)] = key
+
+
+@functools.lru_cache(maxsize=256)
+def _constants(module: str) -> dict[int, str]:
+    """Objects without state that a module has made of its own classes, such as ``dataclasses.MISSING``: their names."""
+    names = getattr(sys.modules.get(module), "__dict__", {}) if module != "__main__" else {}
+    return {id(value): name for name, value in list(names.items()) if _is_constant(value, module)}
+
+
+def _is_constant(value: Any, module: str) -> bool:
+    kind = type(value)
+    return (
+        kind.__module__ == module
+        and not getattr(value, "__dict__", None)
+        and not any("__slots__" in vars(each) for each in kind.__mro__)
+    )
+
+
+def _attribute(module: str, name: str) -> Any:
+    __import__(module)
+    return getattr(sys.modules[module], name)
+
+
+_REDUCERS: dict[type, Callable[[Any], Reduced]] = {
+    _LRU: _reduce_lru,
+    functools.cached_property: _reduce_cached_property,
+    _LOCK: _reduce_lock,
+    _RLOCK: _reduce_rlock,
+    _LOCAL: _reduce_local,
+    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
+    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+    contextvars.ContextVar: _reduce_context_variable,
+    object: _reduce_object,
+}
