@@ -24,6 +24,7 @@ from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
 from monarch_kernel.runtime.actor.meshes.view_methods import ViewMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
+from monarch_kernel.runtime.actor.mocks import bootstrap_with_stand_ins
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
@@ -86,6 +87,11 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
 
     def _new_with_region(self, region: Region) -> HostMesh:
         return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, self._part)
+
+    @property
+    def is_fake_in_process(self) -> bool:
+        """Whether the hosts are not real ones but parts of this process, as in tests of Monarch; never here."""
+        return False
 
     @property
     def _is_local(self) -> bool:
@@ -163,9 +169,10 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             extra.setdefault(aliases.VARIABLE, "1")
         body: Any = b""
         buffers: tuple[int, ...] = ()
+        if bootstrap is not None and not callable(bootstrap):
+            raise TypeError(f"bootstrap must be callable, not {type(bootstrap).__name__}")
+        bootstrap = bootstrap_with_stand_ins(bootstrap)
         if bootstrap is not None:
-            if not callable(bootstrap):
-                raise TypeError(f"bootstrap must be callable, not {type(bootstrap).__name__}")
             try:
                 body, buffers = dumps(bootstrap)
             except Exception as e:

@@ -19,7 +19,7 @@ from monarch_kernel.runtime.actor.healing.report import Healable
 from monarch_kernel.runtime.actor.meshes.view_methods import view_method
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.wire_types import MessageLink
-from monarch_kernel.runtime.mesh.shape import MeshTrait, Region
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
 from monarch_kernel.runtime.node.future import Future
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         self._procs = procs
         self._shape = region
         self._ready = ready
+        self._spawned_on: Any = None  # the proc mesh; None: another process spawned this
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
 
@@ -98,7 +99,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._shape
 
     def _new_with_region(self, region: Region) -> ActorMesh[T]:
-        return ActorMesh(
+        mesh: ActorMesh[T] = ActorMesh(
             self._system,
             self._actor,
             self._name,
@@ -108,6 +109,18 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
             region,
             self._ready,
         )
+        mesh._spawned_on = self._spawned_on
+        return mesh
+
+    @property
+    def _proc_mesh(self) -> Any:
+        """The proc mesh that the whole mesh was spawned on; programs written for Monarch use it."""
+        if self._spawned_on is None:
+            extent = self._shape.extent
+            if extent.nelements != len(self._procs):
+                extent = Extent(("procs",), (len(self._procs),))
+            self._spawned_on = self._system.proc_mesh_of(self._mesh_name, self._procs, extent)
+        return self._spawned_on
 
     def _target(self) -> Target:
         node = self._system.node
@@ -178,7 +191,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 _FIELDS = frozenset(
     {
         *("_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name"),
-        *("_procs", "_shape", "_ready", "_cached", "_cached_at"),
+        *("_procs", "_shape", "_ready", "_spawned_on", "_cached", "_cached_at"),
     }
 )
 
