@@ -69,6 +69,7 @@ from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.tracing import call_records
 from monarch_kernel.runtime.actor.tracing.remote import TraceService
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
+from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import LargeBodies
 from monarch_kernel.runtime.node.node import Node
