@@ -22,8 +22,10 @@ _ALIAS = "monarch"
 _OURS = "monarch_kernel"
 
 
-#: Monarch's private modules, and for each the modules here that have its names. "module:theirs=ours" renames one.
+#: Modules of Monarch that are private or an alias there, and the modules here that have their names;
+#: "module:theirs=ours" renames one.
 _PRIVATE: dict[str, tuple[str, ...]] = {
+    "actor.concurrent": ("actor",),
     "_src.actor.actor_mesh": (
         "actor",
         "runtime.actor.context:_context=current",
@@ -116,7 +118,7 @@ class _PrivateModule(types.ModuleType):
 
 def _is_private(name: str) -> bool:
     """Whether Monarch's private module of this name, without the leading ``monarch.``, or a module in it is here."""
-    return name in _PRIVATE or any(known.startswith(name + ".") for known in _PRIVATE)
+    return name in _PRIVATE or (name.startswith("_") and any(known.startswith(name + ".") for known in _PRIVATE))
 
 
 class _Finder:
