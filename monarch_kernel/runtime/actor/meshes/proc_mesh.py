@@ -38,7 +38,7 @@ from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.rankset import shrunk
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
-from monarch_kernel.runtime.node.future import Future, gathered, resolved
+from monarch_kernel.runtime.node.future import CoroutineFuture, Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 if TYPE_CHECKING:
@@ -390,8 +390,10 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
 
     def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
-    ) -> Future[None]:
+    ) -> CoroutineFuture[None]:
         """Set how this mesh's output appears on a script's terminal (a notebook routes output to its cells).
+
+        The result is a future, and a coroutine for ``asyncio.run``, as in Monarch.
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.output.terminal import NO_OPTION, LoggingOption, ScriptTerminal
 from monarch_kernel.runtime.actor.process import System, get_system
-from monarch_kernel.runtime.node.future import Future, resolved
+from monarch_kernel.runtime.node.future import CoroutineFuture, Future, nothing, resolved
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logs.logger(__name__)
@@ -114,11 +114,12 @@ def flush_default() -> None:
         _hub.terminal.flush()
 
 
-def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> Future[None]:
+def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> CoroutineFuture[None]:
     """The implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     hub(system).options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
-    return mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option").then(lambda _v: None)
+    asked = mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option")
+    return CoroutineFuture(asked.then(nothing))
 
 
 class LoggingMeshClient:
