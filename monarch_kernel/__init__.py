@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel._version import __version__
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor import Future
+    from monarch_kernel.actor import Future as ActorFuture
+    from monarch_kernel.config import (
+        clear_runtime_config,
+        configure,
+        configured,
+        get_global_config,
+        get_runtime_config,
+    )
     from monarch_kernel.distributed import distribute, module_to_mesh
     from monarch_kernel.runtime.mesh import Extent, NDSlice, Selection, Shape
     from monarch_kernel.tensor import (
@@ -20,8 +29,10 @@ if TYPE_CHECKING:
         Stream,
         Tensor,
         call_on_shard_and_fetch,
+        coalescing,
         compile,  # noqa: A004  # Monarch's name
         fetch_shard,
+        function_resolvers,
         get_active_mesh,
         get_active_stream,
         grad_function,
@@ -35,10 +46,13 @@ if TYPE_CHECKING:
         show,
         slice_mesh,
         to_mesh,
+        world_mesh,
     )
 
 __all__ = [
+    "ActorFuture",
     "Extent",
+    "Future",
     "NDSlice",
     "OpaqueRef",
     "RemoteProcessGroup",
@@ -49,13 +63,20 @@ __all__ = [
     "Tensor",
     "__version__",
     "call_on_shard_and_fetch",
+    "clear_runtime_config",
+    "coalescing",
     "compile",
+    "configure",
+    "configured",
     "distribute",
     "enable_monarch_imports",
     "fetch_shard",
+    "function_resolvers",
     "get_active_mesh",
     "get_active_stream",
+    "get_global_config",
     "get_mesh",
+    "get_runtime_config",
     "grad_function",
     "grad_generator",
     "heal_mesh",
@@ -71,12 +92,18 @@ __all__ = [
     "slice_mesh",
     "to_mesh",
     "unload_ipython_extension",
+    "world_mesh",
 ]
 
 
 #: Names that Monarch's package also has; loaded on first use, so that importing this package costs little.
 _LOADED_AT_FIRST_USE = {
     **dict.fromkeys(("Extent", "NDSlice", "Selection", "Shape"), "monarch_kernel.runtime.mesh"),
+    **dict.fromkeys(("ActorFuture", "Future"), "monarch_kernel.actor"),
+    **dict.fromkeys(
+        ("clear_runtime_config", "configure", "configured", "get_global_config", "get_runtime_config"),
+        "monarch_kernel.config",
+    ),
     **dict.fromkeys(("distribute", "module_to_mesh"), "monarch_kernel.distributed"),
     **dict.fromkeys(
         (
@@ -86,8 +113,10 @@ _LOADED_AT_FIRST_USE = {
             "Stream",
             "Tensor",
             "call_on_shard_and_fetch",
+            "coalescing",
             "compile",
             "fetch_shard",
+            "function_resolvers",
             "get_active_mesh",
             "get_active_stream",
             "grad_function",
@@ -101,12 +130,13 @@ _LOADED_AT_FIRST_USE = {
             "show",
             "slice_mesh",
             "to_mesh",
+            "world_mesh",
         ),
         "monarch_kernel.tensor",
     ),
 }
 #: Modules that ``import monarch_kernel`` offers by name, as Monarch's package does.
-_MODULES = frozenset({"distributed", "exceptions"})
+_MODULES = frozenset({"builtins", "distributed", "exceptions", "timer"})
 
 
 def __getattr__(name: str) -> Any:
@@ -114,7 +144,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in _LOADED_AT_FIRST_USE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LOADED_AT_FIRST_USE[name]), name)
+    return getattr(import_module(_LOADED_AT_FIRST_USE[name]), name.removeprefix("Actor"))
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:

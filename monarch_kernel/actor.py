@@ -45,6 +45,9 @@ with NoCollection():
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 
+#: ``import monarch.actor.concurrent`` then asks the table in ``aliases``.
+__path__: list[str] = []
+
 __all__ = [
     "Accumulator",
     "Actor",

@@ -1,6 +1,7 @@
 """``import monarch`` imports this package: code written for Monarch runs unchanged.
 
-Only names that exist here are aliased; any other ``monarch.X`` raises an ``ImportError`` that says so.
+Only names that exist here are aliased; any other ``monarch.X`` raises an ``ImportError`` that says so. Real programs
+import some names from Monarch's private modules, too; ``_PRIVATE`` says what each of these is here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,105 @@ _ALIAS = "monarch"
 _OURS = "monarch_kernel"
 
 
+#: Modules of Monarch that are private or an alias there, and the modules here that have their names;
+#: "module:theirs=ours" renames one.
+_PRIVATE: dict[str, tuple[str, ...]] = {
+    "actor.concurrent": ("actor",),
+    "_src.actor.actor_mesh": (
+        "actor",
+        "runtime.actor.context:_context=current",
+        "runtime.actor.execution.instance:Instance=Instance",
+    ),
+    "_src.actor.bootstrap": ("actor",),
+    "_src.actor.concurrent": ("actor",),
+    "_src.actor.config": ("config",),
+    "_src.actor.debugger.debug_controller": ("actor",),
+    "_src.actor.endpoint": (
+        "actor",
+        "runtime.actor.definition:EndpointProperty=EndpointProperty",
+        "runtime.actor.calls.endpoint:NotAnEndpoint=PlainMethod",
+    ),
+    "_src.actor.future": ("actor",),
+    "_src.actor.host_mesh": ("actor",),
+    "_src.actor.logging": ("runtime.actor.output.output_hub:flush_all_proc_mesh_logs=flush_default",),
+    "_src.actor.mock": ("runtime.actor.mocks",),
+    "_src.actor.proc_mesh": ("actor",),
+    "_src.actor.returns_future": ("actor",),
+    "_src.actor.shape": ("actor", "", "runtime.mesh.shape:MeshTrait=MeshTrait"),
+    "_src.actor.supervision": ("actor",),
+    "_src.actor.telemetry": ("actor",),
+    "_src.gather_mount.gather_mount": ("gather_mount",),
+    "_src.job.host_mesh": ("job",),
+    "_src.job.job": ("job",),
+    "_src.job.job_components": ("job",),
+    "_src.job.job_state": ("job",),
+    "_src.job.kubernetes": (
+        "job.kubernetes",
+        "launchers.kubernetes_specs:_WORKER_BOOTSTRAP_SCRIPT=WORKER_BOOTSTRAP_SCRIPT",
+    ),
+    "_src.job.port_forward": ("job",),
+    "_src.job.process": ("job",),
+    "_src.job.service_identity": ("job",),
+    "_src.job.shell": ("job",),
+    "_src.job.slurm": ("job",),
+    "_src.job.spmd": ("job.spmd",),
+    "_src.job.telemetry_config": ("job",),
+    "_src.rdma.rdma": ("rdma",),
+    "_src.spmd": ("spmd",),
+    "_src.spmd.actor": ("spmd",),
+    "_src.tools.commands": ("tools.commands",),
+    "_rust_bindings.monarch_hyperactor.actor": ("actor",),
+    "_rust_bindings.monarch_hyperactor.actor_mesh": ("actor",),
+    "_rust_bindings.monarch_hyperactor.bootstrap": ("actor",),
+    "_rust_bindings.monarch_hyperactor.channel": ("actor",),
+    "_rust_bindings.monarch_hyperactor.config": ("config",),
+    "_rust_bindings.monarch_hyperactor.context": (
+        "actor",
+        "runtime.actor.execution.instance:Instance=Instance",
+    ),
+    "_rust_bindings.monarch_hyperactor.host_mesh": ("actor",),
+    "_rust_bindings.monarch_hyperactor.logging": ("runtime.actor.output.output_hub",),
+    "_rust_bindings.monarch_hyperactor.mailbox": ("actor",),
+    "_rust_bindings.monarch_hyperactor.proc": ("actor", "runtime.actor.ids:ActorAddr=ActorId"),
+    "_rust_bindings.monarch_hyperactor.proc_mesh": ("actor",),
+    "_rust_bindings.monarch_hyperactor.selection": ("",),
+    "_rust_bindings.monarch_hyperactor.shape": (
+        "actor",
+        "",
+        ":Slice=NDSlice",
+        "runtime.mesh.shape:Region=Region",
+    ),
+    "_rust_bindings.monarch_hyperactor.supervision": ("actor",),
+    "_rust_bindings.monarch_hyperactor.value_mesh": ("actor",),
+}
+
+
+class _PrivateModule(types.ModuleType):
+    """One of Monarch's private modules: its names are what ``_PRIVATE`` says, loaded when they are read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for place in _PRIVATE.get(self.__name__.removeprefix(_ALIAS + "."), ()):
+            module, _, renamed = place.partition(":")
+            theirs, _, ours = renamed.partition("=")
+            if renamed and theirs != name:
+                continue
+            found = importlib.import_module(f"{_OURS}.{module}" if module else _OURS)
+            wanted = ours or name
+            if renamed or not wanted.startswith("_"):
+                try:
+                    return getattr(found, wanted)
+                except AttributeError:
+                    continue
+        raise AttributeError(f"{self.__name__} has no {name!r} in {_OURS}")
+
+
+def _is_private(name: str) -> bool:
+    """Whether Monarch's private module of this name, without the leading ``monarch.``, or a module in it is here."""
+    return name in _PRIVATE or (name.startswith("_") and any(known.startswith(name + ".") for known in _PRIVATE))
+
+
 class _Finder:
     """Resolves ``monarch`` and ``monarch.X`` to the module objects ``monarch_kernel`` and ``monarch_kernel.X``."""
 
@@ -30,6 +130,9 @@ class _Finder:
         if fullname != _ALIAS and not fullname.startswith(_ALIAS + "."):
             return None
         ours = _OURS + fullname[len(_ALIAS) :]
+        loader: Any = self  # not derived from importlib.abc, which takes milliseconds to import
+        if _is_private(fullname[len(_ALIAS) + 1 :]):
+            return importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
         from importlib.util import find_spec
 
         try:
@@ -37,17 +140,19 @@ class _Finder:
                 return None
         except ModuleNotFoundError:  # its message names our package, but the program imports monarch's
             return None
-        loader: Any = self  # not derived from importlib.abc, which takes milliseconds to import
         return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        if _is_private(spec.name[len(_ALIAS) + 1 :]):
+            return _PrivateModule(spec.name)
         module = importlib.import_module(_OURS + spec.name[len(_ALIAS) :])
         # The import system is about to overwrite these attributes; an alias must not rename the aliased module.
         self._saved = (module.__spec__, getattr(module, "__loader__", None), module.__package__)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__spec__, module.__loader__, module.__package__ = self._saved
+        if not isinstance(module, _PrivateModule):
+            module.__spec__, module.__loader__, module.__package__ = self._saved
 
 
 _finder: _Finder | None = None

@@ -9,14 +9,20 @@ This module holds names only.
 from monarch_kernel.environment import EnvironmentVariable, InvalidSettingError
 from monarch_kernel.environment import variables as environment_variables
 from monarch_kernel.runtime.actor.settings import (
+    Encoding,
     clear_runtime_config,
     configure,
     configured,
     get_global_config,
     get_runtime_config,
+    parametrize_config,
+    parametrize_config_pointwise,
 )
+from monarch_kernel.runtime.actor.transports import ChannelTransport
 
 __all__ = [
+    "ChannelTransport",
+    "Encoding",
     "EnvironmentVariable",
     "InvalidSettingError",
     "clear_runtime_config",
@@ -25,4 +31,6 @@ __all__ = [
     "environment_variables",
     "get_global_config",
     "get_runtime_config",
+    "parametrize_config",
+    "parametrize_config_pointwise",
 ]

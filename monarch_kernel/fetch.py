@@ -1,5 +1,5 @@
 """What programs import from ``monarch.fetch``; the names are also in ``monarch_kernel.tensor``."""
 
-from monarch_kernel.tensor import fetch_shard, inspect, show
+from monarch_kernel.tensor import call_on_shard_and_fetch, fetch_shard, inspect, show
 
-__all__ = ["fetch_shard", "inspect", "show"]
+__all__ = ["call_on_shard_and_fetch", "fetch_shard", "inspect", "show"]

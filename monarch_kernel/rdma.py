@@ -6,7 +6,12 @@ This module holds names only; ``monarch_kernel.runtime.transfer`` has the code.
 # The actor system provides this process's node to the data plane.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.transfer.action import RDMAAction
-from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning, configure
+from monarch_kernel.runtime.transfer.backend_settings import (
+    RDMAReadTransferWarning,
+    RDMATcpFallbackWarning,
+    RDMAWriteTransferWarning,
+    configure,
+)
 from monarch_kernel.runtime.transfer.buffer import (
     RDMABuffer,
     get_rdma_backend,
@@ -19,8 +24,10 @@ __all__ = [
     "RDMAAction",
     "RDMABuffer",
     "RDMAError",
+    "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
     "RDMATimeoutError",
+    "RDMAWriteTransferWarning",
     "configure",
     "get_rdma_backend",
     "is_ibverbs_available",

@@ -14,11 +14,11 @@ from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_r
 from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
-from monarch_kernel.runtime.tensor.api.placement import reduce, reduce_, show, slice_mesh, to_mesh
+from monarch_kernel.runtime.tensor.api.placement import reduce, reduce_, show, slice_mesh, to_mesh, world_mesh
 from monarch_kernel.runtime.tensor.api.process_groups import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
-from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
+from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, function_resolvers, remote
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import (
     BorrowError,
@@ -85,6 +85,7 @@ __all__ = [
     "create_pipe",
     "explain",
     "fetch_shard",
+    "function_resolvers",
     "get_active_mesh",
     "get_active_stream",
     "grad_function",
@@ -110,4 +111,5 @@ __all__ = [
     "slice_mesh",
     "to_mesh",
     "watch_nan",
+    "world_mesh",
 ]

@@ -108,9 +108,13 @@ ALLOWED: dict[str, set[str]] = {
             "opaque_module",
             "cached_remote_function",
             "fetch",
+            "simulator",
         )
     },
-    "monarch_kernel.builtins": {*FACADES, f"{RUNTIME}.tensor"},
+    **{
+        f"monarch_kernel.{name}": {*FACADES, f"{RUNTIME}.tensor"}
+        for name in ("builtins", "memory", "profiler", "timer")
+    },
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.

@@ -4,7 +4,15 @@
 names only; ``monarch_kernel.launchers`` has the code.
 """
 
+from monarch_kernel.launchers.current_job import (
+    exec_command,
+    hosts_from_config,
+    load_current_job,
+    set_current_job,
+    shell,
+)
 from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.job import CACHED_PATH as DEFAULT_JOB_PATH
 from monarch_kernel.launchers.job import JobState, job_load, job_loads
 from monarch_kernel.launchers.job_trait import JobTrait
 from monarch_kernel.launchers.kubernetes_job import KubernetesJob
@@ -12,11 +20,24 @@ from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.ray_job import RayJob
+from monarch_kernel.launchers.service_ids import (
+    SERVICE_PROC_IDS_ENV,
+    SERVICE_PROC_RANK_ENV,
+    deserialize_service_proc_ids,
+    new_service_proc_id,
+    ranked_service_proc_id_from_env,
+    serialize_service_proc_ids,
+    service_proc_addr,
+    service_proc_addrs,
+)
 from monarch_kernel.launchers.sky_job import SkyPilotJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
 
 __all__ = [
+    "DEFAULT_JOB_PATH",
+    "SERVICE_PROC_IDS_ENV",
+    "SERVICE_PROC_RANK_ENV",
     "EngineJob",
     "JobState",
     "JobTrait",
@@ -28,6 +49,17 @@ __all__ = [
     "SSHJob",
     "SkyPilotJob",
     "SlurmJob",
+    "deserialize_service_proc_ids",
+    "exec_command",
+    "hosts_from_config",
     "job_load",
     "job_loads",
+    "load_current_job",
+    "new_service_proc_id",
+    "ranked_service_proc_id_from_env",
+    "serialize_service_proc_ids",
+    "service_proc_addr",
+    "service_proc_addrs",
+    "set_current_job",
+    "shell",
 ]

@@ -9,6 +9,21 @@ from typing import Any
 
 from monarch_kernel.launchers.kubernetes_pods import WORKER
 
+#: What a Pod of Monarch's programs runs as a worker. ``KubernetesJob`` starts its own worker instead.
+WORKER_BOOTSTRAP_SCRIPT = """\
+import os
+import socket
+
+from monarch_kernel.actor import run_worker_loop_forever
+from monarch_kernel.job import ranked_service_proc_id_from_env, service_proc_addr
+
+port = os.environ.get("MONARCH_PORT", "26600")
+address = f"tcp://{socket.getfqdn()}:{port}@tcp://0.0.0.0:{port}"
+run_worker_loop_forever(
+    address=service_proc_addr(address, ranked_service_proc_id_from_env()), ca="trust_all_connections"
+)
+"""
+
 
 @dataclass(frozen=True)
 class ImageSpec:

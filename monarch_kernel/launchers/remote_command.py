@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -243,7 +244,8 @@ async def _followed(
         await asyncio.sleep(_GRACE)
         whole.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
     whole = asyncio.gather(*(at_place(*each) for each in runners))
     ending = asyncio.ensure_future(end())
     try:

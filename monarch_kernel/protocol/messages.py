@@ -310,7 +310,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     sizes: tuple[int, ...] = ()
     preload: list[str] = []
     per_proc: list[Launch] = []  # one for each proc, or nothing
-    cpus: list[str] = []  # the processors on which each proc may run, or nothing
+    binds: list[dict[str, str]] = []  # for each proc, or nothing: lists of what it may use, as of numactl
     start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
     tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
     devices: int = 0  # how many of its host's GPUs each proc sees; 0: all
@@ -693,4 +693,5 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     kept: bool = False  # it outlives its controller
     launch: Launch | None = None  # how it was started; procs that it spawns start the same way
     cpus: str = ""  # the processors on which it may run; "": all
+    memory: str = ""  # the NUMA nodes from which it gets memory; "": all
     placement: Placement | None = None  # of its host, for procs that it starts

@@ -80,7 +80,11 @@ WRONG: Any = BootstrapCommand
         ({"bootstrap": 5}, TypeError, "bootstrap must be callable, not int"),
         ({"bootstrap": threading.Lock().acquire}, TypeError, "bootstrap .*cannot be pickled"),
         ({"proc_bind": [{"cpus": "0"}] * 3}, ValueError, "proc_bind has 3 entries, but .* makes 2 processes"),
-        ({"proc_bind": [{"membind": "0"}] * 2}, ValueError, "only 'cpus' and 'physcpubind' are supported"),
+        (
+            {"proc_bind": [{"nodes": "0"}] * 2},
+            ValueError,
+            "'nodes' is none of 'cpunodebind', 'membind', 'physcpubind', 'cpus'",
+        ),
         ({"proc_bind": [{"cpus": "x"}] * 2}, ValueError, "proc_bind.0.: 'x' is not a list of CPUs"),
     ],
 )

@@ -588,6 +588,26 @@ def test_proc_bind(procs: Procs) -> None:
     assert world.spawn("looks", Looks).cpus.call_one().get() == {cpu}
 
 
+@pytest.mark.skipif(not os.path.exists("/sys/devices/system/node/node0/cpulist"), reason="this host has no NUMA nodes")
+def test_procs_are_bound_to_numa_nodes(procs: Procs, faults: Any) -> None:
+    class Looks(Actor):
+        @endpoint
+        def policy(self) -> tuple[set[int], str]:
+            with open("/proc/self/numa_maps") as maps:
+                return os.sched_getaffinity(0), maps.readline().split()[1]
+
+    def bound(**bind: str) -> Any:
+        return this_host().spawn_procs({"n": 1}, proc_bind=[bind])
+
+    cpus, policy = bound(cpunodebind="0", membind="0").spawn("looks", Looks).policy.call_one().get(PATIENCE)
+    assert policy == "bind:0"
+    assert cpus <= set(range(os.cpu_count() or 1))
+    for bind, why in (({"cpunodebind": "1000"}, "no NUMA node 1000"), ({"membind": "0-999"}, "no NUMA node")):
+        with pytest.raises(SupervisionError, match=f"could not be started: this host has {why}"):
+            bound(**bind).initialized.get(PATIENCE)
+        assert why in faults.get(timeout=PATIENCE).report()
+
+
 def test_host_mesh_of_procs(procs: Procs) -> None:
     world = procs(2)
     host = world.host_mesh

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import psutil
 import pytest
+
+from monarch_kernel.runtime.host import cleanup
+from tests.waiting import wait_until
 
 from .conftest import Host
 
@@ -71,3 +78,53 @@ def test_training_gloo_and_data_loaders_work_in_forks_of_a_torch_template(host: 
     for name, answer in zip(names, answers):
         assert answer.status == 0, (answer.body[-3000:], host.text(name))
         host.wait(lambda name=name: "trained\n" in host.text(name))
+
+
+SHARING = """
+import torch
+import torch.multiprocessing
+from monarch_kernel.actor import Actor, endpoint, shutdown_context, this_host
+
+class Holder(Actor):
+    @endpoint
+    def share(self):
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        self.kept = [torch.ones(1000), torch.ones(1000)]
+        return [tensor.untyped_storage()._share_filename_cpu_() for tensor in self.kept]
+
+holder = this_host().spawn_procs().spawn("holder", Holder)
+handles = holder.share.call_one().get()
+tensors = [
+    torch.tensor([], dtype=torch.float32).set_(torch.UntypedStorage._new_shared_filename_cpu(*handle))
+    for handle in handles
+]
+shutdown_context().get()
+print(*(part.decode() for handle in handles for part in handle[:2]), flush=True)
+assert tensors.pop().sum() == 1000  # and is freed: without its manager, this ends the process
+print("freed", flush=True)
+"""
+
+
+def test_tensors_shared_by_a_manager_of_a_rank_outlive_the_mesh_and_leave_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARING], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    manager, *files, freed = done.stdout.split()
+    assert freed == "freed"
+    for path in (os.path.dirname(manager), f"/dev/shm{files[0]}", f"/dev/shm{files[2]}"):
+        wait_until(lambda path=path: not os.path.exists(path), f"the manager removes {path}", 30)
+
+
+def test_a_manager_without_clients_is_killed_when_it_does_not_end(tmp_path: object) -> None:
+    program = f"{tmp_path}/torch_shm_manager"
+    os.symlink("/bin/sleep", program)
+    env = {**os.environ, cleanup.MARKER: "stuck", "TMPDIR": str(tmp_path)}
+    stuck = subprocess.Popen([program, "600"], env=env, start_new_session=True)
+    try:
+        wait_until(lambda: cleanup._is_manager(stuck.pid), "it has its name", 30)
+        assert cleanup.kill_run("stuck") == 0
+        assert stuck.poll() is None  # it has time to end by itself
+        wait_until(lambda: stuck.poll() is not None, "it is killed within the limit", 60)
+        assert stuck.returncode == -9
+    finally:
+        stuck.kill()
+        stuck.wait()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from monarch_kernel import function_resolvers, memory, profiler
 from monarch_kernel.actor import Actor, current_rank, endpoint
 from monarch_kernel.tensor import (
     MixedTensorsError,
@@ -18,6 +20,12 @@ from monarch_kernel.tensor import (
     inspect,
     remote,
     remote_autograd_function,
+)
+from monarch_kernel.timer import (
+    execution_timer_start,
+    execution_timer_stop,
+    get_execution_timer_average_ms,
+    get_latest_timer_measurement,
 )
 
 
@@ -183,3 +191,40 @@ def test_process_groups_of_the_program(four: Any) -> None:
             summed(x, rows)
     with pytest.raises(KeyError, match="dimension 'depth'"):
         RemoteProcessGroup("depth", grid)
+
+
+def test_times_and_traces_of_the_ranks(four: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "traces")
+    with four.activate():
+        execution_timer_start("sum", use_cpu=True)
+        torch.ones(100).sum()
+        execution_timer_stop("sum", use_cpu=True)
+        latest, mean = fetch_shard((get_latest_timer_measurement("sum"), get_execution_timer_average_ms("sum"))).get()
+        assert latest.item() == mean.item() > 0
+        with profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], on_trace_ready=folder) as running:
+            with profiler.record_function("a section of mine"):
+                torch.ones(100).sum()
+            running.step()
+        memory.record_memory_history(enabled=None)
+        memory.dump_memory_snapshot(str(tmp_path))
+        assert inspect(torch.ones(1)).item() == 1  # the ranks have done it all
+        with pytest.raises(RemoteException, match="KeyError: 'never'"):
+            inspect(torch.ones(1) * get_latest_timer_measurement("never"))
+    traces = list((tmp_path / "traces").iterdir())
+    assert len(traces) == 4
+    assert all("a section of mine" in trace.read_text() for trace in traces)
+    with pytest.raises(TypeError, match="must be a Schedule"):
+        profiler.profile(schedule=(1, 1, 1))  # type: ignore[arg-type]
+
+
+def test_functions_may_be_resolved_by_the_program(four: Any) -> None:
+    def resolve(given: Any) -> str | None:
+        return "math.hypot" if given == "my length" else None
+
+    function_resolvers.append(resolve)
+    try:
+        length = remote("my length")
+    finally:
+        function_resolvers.remove(resolve)
+    with four.activate():
+        assert call_on_shard_and_fetch(length, 3, 4, shard={"gpus": 1}).get() == 5

@@ -97,7 +97,7 @@ def current_size() -> dict[str, int]:
 
 def current_actor_name() -> str:
     """Full name of the running actor."""
-    return context().actor_instance.actor_id
+    return str(context().actor_instance.actor_id)
 
 
 def shared(labels: Any, sizes: Any) -> Extent:

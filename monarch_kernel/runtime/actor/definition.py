@@ -107,6 +107,15 @@ class EndpointProperty:
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         self.__wrapped__ = function
+        try:  # a bound method has its function's attributes, so an instance's endpoint has this one, too
+            function._method = function  # pyright: ignore[reportFunctionMemberAccess]
+        except (AttributeError, TypeError):  # not a function of Python
+            pass
+
+    @property
+    def _method(self) -> Callable[..., Any]:
+        """The plain function; programs written for Monarch read it, for ``inspect.getsource`` say."""
+        return self.function
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.__name__ = name
@@ -212,7 +221,7 @@ class EndpointSpec:
         """How many positional arguments a call may have; (1, 0), which no call matches, if they must be bound."""
         skipped = self._skipped
         function = self.function
-        if type(function) is FunctionType and not function.__dict__:  # then it is as its code says
+        if type(function) is FunctionType and function.__dict__.keys() <= {"_method"}:  # then it is as its code says
             code = function.__code__
             if code.co_kwonlyargcount or code.co_flags & _STARRED:
                 return 1, 0

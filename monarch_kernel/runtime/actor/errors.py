@@ -308,10 +308,11 @@ class MeshFailure(Exception):
         )
 
 
-class SupervisionError(MeshFailure):
+class SupervisionError(MeshFailure, RuntimeError):
     """A call that cannot be answered, because a rank's process, actor or host died or was stopped.
 
-    It is a `MeshFailure`, so a loop can catch that, heal the mesh, and repeat the failed step.
+    It is a `MeshFailure`, so a loop can catch that, heal the mesh, and repeat the failed step; and a `RuntimeError`, as
+    in Monarch.
     """
 
     def __init__(

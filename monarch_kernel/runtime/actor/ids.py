@@ -114,6 +114,52 @@ class Uid:
         return Uid._make, (self._label, self._value)
 
 
+class ActorId(str):
+    """The unique name of an actor, and its parts.
+
+    Attributes:
+        actor_name: the name it was spawned under; "client" for code outside any actor.
+        uid: the unique name of its mesh; also called ``pid``, as in Monarch.
+        proc_id: the unique name of its proc.
+        world_name: the unique name of the proc's mesh; also called ``proc_name``.
+        rank: its position in its mesh as spawned.
+    """
+
+    __slots__ = ("actor_name", "proc_id", "rank", "uid")
+
+    actor_name: str
+    proc_id: str
+    rank: int
+    uid: str
+
+    @classmethod
+    def of(cls, text: str, actor_name: str, uid: str, proc_id: str, rank: int) -> ActorId:
+        """The id with this text and these parts."""
+        actor_id = cls(text)
+        actor_id.actor_name, actor_id.uid, actor_id.proc_id, actor_id.rank = actor_name, uid, proc_id, rank
+        return actor_id
+
+    @property
+    def label(self) -> str:
+        """The name it was spawned under."""
+        return self.actor_name
+
+    @property
+    def pid(self) -> str:
+        """The unique name of its mesh."""
+        return self.uid
+
+    @property
+    def world_name(self) -> str:
+        """The unique name of the mesh of its proc."""
+        return self.proc_id.rpartition(".")[0] or self.proc_id
+
+    proc_name = world_name
+
+    def __reduce__(self) -> Any:
+        return ActorId.of, (str(self), self.actor_name, self.uid, self.proc_id, self.rank)
+
+
 class ProcId:
     """The identifier of a proc: a ``Uid`` as a distinct type. Immutable and hashable."""
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.healing.report import Healed
     from monarch_kernel.runtime.actor.hosts.placing import Placements
+    from monarch_kernel.runtime.actor.ids import ActorId
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
-    from monarch_kernel.runtime.mesh.shape import Point
+    from monarch_kernel.runtime.mesh.shape import Extent, Point
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.node.node import Node
     from monarch_kernel.runtime.supervision.restarts import RestartPolicy
@@ -80,8 +81,8 @@ class RunningActor(Protocol):
     background: AbstractEventLoop | None
 
     @property
-    def actor_id(self) -> str:
-        """Unique name of this actor; it differs for each rank of its mesh."""
+    def actor_id(self) -> ActorId:
+        """Unique name of this actor, with its parts; it differs for each rank of its mesh."""
         ...
 
     @property
@@ -224,6 +225,7 @@ class System(Protocol):
     def changed(self) -> None: ...
     def ensure_agent(self) -> ProcRef: ...
     def this_proc(self) -> Any: ...
+    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any: ...
     def this_host(self) -> Any: ...
 
 

@@ -1,26 +1,30 @@
 """Settings of this process that can be changed while it runs, under Monarch's names.
 
-The module that uses a setting holds its value; this module has the names, and the text forms of the values.
+The module that uses a setting holds its value; this module has the names, and the text forms of the values. All of
+Monarch's settings exist: those that mean nothing here are checked and kept, so that programs can set and read them.
 """
 
 from __future__ import annotations
 
+import enum
+import os
 import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel import environment
+from monarch_kernel import environment, logs
 from monarch_kernel.runtime.actor import transports
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 from monarch_kernel.runtime.actor.output import output_hub as output
 from monarch_kernel.runtime.transfer import backend_settings as transfer
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*"
 
 
 def _seconds(value: Any) -> float:
@@ -33,7 +37,13 @@ def _seconds(value: Any) -> float:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1000:g}ms"
+    left = round(seconds * 1000)
+    parts: list[str] = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, left = divmod(left, round(_UNITS[unit] * 1000))
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts) or "0s"
 
 
 def _start_limit(value: Any) -> float:
@@ -53,10 +63,42 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _forwarding(value: Any) -> bool:
-    if not _boolean(value):
-        raise ValueError("output of ranks is always forwarded to their controller")
-    return True
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("it must be a string")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError("it must be a whole number")
+    if value < 0:
+        raise ValueError("it must not be negative")
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError("it must be a number")
+    return float(value)
+
+
+def _encoding(value: Any) -> Encoding:
+    if not isinstance(value, Encoding):
+        raise TypeError("it must be an Encoding")
+    return value
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+class Encoding(enum.Enum):
+    """Monarch's names for encodings of messages, for ``default_encoding``; here there is one."""
+
+    Bincode = "bincode"
+    Json = "json"
+    Multipart = "multipart"
 
 
 def _transport(value: Any) -> Any:
@@ -115,35 +157,21 @@ class _TcpFallback(_Setting):
         transfer.allow_tcp_fallback(value)
 
 
-class _Always(_Setting):
-    """A fixed setting, which can only be set to its value."""
+class _Kept(_Setting):
+    """A setting of Monarch that means nothing here: it is checked, kept and returned.
 
-    def __init__(self, value: Any, read: Callable[[Any], Any]) -> None:
-        self.value = value
-        super().__init__("", (), read)
+    Args:
+        value: Monarch's default.
+    """
 
-    def get(self) -> Any:
-        return self.value
+    def __init__(self, name: str, value: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
+        super().__init__("value", (), read, show)
+        self.name = name
+        self.value = value if value is None else read(value)
 
-    def put(self, value: Any) -> None:
-        """Does nothing; ``read`` has checked the value."""
-
-
-class _Unlimited(_Setting):
-    """A limit in Monarch that does not exist here; values from Monarch's default upwards are accepted."""
-
-    def __init__(self, least: Any, read: Callable[[Any], Any], show: Callable[[Any], Any] = _same) -> None:
-        self.least = least
-        self.value = least
-        super().__init__("value", (), lambda value: self._checked(read(value)), show)
-
-    def _checked(self, value: Any) -> Any:
-        if value < self.least:
-            raise ValueError(
-                f"this limit does not exist here, so a value below {self.show(self.least)} would have no effect; "
-                "futures take a timeout: get(timeout=...)"
-            )
-        return value
+    def change(self, value: Any) -> None:
+        logs.logger(__name__).debug("the setting %s means nothing here: it is kept, and changes nothing", self.name)
+        super().change(value)
 
     def get(self) -> Any:
         return self.value
@@ -152,10 +180,8 @@ class _Unlimited(_Setting):
         self.value = value
 
 
-def _bytes(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError("it must be a number of bytes")
-    return value
+def _kept(read: Callable[[Any], Any], show: Callable[[Any], Any] = _same, **defaults: Any) -> dict[str, _Setting]:
+    return {name: _Kept(name, value, read, show) for name, value in defaults.items()}
 
 
 _SETTINGS: dict[str, _Setting] = {
@@ -163,45 +189,215 @@ _SETTINGS: dict[str, _Setting] = {
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance,), _seconds, _duration),
     # How long a proc that this process stops may take before it is killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
+    # How long a host agent may take to start.
+    "host_spawn_ready_timeout": _Setting("START_TIMEOUT", (hosts,), _start_limit, _duration),
     # How long procs that this process spawns may take to start.
     "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
     "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
     "rdma_allow_tcp_fallback": _TcpFallback(),
     "default_transport": _Setting("DEFAULT", (transports,), _transport),
-    # Settings that programs written for Monarch change, and that are fixed here.
-    "enable_log_forwarding": _Always(True, _forwarding),
-    "actor_spawn_max_idle": _Unlimited(30.0, _seconds, _duration),
-    "get_actor_state_max_idle": _Unlimited(30.0, _seconds, _duration),
-    "get_proc_state_max_idle": _Unlimited(60.0, _seconds, _duration),
-    "codec_max_frame_length": _Unlimited(10 * 1024**3, _bytes),
+    **_kept(
+        _seconds,
+        _duration,
+        actor_spawn_max_idle="30s",
+        channel_net_rx_buffer_full_check_interval="5s",
+        channel_reconnect_timeout="1m",
+        channel_tcp_keepalive_idle="1m",
+        forwarder_flush_timeout="5s",
+        get_actor_state_max_idle="30s",
+        get_proc_state_max_idle="1m",
+        mesh_admin_config_dump_bridge_timeout="5s",
+        mesh_admin_pyspy_bridge_timeout="13s",
+        mesh_admin_pyspy_client_timeout="20s",
+        mesh_admin_pyspy_max_profile_duration="5m",
+        mesh_admin_pyspy_timeout="10s",
+        mesh_admin_query_child_timeout="100ms",
+        mesh_admin_resolve_actor_timeout="200ms",
+        mesh_admin_single_host_timeout="3s",
+        mesh_admin_tree_timeout="10s",
+        mesh_attach_config_timeout="1m",
+        mesh_terminate_timeout="10s",
+        message_ack_time_interval="500ms",
+        message_delivery_timeout="30s",
+        otel_metric_export_interval="1s",
+        pending_actor_delivery_timeout="30s",
+        proc_stop_max_idle="30s",
+        process_memory_metric_interval="5m",
+        rdma_qp_init_timeout="30s",
+        server_heartbeat_interval="1s",
+        split_max_buffer_age="50ms",
+        stop_actor_timeout="10s",
+        stop_grace_period="10s",
+        supervision_watchdog_timeout="2m",
+    ),
+    **_kept(_or_none(_seconds), lambda seconds: seconds and _duration(seconds), mesh_orphan_timeout="1m"),
+    **_kept(
+        _number,
+        codec_max_frame_length=10 * 1024**3,
+        max_cast_dimension_size=16,
+        max_cast_fanout=16,
+        mesh_admin_max_concurrent_resolves=2,
+        mesh_terminate_concurrency=16,
+        message_ack_every_n_messages=1000,
+        message_ttl_default=64,
+        rdma_max_chunk_size_mb=64,
+        rdma_min_stripe_size_kb=512,
+        rdma_qps_per_cq=64,
+        rdma_qps_per_peer=4,
+        rdma_runtime_worker_threads=4,
+        rdma_tcp_fallback_parallelism=1,
+        read_log_buffer=100,
+        sequencer_max_locked_keys=128,
+        small_write_threshold=256,
+        split_max_buffer_size=5,
+        tail_log_lines=0,
+        terminated_snapshot_retention=100,
+    ),
+    **_kept(_or_none(_number), rdma_max_nics_per_buffer=None, tokio_worker_threads=None),
+    **_kept(_real, message_latency_sampling_rate=0.01),
+    **_kept(
+        _boolean,
+        enable_dest_actor_reordering_buffer=True,
+        enable_file_capture=False,
+        enable_log_forwarding=True,  # the output of ranks always is
+        enable_otel_metrics=True,
+        enable_otel_tracing=True,
+        enable_recorder_tracing=True,
+        enable_sqlite_tracing=False,
+        enable_unawaited_python_task_traceback=False,
+        force_file_log=False,
+        mesh_bootstrap_enable_pdeathsig=True,
+        rdma_cq_poller_per_device=True,
+        rdma_disable_ibverbs=False,
+        rdma_host_odp=False,
+        scuba_log_enter_exit=False,
+        use_direct_spawn=False,
+    ),
+    **_kept(
+        _text,
+        channel_tcp_congestion="",
+        file_log_level="",
+        mesh_admin_addr="[::]:1729",
+        monarch_log_suffix="",
+        proc_launcher_kind="",
+        pyspy_bin="",
+        rdma_ibverbs_target="",
+        rdma_peer_device_affinity="",
+    ),
+    **_kept(_encoding, default_encoding=Encoding.Multipart),
 }
 
-#: Settings of Monarch that environment variables set here, for all processes.
-_BY_ENVIRONMENT = {
-    "max_cast_fanout": environment.CAST_FANOUT.name,
-    "mesh_orphan_timeout": environment.HEARTBEAT_TIMEOUT.name,
-    "message_delivery_timeout": environment.HEARTBEAT_TIMEOUT.name,
-    "server_heartbeat_interval": environment.HEARTBEAT_TIMEOUT.name,
-    "supervision_watchdog_timeout": environment.HEARTBEAT_TIMEOUT.name,
+#: Settings whose environment variable in Monarch is not HYPERACTOR_MESH_ and the name. "": there is none.
+_VARIABLES = {
+    **{
+        name: f"HYPERACTOR_{name.upper()}"
+        for name in (
+            "channel_net_rx_buffer_full_check_interval",
+            "channel_reconnect_timeout",
+            "channel_tcp_congestion",
+            "channel_tcp_keepalive_idle",
+            "cleanup_timeout",
+            "codec_max_frame_length",
+            "enable_dest_actor_reordering_buffer",
+            "force_file_log",
+            "forwarder_flush_timeout",
+            "host_spawn_ready_timeout",
+            "mesh_admin_config_dump_bridge_timeout",
+            "mesh_admin_max_concurrent_resolves",
+            "mesh_admin_pyspy_bridge_timeout",
+            "mesh_admin_pyspy_client_timeout",
+            "mesh_admin_pyspy_max_profile_duration",
+            "mesh_admin_pyspy_timeout",
+            "mesh_admin_query_child_timeout",
+            "mesh_admin_resolve_actor_timeout",
+            "mesh_admin_single_host_timeout",
+            "mesh_admin_tree_timeout",
+            "mesh_attach_config_timeout",
+            "mesh_bootstrap_enable_pdeathsig",
+            "mesh_orphan_timeout",
+            "mesh_proc_spawn_max_idle",
+            "mesh_terminate_concurrency",
+            "mesh_terminate_timeout",
+            "message_ack_every_n_messages",
+            "message_ack_time_interval",
+            "message_delivery_timeout",
+            "message_latency_sampling_rate",
+            "message_ttl_default",
+            "pending_actor_delivery_timeout",
+            "prefix_with_rank",
+            "process_exit_timeout",
+            "process_memory_metric_interval",
+            "read_log_buffer",
+            "sequencer_max_locked_keys",
+            "server_heartbeat_interval",
+            "split_max_buffer_age",
+            "split_max_buffer_size",
+            "stop_actor_timeout",
+            "terminated_snapshot_retention",
+        )
+    },
+    **{name: f"MONARCH_{name.upper()}" for name in _SETTINGS if name.startswith("rdma_")},
+    **dict.fromkeys(
+        (
+            "default_encoding",
+            "default_transport",
+            "enable_otel_metrics",
+            "enable_otel_tracing",
+            "enable_recorder_tracing",
+            "enable_sqlite_tracing",
+            "mesh_admin_addr",
+            "otel_metric_export_interval",
+            "pyspy_bin",
+            "scuba_log_enter_exit",
+        ),
+        "",
+    ),
+    "enable_unawaited_python_task_traceback": "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK",
+    "file_log_level": "MONARCH_FILE_LOG",
+    "monarch_log_suffix": "MONARCH_LOG_SUFFIX",
+    "small_write_threshold": "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD",
+    "stop_grace_period": "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD",
+    "tokio_worker_threads": "MONARCH_TOKIO_WORKER_THREADS",
 }
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _variable(name: str) -> str:
+    """The environment variable of a setting in Monarch; "": there is none."""
+    return _VARIABLES.get(name, f"HYPERACTOR_MESH_{name.upper()}")
+
+
+def _take_environment() -> None:
+    """Set what Monarch's variables in the environment say; those that cannot be read change nothing, as there."""
+    for name, setting in _SETTINGS.items():
+        text = os.environ.get(_variable(name)) if _variable(name) else None
+        if text is None:
+            continue
+        for value in (text, _WORDS.get(text.lower()), int(text) if text.isdigit() else None):
+            try:
+                setting.put(setting.read(value))
+            except (TypeError, ValueError):
+                continue
+            break
+        else:
+            logs.logger(__name__).debug("%s=%r is no value for the setting %s", _variable(name), text, name)
+
+
+_take_environment()
 
 
 def configure(**settings: Any) -> None:
     """Change settings of this process: all of them, or none if one is invalid.
 
     Raises:
-        ValueError: the setting does not exist here, or the value would have no effect.
+        ValueError: the setting does not exist, or has no such value.
         TypeError: the value has the wrong type.
     """
     read: dict[str, Any] = {}
     for name, value in settings.items():
         setting = _SETTINGS.get(name)
         if setting is None:
-            variable = _BY_ENVIRONMENT.get(name)
-            instead = f"set {variable} in the environment of all processes instead; " if variable else ""
-            raise ValueError(
-                f"invalid configuration key: `{name}`; {instead}the keys that exist here are {', '.join(_SETTINGS)}"
-            )
+            raise ValueError(f"invalid configuration key: `{name}`; the keys are {', '.join(sorted(_SETTINGS))}")
         try:
             read[name] = setting.read(value)
         except (TypeError, ValueError) as e:
@@ -235,3 +431,48 @@ def clear_runtime_config() -> None:
     """Reset all settings to their values at the start of the process."""
     for setting in _SETTINGS.values():
         setting.clear()
+
+
+def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of a test for pytest: it runs once with each of these groups of settings."""
+    import functools
+
+    import pytest
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if is_coroutine_function(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, _settings: dict[str, Any], **kwargs: Any) -> Any:
+                with configured(**_settings):
+                    return await function(*args, **kwargs)
+
+            tested: Any = awaited
+        else:
+
+            @functools.wraps(function)
+            def called(*args: Any, _settings: dict[str, Any], **kwargs: Any) -> Any:
+                with configured(**_settings):
+                    return function(*args, **kwargs)
+
+            tested = called
+        import inspect
+
+        signature = inspect.signature(function)
+        own = inspect.Parameter("_settings", inspect.Parameter.KEYWORD_ONLY)
+        tested.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])  # pytest reads it
+        return pytest.mark.parametrize("_settings", list(settings))(tested)
+
+    return decorate
+
+
+def parametrize_config(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of a test for pytest: it runs once with each combination of these values of settings.
+
+    Args:
+        options: for each setting the values to test, in any collection.
+    """
+    from itertools import product
+
+    combined = product(*(sorted(values, key=repr) for values in options.values()))
+    return parametrize_config_pointwise(*(dict(zip(options, values, strict=True)) for values in combined))

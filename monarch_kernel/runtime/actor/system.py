@@ -63,12 +63,13 @@ from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.healer import Healer
 from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.placing import Placements
-from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of_this_process
+from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of, proc_mesh_of_this_process
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.tracing import call_records
 from monarch_kernel.runtime.actor.tracing.remote import TraceService
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
+from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import LargeBodies
 from monarch_kernel.runtime.node.node import Node
@@ -511,6 +512,10 @@ class ActorSystem:
         if self._this_proc is None:
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
+
+    def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any:
+        """The proc mesh with these procs, which another process may have spawned."""
+        return proc_mesh_of(self, name, procs, extent)
 
     def this_host(self) -> Any:
         """This host as a host mesh of one."""

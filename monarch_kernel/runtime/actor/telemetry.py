@@ -86,7 +86,7 @@ def _where() -> dict[str, Any]:
     if here is None:
         return {}
     return {
-        "monarch.actor": here.actor_instance.actor_id,
+        "monarch.actor": str(here.actor_instance.actor_id),
         "monarch.endpoint": here.endpoint_name,
         "monarch.rank": here.message_rank.rank,
     }

@@ -3,12 +3,19 @@
 Every descendant of a host agent inherits the agent's environment (``/proc/<pid>/environ``), which has a
 marker that names the run. So any survivor (the fork server, the controller, the next launch) can
 find the remaining processes of a run without bookkeeping that could die with the process that keeps it.
+
+One kind of process is spared: torch's managers of shared memory (``torch_shm_manager``). A process outside the run that
+holds such a tensor is terminated when its manager is gone, and only the manager removes the files in ``/dev/shm``. A
+manager ends by itself two seconds after its last client; at the end of a run, a small process enforces that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import sys
 import time
 
 from monarch_kernel import environment
@@ -25,6 +32,12 @@ ROOT_MARKER = environment.ROOT
 
 FORK_SERVER = "monarch-forks"
 """The fork server's process name (``/proc/<pid>/comm``)."""
+
+SHM_MANAGER = "torch_shm_manag"
+"""The name of torch's managers of shared memory in ``/proc/<pid>/comm``, which has at most 15 characters."""
+
+MANAGER_LIMIT = 10.0
+"""A manager of a run that is over is killed when it has had no client for so long (seconds)."""
 
 PREFIX = "monarch"
 _LONGEST_BASE = 40
@@ -47,13 +60,16 @@ def kill_group(pid: int) -> None:
 def kill_below(last: int) -> list[tuple[int, int]]:
     """SIGKILL and reap every descendant of this process, which must be a subreaper, until none is left.
 
-    The child ``last`` is killed last: until then, it takes over this work if this process is killed.
+    The child ``last`` is killed last: until then, it takes over this work if this process is killed. Managers of shared
+    memory are left to end by themselves, within a limit.
     Returns the (pid, wait status) of this process's children, own and adopted.
     """
     reaped: list[tuple[int, int]] = []
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         below = _below(os.getpid())
+        managers = set(filter(_is_manager, below))
+        below -= managers
         for pid in below - {last} or below:
             _signal(pid)
         try:
@@ -61,16 +77,23 @@ def kill_below(last: int) -> list[tuple[int, int]]:
                 reaped.append(got)
         except ChildProcessError:
             break
+        if not below:
+            _let_end(managers)
+            break
         # Killed processes are exiting; this process adopts their children when they are gone.
         time.sleep(0.001)
     return reaped
 
 
 def kill_adopted(own: int) -> None:
-    """SIGKILL all children of this process, a subreaper, except ``own``, and their descendants. Reaps none."""
+    """SIGKILL all children of this process, a subreaper, except ``own``, and their descendants. Reaps none.
+
+    Managers of shared memory are spared.
+    """
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         adopted = [pid for pid, parent in _parents().items() if parent == os.getpid() and pid != own]
+        adopted = [pid for pid in adopted if not _is_manager(pid)]
         if not adopted:
             return
         for pid in adopted:
@@ -116,6 +139,7 @@ def kill_run(value: str, variable: str = MARKER) -> int:
     """
     marker = f"{variable}={value}".encode()
     killed: set[int] = set()
+    managers: set[int] = set()
     start = time.monotonic()
     while time.monotonic() < start + _PATIENCE:
         ours: set[int] = set()
@@ -124,7 +148,7 @@ def kill_run(value: str, variable: str = MARKER) -> int:
             if pid != os.getpid():
                 carries = _carries(pid, marker)
                 if carries:
-                    ours.add(pid)
+                    (managers if _is_manager(pid) else ours).add(pid)
                 unclear = unclear or carries is None
         if not ours and (not unclear or time.monotonic() > start + _EXEC_TIME):
             break
@@ -132,7 +156,56 @@ def kill_run(value: str, variable: str = MARKER) -> int:
             _kill_if(pid, marker)
             killed.add(pid)
         time.sleep(0.001)
+    if variable != ROOT_MARKER:
+        _let_end(managers)
     return len(killed)
+
+
+def _is_manager(pid: int) -> bool:
+    return _command(pid) == SHM_MANAGER
+
+
+def _let_end(managers: set[int]) -> None:
+    """Start a process that kills these managers of shared memory if they do not end when their clients have."""
+    if managers:
+        from monarch_kernel.runtime.host.start_command import interpreter_command
+
+        env = {name: value for name, value in os.environ.items() if name not in (MARKER, AGENT_MARKER, ROOT_MARKER)}
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+        command = interpreter_command(__name__, *map(str, managers))
+        os.posix_spawn(command[0], command, env, file_actions=null, setsid=True)
+
+
+def main() -> None:
+    """Wait until the managers of shared memory whose pids are the arguments have ended; kill what has no clients."""
+    os.chdir("/")  # it keeps no file system busy
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # the agent's include the lock of the run folder
+    waiting: dict[int, int] = {}  # pidfd -> pid
+    for pid in map(int, sys.argv[1:]):
+        with contextlib.suppress(ProcessLookupError):
+            waiting[os.pidfd_open(pid)] = pid
+    served = dict.fromkeys(waiting, time.monotonic())  # when each last had a client
+    while waiting:
+        for fd in select.select(list(waiting), [], [], MANAGER_LIMIT / 10)[0]:
+            del waiting[fd]
+        now = time.monotonic()
+        for fd, pid in waiting.items():
+            if _has_clients(pid):
+                served[fd] = now
+            elif now > served[fd] + MANAGER_LIMIT:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+
+def _has_clients(pid: int) -> bool:
+    """Whether any Unix socket of a process is connected."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        with open(f"/proc/{pid}/net/unix", encoding="utf-8", errors="replace") as file:
+            sockets = [line.split()[5:7] for line in file]  # state, inode
+    except OSError:
+        return False  # it has just ended
+    return any(state == "03" and f"socket:[{inode}]" in links for state, inode in sockets)
 
 
 def _all_pids() -> list[int]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib.machinery import all_suffixes
 
 import msgspec
@@ -79,6 +80,9 @@ def fork_request(
     Args:
         kept: the proc outlives its controller.
         placement: how the controller's ranks start here.
+
+    Raises:
+        OSError: this host lacks the CPUs or NUMA nodes that the proc is bound to.
     """
     spec: ProcSpec = message.procs[index]
     launch = message.per_proc[index] if message.per_proc else None
@@ -89,6 +93,7 @@ def fork_request(
         env = _with_package(env, inherit)
         if placement is not None and argv[0] == placement.python:
             argv, env = _activated(argv, env, inherit)
+    cpus, memory = bound(message.binds[index]) if message.binds else ("", "")
     config = RankConfig(
         ref=ref,
         agent=ref.agent_ref(),
@@ -102,7 +107,8 @@ def fork_request(
         sys_path=sys_path,
         kept=kept,
         launch=launch,
-        cpus=message.cpus[index] if message.cpus else "",
+        cpus=cpus,
+        memory=memory,
         placement=placement,
     )
     return forkserver.Fork(
@@ -174,3 +180,41 @@ def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | 
         return env
     path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}
+
+
+def bound(bind: Mapping[str, str]) -> tuple[str, str]:
+    """The CPUs and the NUMA nodes of memory that a proc may use, each as a list; "": all.
+
+    Raises:
+        OSError: this host lacks one of them.
+    """
+    cpus = bind.get("physcpubind") or bind.get("cpus") or ""
+    if cpus:
+        missing = numbers(cpus) - os.sched_getaffinity(0)
+        if missing:
+            have = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise OSError(f"this host has no CPU {min(missing)} to bind it to (it may use {have})")
+    elif bind.get("cpunodebind"):
+        cpus = ",".join(filter(None, (_of_node(node, "cpulist") for node in sorted(numbers(bind["cpunodebind"])))))
+    memory = bind.get("membind", "")
+    for node in numbers(memory) if memory else ():
+        _of_node(node, "meminfo")
+    return cpus, memory
+
+
+def _of_node(node: int, file: str) -> str:
+    """What the kernel knows of a NUMA node."""
+    try:
+        with open(f"/sys/devices/system/node/node{node}/{file}") as found:
+            return found.read().strip()
+    except FileNotFoundError:
+        raise OSError(f"this host has no NUMA node {node} to bind it to") from None
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers of a list such as "0-3,8"."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found

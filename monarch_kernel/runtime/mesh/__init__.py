@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.mesh.ndslice import NDSlice, Shape
+from monarch_kernel.runtime.mesh.ndslice import NDSlice
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, parse_ranks
-from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, UnknownDimensionError
+from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Point, Region, Shape, UnknownDimensionError
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 
 if TYPE_CHECKING:

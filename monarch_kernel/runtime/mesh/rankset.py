@@ -175,3 +175,11 @@ def _parse_set(text: str, size: int, what: str) -> list[int]:
         else:
             raise ValueError(f"cannot read {item!r} as a {what} set; write e.g. 0-3,7 or 0:8:2 or *")
     return sorted(found)
+
+
+def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
+    """The shape of these ranks (ascending) of an extent: its dimensions if they form a grid, else one dimension."""
+    points = [extent.point(rank) for rank in ranks]
+    kept = [sorted({point[label] for point in points}) for label in extent.names]
+    grid = Extent(extent.names, [len(values) for values in kept])
+    return grid if grid.nelements == len(ranks) else Extent(("ranks",), (len(ranks),))

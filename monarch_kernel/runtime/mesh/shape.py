@@ -11,9 +11,10 @@ import builtins
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from math import prod
 from typing import Any, Self, SupportsIndex
+
+from monarch_kernel.runtime.mesh.ndslice import NDSlice, dense_strides
 
 # `slice` is also the name of a method below, to which annotations in a class body would resolve.
 IndexOrSlice = SupportsIndex | builtins.slice
@@ -437,13 +438,19 @@ class MeshTrait:
         """Names and sizes of the dimensions."""
         return self._region.extent
 
+    @property
+    def _labels(self) -> list[str]:
+        """Names of the dimensions; programs written for Monarch read it."""
+        return list(self._region.labels)
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        """The selected ranks of the mesh as spawned, as an ``NDSlice``; programs written for Monarch read it."""
+        region = self._region
+        return NDSlice(offset=region.offset, sizes=region.sizes, strides=region.strides)
+
     def __len__(self) -> int:
         return self._region.nelements
-
-
-def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous row-major layout with these sizes."""
-    return tuple(accumulate(reversed(sizes[1:]), operator.mul, initial=1))[::-1] if sizes else ()
 
 
 def _checked_index(label: str, index: object, size: int) -> int:
@@ -500,13 +507,93 @@ def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, i
     return tuple(given.get(name, size // known) for name in new)
 
 
-def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
-    """The shape of these ranks (ascending) of an extent: its dimensions if they form a grid, else one dimension."""
-    points = [extent.point(rank) for rank in ranks]
-    kept = [sorted({point[label] for point in points}) for label in extent.names]
-    grid = Extent(extent.names, [len(values) for values in kept])
-    return grid if grid.nelements == len(ranks) else Extent(("ranks",), (len(ranks),))
-
-
 #: The extent of a single element, which has no dimensions.
 SINGLE = Extent((), ())
+
+
+class Shape:
+    """An `NDSlice` whose dimensions have names. Immutable and hashable.
+
+    Raises `ValueError` for labels that do not match the slice or are repeated, and for a slice without elements.
+    """
+
+    __slots__ = ("_ndslice", "_region")
+
+    def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:  # noqa: A002  # Monarch's name for it
+        if len(labels) != slice.ndim:
+            raise ValueError(f"label slice dimension mismatch: {len(labels)} labels, {slice.ndim} dimensions")
+        self._ndslice = slice
+        self._region = Region(labels, slice.sizes, slice.strides, slice.offset)
+
+    @classmethod
+    def unity(cls) -> Shape:
+        """The shape of a single element, without dimensions."""
+        return cls((), NDSlice.new_row_major(()))
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the dimensions, outermost first."""
+        return list(self._region.labels)
+
+    @property
+    def ndslice(self) -> NDSlice:
+        """The slice without the names."""
+        return self._ndslice
+
+    @property
+    def extent(self) -> Extent:
+        """Names and sizes of the dimensions."""
+        return self._region.extent
+
+    @property
+    def region(self) -> Region:
+        """The same selection as a `Region`, which meshes use."""
+        return self._region
+
+    def ranks(self) -> list[int]:
+        """The selected ranks in row-major order."""
+        return list(self._region.ranks())
+
+    def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
+        """The coordinates of a rank; `ValueError` if it is not selected."""
+        return dict(zip(self._region.labels, self._ndslice.coordinates(rank), strict=True))
+
+    def at(self, label: str, index: SupportsIndex) -> Shape:
+        """The part at one index of a dimension, which is dropped; `ValueError` for a wrong label or index."""
+        return self.index(**{label: index})
+
+    def index(self, **indices: SupportsIndex) -> Shape:
+        """The part at one index of each named dimension, which are dropped; `ValueError` as for `at`."""
+        try:
+            return self._part(self._region.slice(**indices))
+        except IndexError as e:
+            raise ValueError(str(e)) from None
+
+    def select(self, label: str, slice: builtins.slice[Any, Any, Any]) -> Shape:  # noqa: A002  # Monarch's name, too
+        """The part that a slice of a dimension selects; `ValueError` for a wrong label, or if it selects nothing."""
+        if not isinstance(slice, builtins.slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"select() takes a slice, got {slice!r}: use at({label!r}, {slice!r})")
+        return self._part(self._region.slice(**{label: slice}))
+
+    def _part(self, region: Region) -> Shape:
+        return Shape(region.labels, NDSlice(offset=region.offset, sizes=region.sizes, strides=region.strides))
+
+    def __len__(self) -> int:
+        return self._region.nelements
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Shape):
+            return NotImplemented
+        return self._region == other._region
+
+    def __hash__(self) -> int:
+        return hash(self._region)
+
+    def __str__(self) -> str:
+        return "{" + ",".join(f"{label}={size}" for label, size in self.extent.items()) + "}"
+
+    def __repr__(self) -> str:
+        return f"Shape({self.labels}, {self._ndslice!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shape, (self._region.labels, self._ndslice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -194,6 +194,45 @@ class _Converted(Future[S], Generic[R, S]):
                 self._error = e
             self._convert = None
         return super()._result()
+
+
+class CoroutineFuture(Future[R]):
+    """A future that is a coroutine, too, so that ``asyncio.run`` takes it; the work has begun all the same.
+
+    Args:
+        source: the future whose outcome it has.
+    """
+
+    __slots__ = ("_source", "_steps")
+
+    def __init__(self, source: Future[R]) -> None:
+        super().__init__(source._poller, source.what)
+        self._source = source
+        self._steps: Generator[Any, None, R] | None = None
+        source.add_done_callback(lambda _s: self._finish())
+
+    def _result(self) -> R:
+        return self._source._result()
+
+    def _stepping(self) -> Generator[Any, None, R]:
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps
+
+    def send(self, value: Any) -> Any:
+        """As of a coroutine."""
+        return self._stepping().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine."""
+        return self._stepping().throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine; the work goes on."""
+        self._stepping().close()
+
+
+Coroutine.register(CoroutineFuture)  # pyright: ignore[reportAttributeAccessIssue]  # an ABC, for asyncio.run
 
 
 def nothing(_value: object) -> None:

@@ -42,7 +42,7 @@ from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.rank import output_capture, random_seeds
+from monarch_kernel.runtime.rank import log_records, output_capture, random_seeds
 from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
@@ -256,10 +256,13 @@ def main(config: bytes) -> None:
     """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
     decoded: RankConfig = _decode_config(config)
     if decoded.cpus:
-        os.sched_setaffinity(0, _cpu_set(decoded.cpus))
+        os.sched_setaffinity(0, _numbers(decoded.cpus))
+    if decoded.memory:
+        _bind_memory(_numbers(decoded.memory))
     if os.environ.pop(aliases.VARIABLE, None):
         aliases.enable_monarch_imports()
     logs.load_reports()  # if this is no fork
+    log_records.install()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     main_module.install_rank_main()
     after_import("inspect", main_module.find_files_of_classes)
@@ -323,12 +326,30 @@ def _display_in_cells() -> None:
     names.get_ipython = lambda: extensions.display().get()
 
 
-def _cpu_set(text: str) -> set[int]:
-    cpus: set[int] = set()
+def _numbers(text: str) -> set[int]:
+    found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+#: The number of the system call set_mempolicy, by machine, and its mode MPOL_BIND.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_BIND = 2
+
+
+def _bind_memory(nodes: set[int]) -> None:
+    """Have this process get memory from these NUMA nodes only."""
+    import ctypes
+
+    words = max(nodes) // 64 + 1
+    mask = (ctypes.c_uint64 * words)(*(sum(1 << n % 64 for n in nodes if n // 64 == word) for word in range(words)))
+    call = _SET_MEMPOLICY.get(os.uname().machine)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if call is None or libc.syscall(call, _BIND, mask, words * 64 + 1):
+        why = os.strerror(ctypes.get_errno()) if call is not None else f"not on {os.uname().machine}"
+        raise OSError(f"membind: memory cannot be bound to the NUMA nodes {sorted(nodes)} here: {why}")
 
 
 __all__ = ["Rank", "main"]

@@ -16,6 +16,14 @@ class RDMATcpFallbackWarning(UserWarning):
     """Buffers are moved between hosts by TCP, because nothing faster is available."""
 
 
+class RDMAReadTransferWarning(Warning):
+    """Monarch's category of warnings about slow reads, for filters of programs; none is given here."""
+
+
+class RDMAWriteTransferWarning(Warning):
+    """Monarch's category of warnings about slow writes, for filters of programs; none is given here."""
+
+
 def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_fallback: bool | None = None) -> None:
     """Configure the transfers that this process begins, and those of procs that it spawns later.
 

@@ -43,6 +43,7 @@ from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
+from monarch_kernel.runtime.actor.ids import ActorId
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import ReplyPort
 from monarch_kernel.runtime.actor.process import CONTROLLERS, GivenPort
@@ -107,9 +108,11 @@ class Instance:
         self.ports.add(port)
 
     @property
-    def actor_id(self) -> str:
+    def actor_id(self) -> ActorId:
         """Unique name of this actor; it differs for each rank of its mesh."""
-        return f"{self.mesh_id}.{self.rank.rank}" if self.creator else self.mesh_id
+        text = f"{self.mesh_id}.{self.rank.rank}" if self.creator else self.mesh_id
+        name = self.name if self.creator else "client"
+        return ActorId.of(text, name, self.mesh_id, self._system.node.id, self.rank.rank)
 
     @property
     def proc_id(self) -> str:

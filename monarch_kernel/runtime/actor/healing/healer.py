@@ -338,7 +338,7 @@ class Healer:
                 template,
                 procs=[ProcSpec(ref.id, ref.address, rank)],
                 per_proc=template.per_proc[at : at + 1],
-                cpus=template.cpus[at : at + 1],
+                binds=template.binds[at : at + 1],
                 slots=template.slots[at : at + 1],
             )
             new[rank] = ref

@@ -11,6 +11,9 @@ import msgspec
 
 from monarch_kernel.protocol.messages import Launch
 
+#: What a command for Monarch runs in a proc.
+_MONARCHS_MODULES = ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main")
+
 
 class BootstrapCommand(msgspec.Struct, frozen=True):
     """How to start a proc in a separate interpreter instead of forking it.
@@ -55,7 +58,10 @@ def launch_of(command: Any) -> Launch:
         )
     if isinstance(command.args, str):
         raise TypeError(f"bootstrap_command: args={command.args!r} must be a sequence of strings")
-    argv = [command.program, *command.args]
+    arguments = list(command.args)
+    if arguments[-2:] in (["-m", module] for module in _MONARCHS_MODULES):
+        arguments = arguments[:-2]  # the module of our ranks is added
+    argv = [command.program, *arguments]
     for part in argv:
         if not isinstance(part, str | os.PathLike):
             raise TypeError(f"bootstrap_command: {part!r} in its command line must be a string")

@@ -25,6 +25,7 @@ from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh
 from monarch_kernel.runtime.actor.meshes.view_methods import ViewMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
+from monarch_kernel.runtime.actor.mocks import bootstrap_with_stand_ins
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Point, Region
@@ -32,6 +33,7 @@ from monarch_kernel.runtime.node.future import Future, gathered, nothing, resolv
 from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
+_BINDS = ("cpunodebind", "membind", "physcpubind", "cpus")
 #: More procs than this on one host are treated as a mistake.
 MAX_PROCS_PER_HOST = 4096
 #: How long a host agent may take to start (seconds).
@@ -89,6 +91,11 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, self._part)
 
     @property
+    def is_fake_in_process(self) -> bool:
+        """Whether the hosts are not real ones but parts of this process, as in tests of Monarch; never here."""
+        return False
+
+    @property
     def _is_local(self) -> bool:
         """Whether this is the host of this process's own agent."""
         own = self._system.agent
@@ -122,7 +129,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             per_host: dimensions and sizes of the processes on each host, as in ``{"gpus": 4}``; None starts one.
             bootstrap: a callable (sync or async) that every process runs before anything else.
             name: a label, any string.
-            proc_bind: for each process of a host, a mapping with the ``cpus`` (or ``physcpubind``) that it may use.
+            proc_bind: for each process of a host, what it may use, as lists such as "0-3,8": the NUMA nodes of its CPUs
+                (``cpunodebind``) and of its memory (``membind``), and the CPUs (``physcpubind`` or ``cpus``).
             bootstrap_command: start an interpreter with this command instead of forking; a function returns a command
                 for each point. Processes that these start with ``this_host()`` start in the same way.
             env: environment variables to set in the processes; None removes one.
@@ -166,9 +174,10 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             extra.setdefault(environment.DISPLAY, extensions.display_module)
         body: Any = b""
         buffers: tuple[int, ...] = ()
+        if bootstrap is not None and not callable(bootstrap):
+            raise TypeError(f"bootstrap must be callable, not {type(bootstrap).__name__}")
+        bootstrap = bootstrap_with_stand_ins(bootstrap)
         if bootstrap is not None:
-            if not callable(bootstrap):
-                raise TypeError(f"bootstrap must be callable, not {type(bootstrap).__name__}")
             try:
                 body, buffers = dumps(bootstrap)
             except Exception as e:
@@ -185,9 +194,11 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 )
         extent = Extent(self._shape.labels + labels, self._shape.sizes + sizes)
         per_proc = self._per_proc(bootstrap_command, extent)
-        cpus = [_checked_cpus(index, bind) for index, bind in enumerate(proc_bind or ())]
+        binds = [_checked_bind(index, bind) for index, bind in enumerate(proc_bind or ())]
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
-        mesh = self._spawn(name, hosts, count, extent, extra, (body, buffers), per_proc, cpus, preload, policy, devices)
+        mesh = self._spawn(
+            name, hosts, count, extent, extra, (body, buffers), per_proc, binds, preload, policy, devices
+        )
         if spares is not None:
             self._system.healer.add_spares(mesh, spares)
         return mesh
@@ -201,7 +212,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         env: dict[str, str | None],
         bootstrap: tuple[Any, tuple[int, ...]],
         per_proc: list[Launch],
-        cpus: list[str],
+        binds: list[dict[str, str]],
         preload: Sequence[str],
         policy: RestartPolicy | None,
         devices: int = 0,
@@ -263,7 +274,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 sizes=extent.shape,
                 preload=modules,
                 per_proc=per_proc[at * count : (at + 1) * count],
-                cpus=cpus,
+                binds=binds,
                 start_limit=START_LIMIT,
                 tool=tool,
                 devices=devices,
@@ -467,13 +478,14 @@ def _checked(per_host: Mapping[str, int], taken: tuple[str, ...]) -> tuple[tuple
     return tuple(per_host), tuple(per_host.values())
 
 
-def _checked_cpus(index: int, bind: Mapping[str, str]) -> str:
-    cpus = bind.get("cpus") or bind.get("physcpubind")
-    if not cpus:
-        raise ValueError(f"proc_bind[{index}]={dict(bind)}: only 'cpus' and 'physcpubind' are supported here")
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cpus):
-        raise ValueError(f"proc_bind[{index}]: {cpus!r} is not a list of CPUs such as '0-3,8'")
-    return cpus
+def _checked_bind(index: int, bind: Mapping[str, str]) -> dict[str, str]:
+    for name, value in bind.items():
+        if name not in _BINDS:
+            raise ValueError(f"proc_bind[{index}]={dict(bind)}: {name!r} is none of {', '.join(map(repr, _BINDS))}")
+        if not isinstance(value, str) or not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+            what = "nodes" if name in ("cpunodebind", "membind") else "CPUs"
+            raise ValueError(f"proc_bind[{index}]: {value!r} is not a list of {what} such as '0-3,8'")
+    return dict(bind)
 
 
 def this_host() -> HostMesh:

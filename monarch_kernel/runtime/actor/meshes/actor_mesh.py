@@ -54,6 +54,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         self._shape = region
         self._ready = ready
         self._spawned = region.extent if spawned is None else spawned
+        self._spawned_on: Any = None  # the proc mesh; None: another process spawned this
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
 
@@ -102,7 +103,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._shape
 
     def _new_with_region(self, region: Region) -> ActorMesh[T]:
-        return type(self)(
+        mesh: ActorMesh[T] = type(self)(
             self._system,
             self._actor,
             self._name,
@@ -113,6 +114,18 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
             self._ready,
             self._spawned,
         )
+        mesh._spawned_on = self._spawned_on
+        return mesh
+
+    @property
+    def _proc_mesh(self) -> Any:
+        """The proc mesh that the whole mesh was spawned on; programs written for Monarch use it."""
+        if self._spawned_on is None:
+            extent = self._shape.extent
+            if extent.nelements != len(self._procs):
+                extent = Extent(("procs",), (len(self._procs),))
+            self._spawned_on = self._system.proc_mesh_of(self._mesh_name, self._procs, extent)
+        return self._spawned_on
 
     def _called(self) -> Called:
         ranks = self._shape.ranks()
@@ -190,7 +203,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 _FIELDS = frozenset(
     {
         *("_cls_or_pickle", "_system", "_actor", "_name", "_mesh_name"),
-        *("_procs", "_shape", "_ready", "_spawned", "_cached", "_cached_at"),
+        *("_procs", "_shape", "_ready", "_spawned", "_spawned_on", "_cached", "_cached_at"),
     }
 )
 

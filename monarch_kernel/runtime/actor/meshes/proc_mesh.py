@@ -31,12 +31,14 @@ from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
 from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
 from monarch_kernel.runtime.actor.meshes.view_methods import PlotMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
+from monarch_kernel.runtime.actor.mocks import stand_in
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.process import System, get_system
-from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region, shrunk
+from monarch_kernel.runtime.mesh.rankset import shrunk
+from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
-from monarch_kernel.runtime.node.future import Future, gathered, resolved
+from monarch_kernel.runtime.node.future import CoroutineFuture, Future, gathered, resolved
 from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 if TYPE_CHECKING:
@@ -134,6 +136,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"spawn(name, Class, ...): the name must be a non-empty string, not {name!r}")
+        cls = stand_in(cls)
         spec = spec_of(cls, RESERVED)
         check_constructor(cls, args, kwargs)
         if self._stopped:
@@ -158,6 +161,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
+        mesh._spawned_on = self
         system.tree.spawned_actors(
             OwnedMesh(actor, name, owner.mesh_id, extent, target.procs, spec.tool, class_label(spec.cls))
         )
@@ -386,8 +390,10 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
 
     def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = 20
-    ) -> Future[None]:
+    ) -> CoroutineFuture[None]:
         """Set how this mesh's output appears on a script's terminal (a notebook routes output to its cells).
+
+        The result is a future, and a coroutine for ``asyncio.run``, as in Monarch.
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.
@@ -424,6 +430,16 @@ def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: 
     if known is not None and known._region == region:
         return known
     return ProcMesh(system, uid, name, procs, region, hosts)
+
+
+def proc_mesh_of(system: System, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh:
+    """The proc mesh with these procs, which another process spawned."""
+    uid = procs[0].id.rpartition(".")[0] or procs[0].id
+    known = system.proc_meshes.get(uid)
+    if known is not None and known._procs == procs:
+        return known
+    hosts = Region.from_extent(Extent(("hosts",), (len({ref.agent for ref in procs}),)))
+    return ProcMesh(system, uid, name, procs, Region.from_extent(extent), hosts)
 
 
 def proc_mesh_of_this_process(system: System) -> ProcMesh:

@@ -9,6 +9,7 @@ from monarch_kernel.protocol.messages import DeathKind, ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
+from monarch_kernel.runtime.actor.mocks import stand_in
 from monarch_kernel.runtime.actor.process import CONTROLLERS, get_system
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future
@@ -90,6 +91,7 @@ def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) 
         ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it: the
             next request makes another. One that was stopped is made anew at once.
     """
+    cls = stand_in(cls)
     spec_of(cls, RESERVED)
     return _directory().get.call_one(name, cls, args, kwargs, get_system().node.id)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.runtime.actor.extensions import tensor_functions
+from monarch_kernel.runtime.actor.mocks import mock_mesh
 
 
 class TensorMethods:
@@ -16,7 +17,8 @@ class TensorMethods:
 
         Their results are ``monarch_kernel.tensor.Tensor`` handles; ``fetch_shard`` and ``inspect`` bring values here.
         """
-        return tensor_functions().activate(self)
+        mocked = mock_mesh(self)
+        return tensor_functions().activate(self) if mocked is None else mocked.activate()
 
     def rank_tensor(self, dim: str) -> Any:
         """A number on every rank: its coordinate in dimension `dim`.

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.output.answer_gate import AnswerGate
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.output.terminal import NO_OPTION, LoggingOption, ScriptTerminal
 from monarch_kernel.runtime.actor.process import System, get_system
-from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.node.future import CoroutineFuture, Future, nothing, resolved
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 log = logs.logger(__name__)
@@ -114,11 +114,33 @@ def flush_default() -> None:
         _hub.terminal.flush()
 
 
-def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> Future[None]:
+def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> CoroutineFuture[None]:
     """The implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     hub(system).options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
-    return mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option").then(lambda _v: None)
+    asked = mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option")
+    return CoroutineFuture(asked.then(nothing))
+
+
+class LoggingMeshClient:
+    """The logging of one proc mesh, with the methods of Monarch's class: ``await LoggingMeshClient.spawn(...)``."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = mesh
+
+    @staticmethod
+    def spawn(instance: Any, proc_mesh: Any) -> Future[LoggingMeshClient]:
+        """The logging of a proc mesh; ``instance`` is not used."""
+        return resolved(get_system().node.poller, "LoggingMeshClient.spawn", LoggingMeshClient(proc_mesh))
+
+    def set_mode(self, instance: Any, stream_to_client: bool, aggregate_window_sec: int | None, level: int) -> None:
+        """Do what ``ProcMesh.logging_option`` does, without waiting for it; ``instance`` is not used."""
+        self._mesh.logging_option(stream_to_client, aggregate_window_sec, level)
+
+    def flush(self, instance: Any) -> Future[None]:
+        """Show all output that is held here; ``instance`` is not used."""
+        flush_default()
+        return resolved(get_system().node.poller, "LoggingMeshClient.flush", None)
 
 
 def _level_message(call: int, rank: int, level: int) -> Any:

@@ -56,3 +56,13 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Non
     """
     shown = getattr(builtins, "display", print)  # IPython's, in a notebook
     shown(inspect(obj, shard, **coords))
+
+
+def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) -> Any:
+    """Procs on all hosts, ``gpu_per_host`` on each, with the dimensions ``host`` and ``gpu``.
+
+    Args:
+        ctx: accepted as in Monarch.
+        hosts: a host mesh.
+    """
+    return hosts.flatten("host").spawn_procs({"gpu": gpu_per_host})

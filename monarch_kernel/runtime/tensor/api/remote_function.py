@@ -19,6 +19,10 @@ from monarch_kernel.runtime.tensor.rank.objects import NamedFunction, WithoutRes
 Propagate = Callable[..., Any] | str | None
 
 
+#: Functions that get what ``remote`` is given, and return the function or name for it; None: the next one is asked.
+function_resolvers: list[Callable[[Any], Callable[..., Any] | str | None]] = []
+
+
 class RemoteFunction:
     """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its own values.
 
@@ -29,6 +33,10 @@ class RemoteFunction:
     """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
+        for resolve in function_resolvers:
+            if (found := resolve(function)) is not None:
+                function = found
+                break
         if isinstance(function, str):
             self.name, self.function, self.path = function, NamedFunction(function), function
         else:

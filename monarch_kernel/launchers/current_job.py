@@ -1,0 +1,169 @@
+"""The job of this folder: where its definition stands, kept in a file, and commands and shells on its hosts.
+
+The names are those of ``monarch.job``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from monarch_kernel.actor import Future, HostMesh, returns_future
+from monarch_kernel.launchers.job import CACHED_PATH, Job
+from monarch_kernel.private_files import read_own_file, write_own_file
+
+#: The file of ``set_current_job``, beside the state of the job.
+SPEC_PATH = os.path.join(os.path.dirname(CACHED_PATH), "spec")
+_NAME = "job"
+
+
+def set_current_job(module_path: str) -> None:
+    """Make the job that stands at ``MODULE.NAME`` (or ``FILE.py:NAME``) the job of this folder."""
+    os.makedirs(os.path.dirname(SPEC_PATH), exist_ok=True)
+    write_own_file(SPEC_PATH, module_path.encode())
+
+
+def load_current_job() -> Job:
+    """A new object of the job of this folder; its ``state()`` finds the hosts that an equal job has.
+
+    Raises:
+        FileNotFoundError: ``set_current_job`` was not called in this folder.
+        PermissionError: another user wrote its file, or could have written it.
+        ValueError: there is no such module, file, name or job.
+    """
+    try:
+        spec = read_own_file(SPEC_PATH).decode()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"this folder has no current job ({SPEC_PATH} is missing): call set_current_job('MODULE.NAME')"
+        ) from None
+    return defined_job(spec)
+
+
+def hosts_from_config(name: str) -> HostMesh:
+    """The hosts called ``name`` of the job of this folder, which is applied if it is not active.
+
+    Raises:
+        AttributeError: the job has no hosts of that name.
+        FileNotFoundError, PermissionError, ValueError: as ``load_current_job``.
+    """
+    return getattr(load_current_job().state(), name)
+
+
+def defined_job(spec: str) -> Job:
+    """The job that stands at ``MODULE.NAME`` or ``FILE.py:NAME``, or the result of a function there.
+
+    Raises:
+        ValueError: there is no such module, file, name or job.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+    file, _, name = spec.partition(":")
+    if file.endswith(".py"):
+        module, name = _imported_file(file), name or _NAME
+    else:
+        where, _, name = spec.replace(":", ".").rpartition(".")
+        try:
+            module = importlib.import_module(where)
+        except (ModuleNotFoundError, ValueError) as e:
+            if isinstance(e, ModuleNotFoundError) and e.name != where.partition(".")[0]:
+                raise  # the module is there, and what it imports is not
+            raise ValueError(f"there is no module {where!r}: name a job as MODULE.NAME, or as FILE.py:NAME") from None
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        raise ValueError(f"{module.__file__} defines no {name!r}: name the job in it") from None
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if not isinstance(found, Job):
+        raise ValueError(f"{spec}, a {type(found).__name__}, is no job: name a job of an engine, such as SlurmJob")
+    return found
+
+
+def _imported_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def exec_command(
+    host_mesh: HostMesh,
+    cmd: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    output_dir: str | None = None,
+    rank: int | None = None,
+    point: Mapping[str, int] | None = None,
+    per_host: Mapping[str, int] | None = None,
+) -> Future[int]:
+    """Run a command on hosts; the future resolves to the highest exit code.
+
+    Args:
+        cmd: its words; no shell reads them.
+        env: variables to set for it.
+        workdir: the folder there that it runs in.
+        output_dir: a folder here, for the output of each process in a file ``RANK.log``; None prints it.
+        rank: run it on this host only.
+        point: run it only where these coordinates are.
+        per_host: run so many on each host, as in ``{"gpus": 4}``.
+
+    Raises:
+        IndexError: there is no such rank.
+    """
+    if rank is not None and not 0 <= rank < len(host_mesh):
+        raise IndexError(f"rank {rank} is out of range for {len(host_mesh)} hosts")
+    hosts = range(len(host_mesh)) if rank is None else [rank]
+    if host_mesh.extent.labels != ["hosts"]:
+        host_mesh = host_mesh.flatten("hosts")
+    return _exec(host_mesh, list(hosts), list(cmd), dict(env or {}), workdir, output_dir, dict(point or {}), per_host)
+
+
+@returns_future
+async def _exec(
+    host_mesh: HostMesh,
+    hosts: list[int],
+    cmd: list[str],
+    env: dict[str, str],
+    workdir: str | None,
+    output_dir: str | None,
+    point: dict[str, int],
+    per_host: Mapping[str, int] | None,
+) -> int:
+    import asyncio
+
+    from monarch_kernel.launchers.remote_command import CommandPlace, HostCommand, run_command
+
+    def wrote(place: CommandPlace, data: bytes) -> None:
+        if output_dir is None:
+            sys.stdout.write(data.decode("utf-8", "replace"))
+        else:
+            with open(os.path.join(output_dir, f"{place.rank}.log"), "ab") as file:
+                file.write(data)
+
+    if output_dir is not None:
+        os.makedirs(output_dir, exist_ok=True)
+    command = HostCommand(cmd, env, workdir)
+    ends = await asyncio.to_thread(run_command, host_mesh, hosts, command, dict(per_host or {}), point, wrote)
+    return max((code for _place, code in ends), default=0)
+
+
+def shell(host_mesh_singleton: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
+    """Run an interactive shell on the only host of a mesh, in this terminal; returns its exit code.
+
+    Raises:
+        ValueError: the mesh has several hosts.
+    """
+    if len(host_mesh_singleton) != 1:
+        raise ValueError(f"shell() needs one host, and the mesh has {len(host_mesh_singleton)}: slice it")
+    from monarch_kernel.launchers.remote_shell import run_shell
+
+    return run_shell(host_mesh_singleton, 0, dict(env or {}), workdir)

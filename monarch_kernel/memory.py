@@ -1,0 +1,8 @@
+"""What programs import from ``monarch.memory``: the history of GPU memory of the ranks."""
+
+from monarch_kernel.runtime.tensor.api.profiling import (
+    dump_memory_snapshot,
+    record_memory_history,
+)
+
+__all__ = ["dump_memory_snapshot", "record_memory_history"]

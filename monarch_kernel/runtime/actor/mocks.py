@@ -1,0 +1,126 @@
+"""Stand-ins for actor classes and tensor engines, for tests of programs: ``patch_actor`` and ``patch_tensor_engine``.
+
+A stand-in holds in this process, and in the procs that this process spawns while it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from functools import wraps
+from typing import Any
+
+from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
+from monarch_kernel.runtime.actor.extensions import tensor_functions
+
+_actors: dict[type, type] = {}
+_engines: dict[type, Callable[[Any], Any] | None] = {}
+
+
+class _Decorator(ContextDecorator):
+    """A context manager that decorates functions of both kinds."""
+
+    def __enter__(self) -> Any:
+        raise NotImplementedError
+
+    def __exit__(self, *_exc: object) -> None:
+        raise NotImplementedError
+
+    def __call__(self, function: Any) -> Any:
+        if not is_coroutine_function(function):
+            return super().__call__(function)
+
+        @wraps(function)
+        async def within(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return within
+
+
+class patch_actor(_Decorator):  # noqa: N801  # Monarch's name
+    """Spawn ``mock`` wherever the program spawns ``original``: ``with patch_actor(Big, Small):``, or as a decorator."""
+
+    def __init__(self, original: type, mock: type) -> None:
+        self._original = original
+        self._mock = mock
+        self._before: list[type | None] = []
+
+    def __enter__(self) -> type:
+        self._before.append(_actors.get(self._original))
+        _actors[self._original] = self._mock
+        return self._mock
+
+    def __exit__(self, *_exc: object) -> None:
+        _restore(_actors, self._original, self._before.pop())
+
+
+class patch_tensor_engine(_Decorator):  # noqa: N801  # Monarch's name
+    """Give actors of a class another tensor engine: what they activate is the mesh that a factory makes.
+
+    Args:
+        actor_class: the class whose actors get it.
+        mock_factory: called with the proc mesh that the actor activates; it returns the mesh that is activated. None
+            simulates a mesh of the same number of ranks, which computes shapes only.
+    """
+
+    def __init__(self, actor_class: type, mock_factory: Callable[[Any], Any] | None = None) -> None:
+        self._class = actor_class
+        self._factory = mock_factory
+        self._before: list[tuple[bool, Callable[[Any], Any] | None]] = []
+
+    def __enter__(self) -> None:
+        self._before.append((self._class in _engines, _engines.get(self._class)))
+        _engines[self._class] = self._factory
+
+    def __exit__(self, *_exc: object) -> None:
+        was_set, factory = self._before.pop()
+        _engines.pop(self._class)
+        if was_set:
+            _engines[self._class] = factory
+
+
+def _restore(table: dict[type, type], key: type, before: type | None) -> None:
+    table.pop(key)
+    if before is not None:
+        table[key] = before
+
+
+def stand_in(cls: Any) -> Any:
+    """The class that is spawned in the place of this one."""
+    return _actors.get(cls, cls) if _actors else cls
+
+
+def mock_mesh(procs: Any) -> Any:
+    """The mesh that the running actor activates in the place of these procs; None: the procs themselves."""
+    here = current.get() if _engines else None
+    running = getattr(here.actor_instance, "object", None) if here is not None else None
+    for cls in type(running).__mro__:
+        if cls in _engines:
+            factory = _engines[cls]
+            return _simulated(procs) if factory is None else factory(procs)
+    return None
+
+
+def _simulated(procs: Any) -> Any:
+    return tensor_functions().Simulator(hosts=1, gpus=len(procs)).mesh
+
+
+class _WithStandIns:
+    """A bootstrap of new procs that first sets the stand-ins of the process that spawns them."""
+
+    def __init__(self, bootstrap: Callable[[], Any] | None) -> None:
+        self._bootstrap = bootstrap
+        self._state = dict(_actors), dict(_engines)
+
+    def __call__(self) -> Any:
+        actors, engines = self._state
+        _actors.update(actors)
+        _engines.update(engines)
+        return self._bootstrap() if self._bootstrap is not None else None
+
+
+def bootstrap_with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """The bootstrap of new procs, which also sets the stand-ins that hold here, if any do."""
+    return _WithStandIns(bootstrap) if _actors or _engines else bootstrap

@@ -1,0 +1,51 @@
+"""The job of a folder, commands on hosts, and ids of workers, by the names of ``monarch.job``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel import job
+from monarch_kernel.actor import this_host
+from monarch_kernel.tools import commands
+
+JOB = "from monarch_kernel.job import LocalJob\njob = LocalJob(('boxes',))\ndef made(): return job\n"
+
+
+def test_the_job_of_a_folder_and_commands_on_its_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs_of_test.py").write_text(JOB)
+    with pytest.raises(FileNotFoundError, match="set_current_job"):
+        job.load_current_job()
+    job.set_current_job("jobs_of_test.nothing")
+    with pytest.raises(ValueError, match="defines no 'nothing'"):
+        job.load_current_job()
+    job.set_current_job("jobs_of_test.made")
+    assert isinstance(commands.load_current_job(), job.LocalJob)
+    hosts = job.hosts_from_config("boxes")
+    words = ["sh", "-c", "echo $COLOUR $MONARCH_RANK_gpus; exit $MONARCH_RANK_gpus"]
+    assert job.exec_command(hosts, words, {"COLOUR": "green"}, output_dir="out", per_host={"gpus": 2}).get(60) == 1
+    assert [(tmp_path / "out" / f"{rank}.log").read_text() for rank in range(2)] == ["green 0\n", "green 1\n"]
+    assert job.exec_command(this_host(), ["echo", "here"], rank=0).get(60) == 0
+    assert "here\n" in capfd.readouterr().out
+    with pytest.raises(IndexError, match="rank 1 is out of range"):
+        job.exec_command(this_host(), ["true"], rank=1)
+
+
+def test_ids_of_workers_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [job.new_service_proc_id() for _ in range(2)]
+    text = job.serialize_service_proc_ids(ids)
+    assert json.loads(text) == [str(each) for each in ids]
+    assert job.deserialize_service_proc_ids(text) == ids
+    assert job.ranked_service_proc_id_from_env() is None
+    monkeypatch.setenv(job.SERVICE_PROC_IDS_ENV, text)
+    monkeypatch.setenv(job.SERVICE_PROC_RANK_ENV, "1")
+    assert job.ranked_service_proc_id_from_env() == ids[1]
+    assert job.service_proc_addrs(["tcp://a:1", "tcp://b:1"], ids) == [f"{ids[0]}@tcp://a:1", f"{ids[1]}@tcp://b:1"]
+    assert job.service_proc_addr("tcp://a:1", None) == "tcp://a:1"
+    with pytest.raises(ValueError, match="got 1 worker addresses and 2"):
+        job.service_proc_addrs(["tcp://a:1"], ids)
