@@ -5,6 +5,7 @@ in the other process, so their first occurrence switches the whole object to clo
 value. Everything else is sent by reference.
 
 A body consists of the out-of-band buffers, each padded to 64 bytes so that arrays stay aligned, and the pickle.
+This file is long because one pickler decides what goes by value, by reference and out of band.
 """
 
 from __future__ import annotations
