@@ -246,7 +246,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
     # Each rank by itself the second time: else one that is silent would hide what the others answer.
     chosen = [[rank] for rank in ranks] if again else [ranks]
     flat = mesh.flatten("ranks")
-    at = time.monotonic()
+    at, calls = time.monotonic(), _pending_calls(mesh)  # before ranks answer those that are interrupted
     asked = [(part, part.mesh.interrupt()) for some in chosen for part in parts(mesh, flat, mesh.extent, some)]
     running: dict[int, frozenset[str]] = {}
     silent: list[int] = []
@@ -261,7 +261,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
         except SupervisionError as error:  # dead ranks run nothing; the others have been interrupted
             names = {part.ranks[rank]: found for rank, found in error.values.items()}
         running.update({rank: frozenset(found) for rank, found in names.items() if found})
-    this = Interruption(at, {**running, **dict.fromkeys(silent, SILENT)}, _pending_calls(mesh))
+    this = Interruption(at, {**running, **dict.fromkeys(silent, SILENT)}, calls)
     if first is not None and again and (stuck := first.unanswered(this)):
         return f"{kill(mesh, stuck)} (no answer to the first interrupt)"
     if this.running:
