@@ -188,6 +188,8 @@ def stale_line(stale: Sequence[StaleModule], report: SyncReport) -> str:
 def trees_table(states: Sequence[HostState], now: float) -> TableView:
     """The trees that hosts have and can go back to, the newest first; those that are the same are one.
 
+    Those that ranks could not import are only counted, but for the current one.
+
     Args:
         states: what each host has of the workspace.
         now: seconds since 1970.
@@ -198,6 +200,7 @@ def trees_table(states: Sequence[HostState], now: float) -> TableView:
             if digest := generation.digests.get("tree", b"").hex():
                 found.setdefault(digest, []).append((state, generation))
     rows: list[list[str]] = []
+    left_out = 0
     for digest, those in sorted(found.items(), key=lambda each: -max(generation.time for _, generation in each[1])):
         newest = max((generation for _, generation in those), key=lambda generation: generation.time)
         has_it = {state.host for state, _ in those}
@@ -207,6 +210,9 @@ def trees_table(states: Sequence[HostState], now: float) -> TableView:
         if current:
             fate = "current" if len(current) == len(states) else f"current on {names(sorted(current))}"
         broken = next((generation.broken for _, generation in those if generation.broken), "")
+        if broken and not current:
+            left_out += 1
+            continue
         more = f" and {newest.changes - 1:,} more" if newest.changes > 1 else ""
         rows.append(
             [
@@ -219,8 +225,10 @@ def trees_table(states: Sequence[HostState], now: float) -> TableView:
             ]
         )
     headings = ["tree", "from", "", "changed", "", ""]
-    note = "%mesh sync --rollback --to TREE goes back to one" if len(rows) > 1 else ""
-    return TableView(headings, rows, note=note).without_empty_columns()
+    notes = ["%mesh sync --rollback --to TREE goes back to one"] if len(rows) > 1 else []
+    if left_out:
+        notes.append(f"left out: {left_out} tree{'s' * (left_out != 1)} that ranks could not import")
+    return TableView(headings, rows, note="\n".join(notes)).without_empty_columns()
 
 
 def names(found: Sequence[str]) -> str:

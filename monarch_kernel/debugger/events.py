@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, KeptError, Stop
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, ErrorRecord, Stop
 
 Key = tuple[str, int, int]
 """A stop: the mesh's name, the rank, and the stop's id in that rank's process."""
@@ -37,12 +37,12 @@ class RankStop:
 
 
 @dataclass(frozen=True, slots=True)
-class RankError:
+class RankErrorRecord:
     """An error whose frames a rank of a mesh keeps."""
 
     mesh: str
     rank: int
-    error: KeptError
+    error: ErrorRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,16 @@ from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown
 from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
-from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankError, RankResumed, RankStop, RankStopped
-from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, KeptError, Stop, StopFrame, Variable
+from monarch_kernel.debugger.events import (
+    Event,
+    Key,
+    MeshBreakpoint,
+    RankErrorRecord,
+    RankResumed,
+    RankStop,
+    RankStopped,
+)
+from monarch_kernel.debugger.model.stops import Bound, Breakpoint, ErrorRecord, Evaluation, Stop, StopFrame, Variable
 
 CELL = "/tmp/ipykernel_1/42.py"
 _PACKAGES = "/opt/lib/python3.11/site-packages"
@@ -234,14 +242,14 @@ class MemoryDebugger(DebuggerView):
             if rank.at < len(rank.lines):
                 self._stopped(rank.stopped())
 
-    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankError]:
+    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]:
         wanted = None if ranks is None else set(ranks)
         kept = [at for at in self.stops() if at.stop.reason == "post mortem" and (wanted is None or at.rank in wanted)]
         found = [
-            RankError(
+            RankErrorRecord(
                 at.mesh,
                 at.rank,
-                KeptError(
+                ErrorRecord(
                     at.stop.cell, at.stop.text, at.stop.actor, at.stop.endpoint, "", -at.stop.since, at.stop.of_peer
                 ),
             )

@@ -76,6 +76,33 @@ def test_a_value_taken_for_that_of_all_says_once_whose_it_is(grid: Any) -> None:
     assert {each.category for each in caught} == {RanksDifferWarning}
 
 
+def test_an_index_is_that_of_each_rank(grid: Any) -> None:
+    """Torch takes an index without dimensions as one number; all ranks had that of the first."""
+    base = torch.arange(24.0).reshape(4, 3, 2)
+    with grid.activate():
+        number = grid.rank_tensor("gpus") + 2 * grid.rank_tensor("hosts")
+        t = torch.arange(24.0).reshape(4, 3, 2).requires_grad_()
+        found = [
+            t[number],
+            t[1:, number - 1],
+            t[..., number - 4 * (number > 1), 0],
+            t[None, number, ..., 1],
+            t[-1 - number],
+        ]
+        t[number].sum().backward()
+        written = torch.zeros(4, 2)
+        written[number] = 7.0
+        written[-1 - number] += 1.0
+    for rank, (host, gpu) in enumerate(itertools.product(range(2), range(2))):
+        at = rank - 4 * (rank > 1)
+        right = [base[rank], base[1:, rank - 1], base[..., at, 0], base[None, rank, ..., 1], base[-1 - rank]]
+        for here, there in zip(right, found, strict=True):
+            assert torch.equal(here, inspect(there, hosts=host, gpus=gpu))
+        assert inspect(t.grad, hosts=host, gpus=gpu).sum(dim=(1, 2)).tolist() == [6.0 * (k == rank) for k in range(4)]
+        rows = [8.0 if k == rank == 3 - rank else 7.0 * (k == rank) + 1.0 * (k == 3 - rank) for k in range(4)]
+        assert inspect(written, hosts=host, gpus=gpu)[:, 0].tolist() == rows
+
+
 def test_a_row_of_stages(grid: Any) -> None:
     stages = [grid.slice(gpus=k) for k in range(2)]
     with stages[0].activate():

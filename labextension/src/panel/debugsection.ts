@@ -6,6 +6,8 @@ import { wordsOf } from './actionbar';
 import type { SectionContent } from './section';
 import type { Surroundings } from './surroundings';
 
+/** How often breakpoints are asked for while a person can see them: cells and other viewers set some, too (ms). */
+const AGAIN = 3_000;
 /** Stopped ranks that have a button each; of more, the person names one. */
 const LISTED = 64;
 
@@ -49,6 +51,9 @@ export class DebugSection implements SectionContent {
   private _look = '';
   private _stopCount = 0;
   private _disposed = false;
+  private _asking = false;
+  private _listed = '';
+  private readonly _timer: ReturnType<typeof setInterval>;
 
   constructor(
     host: HTMLElement,
@@ -70,6 +75,11 @@ export class DebugSection implements SectionContent {
     );
     this.update();
     this._askBreakpoints();
+    this._timer = setInterval(() => {
+      if (!document.hidden && !host.closest('[hidden]')) {
+        this._askBreakpoints();
+      }
+    }, AGAIN);
   }
 
   update(): void {
@@ -113,6 +123,7 @@ export class DebugSection implements SectionContent {
 
   dispose(): void {
     this._disposed = true;
+    clearInterval(this._timer);
     this._disposables.dispose();
   }
 
@@ -167,16 +178,28 @@ export class DebugSection implements SectionContent {
   }
 
   private _askBreakpoints(): void {
-    this._actions.ask('breakpoints', this._mesh, []).then(
-      ({ breakpoints }) => this._showBreakpoints(breakpoints),
-      (error: unknown) => this._breakpoints.replaceChildren(element('div', 'mk-Faint', {}, wordsOf(error)))
-    );
+    if (this._asking) {
+      return;
+    }
+    this._asking = true;
+    this._actions
+      .ask('breakpoints', this._mesh, [])
+      .then(
+        ({ breakpoints }) => this._showBreakpoints(breakpoints),
+        (error: unknown) => {
+          this._listed = '';
+          this._breakpoints.replaceChildren(element('div', 'mk-Faint', {}, wordsOf(error)));
+        }
+      )
+      .finally(() => (this._asking = false));
   }
 
   private _showBreakpoints(breakpoints: readonly Breakpoint[]): void {
-    if (this._disposed) {
+    const listed = JSON.stringify(breakpoints);
+    if (this._disposed || listed === this._listed) {
       return;
     }
+    this._listed = listed;
     if (!breakpoints.length) {
       this._breakpoints.replaceChildren(element('div', 'mk-Faint', {}, t('None are set.')));
       return;

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.collective_timeouts import Countdown
     from monarch_kernel.debugger.controller.view import DebuggerView
     from monarch_kernel.debugger.controller.viewers import Viewer
-    from monarch_kernel.debugger.events import RankError, RankStop
+    from monarch_kernel.debugger.events import RankErrorRecord, RankStop
     from monarch_kernel.debugger.model.stops import Stop
 
 #: How long ranks may take to stop, or to continue, on request (seconds).
@@ -445,9 +445,9 @@ class Console(InspectionCommands):
         else:
             self.post_mortem(mesh, self._set.ranks(mesh, rest) if rest else None)
 
-    def _failures(self, mesh: str, ranks: Sequence[int] | None) -> dict[str, list[RankError]]:
+    def _failures(self, mesh: str, ranks: Sequence[int] | None) -> dict[str, list[RankErrorRecord]]:
         """The failures whose frames ranks keep, by the names of their cells or endpoints, the last one first."""
-        found: dict[str, list[RankError]] = {}
+        found: dict[str, list[RankErrorRecord]] = {}
         for each in self.debugger.errors(mesh, ranks):
             error = each.error
             label = self._label(error.cell) if error.cell else None
@@ -505,7 +505,7 @@ class Console(InspectionCommands):
         return True
 
     @staticmethod
-    def _offer(name: str, errors: Sequence[RankError], command: str) -> tuple[str, str]:
+    def _offer(name: str, errors: Sequence[RankErrorRecord], command: str) -> tuple[str, str]:
         own = [each for each in errors if not each.error.of_peer] or list(errors)
         on = name_ranks([each.rank for each in own], limit=6)
         return f"{command} {name}", f"{own[0].error.text}, on {on}, {duration(own[0].error.age)} ago"

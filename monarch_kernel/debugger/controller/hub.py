@@ -20,7 +20,7 @@ from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
-from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankError, RankStop
+from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
 from monarch_kernel.engines import engine
@@ -255,10 +255,10 @@ class MeshDebugger:
         why = answers.dead.get(at.rank) or f"no answer within {QUICK:g} s"
         raise LookupError(f"rank {at.rank} of mesh {watched.name}: {why}")
 
-    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankError]:
+    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]:
         """The errors of cells and endpoints whose frames ranks keep, the last one first."""
         found = [
-            RankError(watched.name, rank, error)
+            RankErrorRecord(watched.name, rank, error)
             for watched, answers in self._quickly(mesh, ranks, process.kept_errors, FIRST)
             for rank, errors in answers.values.items()
             for error in errors
@@ -273,7 +273,7 @@ class MeshDebugger:
         Args:
             mesh: the mesh; None for all.
             ranks: the ranks; None for all.
-            key: which failure, as in `KeptError`; by default the last one of these ranks.
+            key: which failure, as in `ErrorRecord`; by default the last one of these ranks.
         """
         chosen = None if ranks is None else sorted(set(ranks))
         if not key:

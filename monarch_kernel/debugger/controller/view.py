@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankError, RankStop
+from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
 from monarch_kernel.debugger.model.stops import Evaluation, Variable
 from monarch_kernel.subscriptions import Subscription
 
@@ -68,7 +68,7 @@ class DebuggerView(Protocol):
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
     ) -> None: ...
 
-    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankError]: ...
+    def errors(self, mesh: Any = None, ranks: Iterable[int] | None = None) -> list[RankErrorRecord]: ...
 
     def post_mortem(self, mesh: Any = None, ranks: Iterable[int] | None = None, key: str = "") -> list[RankStop]: ...
 

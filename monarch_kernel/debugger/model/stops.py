@@ -122,7 +122,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptError:
+class ErrorRecord:
     """An exception that ended an endpoint or a cell, and whose frames a rank keeps.
 
     Attributes:

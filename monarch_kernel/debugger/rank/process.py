@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.model.stops import (
         Bound,
         Breakpoint,
+        ErrorRecord,
         Evaluation,
-        KeptError,
         Resumed,
         Stop,
         Stopped,
@@ -404,14 +404,14 @@ def _key(failure: Failure) -> str:
     return failure.cell or f"{failure.actor}.{failure.endpoint}"
 
 
-def kept_errors() -> list[KeptError]:
+def kept_errors() -> list[ErrorRecord]:
     """The failures that this process keeps, newest first."""
-    from monarch_kernel.debugger.model.stops import KeptError
+    from monarch_kernel.debugger.model.stops import ErrorRecord
     from monarch_kernel.debugger.rank.stopping.expressions import summary
 
     now = time.time()
     return [
-        KeptError(
+        ErrorRecord(
             _key(each),
             summary(each.error),
             each.actor,
@@ -425,7 +425,7 @@ def kept_errors() -> list[KeptError]:
 
 
 def post_mortem(key: str) -> tuple[int, Stop | None]:
-    """This process's id, and the newest kept failure with this `KeptError.key`, opened as a stop without a thread."""
+    """This process's id, and the newest kept failure with this `ErrorRecord.key`, opened as a stop without a thread."""
     failure = next((each for each in reversed(failures()) if _key(each) == key), None)
     if failure is None:
         return os.getpid(), None

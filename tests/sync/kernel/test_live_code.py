@@ -67,6 +67,10 @@ def test_ranks_run_the_tree_that_a_rollback_goes_to(kernel: Kernel, project: Pro
     project.write("model.py", "VERSION = 'third'\n")
     kernel.ok("%mesh sync --reload")
     assert text(kernel.ok(USE)) == "[0-1] 'third'"
+    assert (
+        len(listed()) == 3
+        and "left out: 1 tree that ranks could not" in kernel.ok("%mesh sync --rollback --list").stdout
+    )
     back = kernel.ok("%mesh sync --rollback").text
     assert "1 host went back to tree" in back and "reloaded: model" in back and "%mesh sync --reload" not in back
     assert text(kernel.ok(USE)) == "[0-1] 'second'"  # not the tree that could not be imported

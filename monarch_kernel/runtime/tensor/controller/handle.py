@@ -259,6 +259,29 @@ class Tensor(torch.Tensor):
     def __index__(self) -> int:
         return self.item().__index__()
 
+    # -- indices ----------------------------------------------------------------------------------------
+
+    # Torch takes an index without dimensions as a number, the same for all: here each rank has its own.
+
+    def __getitem__(self, index: Any) -> Any:
+        if not _has_number_of_ranks(index):
+            return super().__getitem__(index)
+        parts = list(index) if type(index) is tuple else [index]
+        consumed = [_dimensions_of(part) for part in parts]
+        found: Any = self
+        for at, part in enumerate(parts):
+            if _is_number_of_ranks(part):
+                after = sum(consumed[at + 1 :])
+                before = self.dim() - 1 - after if Ellipsis in map(_or_none, parts[:at]) else sum(consumed[:at])
+                found = found[(*(slice(None),) * before, part.reshape(1))]
+                parts[at] = 0
+        return found[tuple(parts)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if _is_number_of_ranks(index):
+            index = index.reshape(1)
+        super().__setitem__(index, value)
+
     # -- what torch would do to the memory of a tensor ------------------------------------------------
 
     @property
@@ -360,3 +383,32 @@ def mesh_among(args: Any) -> TensorMesh | None:
             if mesh is not None:
                 return mesh
     return None
+
+
+def _is_number_of_ranks(index: Any) -> bool:
+    """Whether an index is a number that may differ from rank to rank."""
+    return (
+        type(index) is Tensor
+        and index.dim() == 0
+        and index._constant is None
+        and not index._spec.mesh.sharded
+        and not (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool)
+    )
+
+
+def _has_number_of_ranks(index: Any) -> bool:
+    if type(index) is tuple:
+        return any(map(_is_number_of_ranks, index))
+    return _is_number_of_ranks(index)
+
+
+def _dimensions_of(index: Any) -> int:
+    """How many dimensions of the tensor a part of an index is about; 0 for `...`, which is about the rest."""
+    if index is None or index is Ellipsis or isinstance(index, bool):
+        return 0
+    return index.dim() if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
+
+
+def _or_none(index: Any) -> Any:
+    """The part of an index, if it can be compared: tensors cannot."""
+    return None if isinstance(index, torch.Tensor) else index
