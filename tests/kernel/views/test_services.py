@@ -162,7 +162,7 @@ def test_a_rank_is_stopped_looked_at_and_goes_on(mesh: Kernel, page: Page, key: 
     refused = page.request("do", "focus", key, (1,))["error"]
     assert "debugger is off" in refused["message"]
     assert "bug button" in refused["hint"]
-    assert "run" in page.do("resume", key, (1,))
+    assert "continues" in page.do("resume", key, (1,))
     assert "interrupted a cell" in page.do("interrupt", key)
     page.rank("m", 1, state="idle")
 
