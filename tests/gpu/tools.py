@@ -110,7 +110,7 @@ def nccl_refused_on_a_shared_card() -> str:
         out = kernel.run("%mesh up --procs 2 --dist nccl")
         said = shown(out) + out.evalue
         assert "ranks 0, 1 use the same GPU" in said and "--dist gloo" in said, said
-        kernel.run("%mesh down")
+        kernel.run("%mesh down --force")
         kernel.ok("%mesh up one --procs 1 --dist nccl")
         out = kernel.ok(
             "%%mesh\nimport torch, torch.distributed as dist\n"

@@ -143,5 +143,8 @@ def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
         told = stopped.stdout + stopped.stderr
         assert "In[" in told and "<string>" not in told, told
         mesh.ok("%mesh debug continue")
+    # A mesh on which a cell runs is not stopped by the way.
+    refused = mesh.run("%mesh down").stderr
+    assert "runs on ranks 0-1 of mesh m: %mesh interrupt m ends it, --force stops the mesh all the same" in refused
     mesh.ok("%mesh interrupt")
     assert mesh.run("job.result(60)").ename == "MeshCellInterrupt"

@@ -233,7 +233,7 @@ KNOWN = Known(
 @pytest.mark.parametrize(
     "line, wanted",
     [
-        ("%mesh ", [*sorted(SUBCOMMANDS)]),
+        ("%mesh ", sorted([*SUBCOMMANDS, "help"])),
         ("%mesh u", ["up", "use"]),
         ("%mesh use ", ["m", "trainers"]),
         ("%mesh use t", ["trainers"]),

@@ -133,7 +133,9 @@ export class ActionBar {
     this._say(t('%1 …', nameOf(deed)));
     this.update(this._mesh);
     try {
-      const { text } = await this._actions.perform(deed, this._mesh, ranks);
+      // The person was asked, and told that something runs.
+      const options = deed === 'down' && states.running ? [{ force: true }] : [];
+      const { text } = await this._actions.perform(deed, this._mesh, ranks, ...options);
       this._say(text);
     } catch (error) {
       this._fail(error);

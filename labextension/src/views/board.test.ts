@@ -362,6 +362,16 @@ describe('the details of a rank', () => {
     expect(find(details, '.mk-Details-result[data-failed]').textContent).toBe('rank 0 is dead heal it');
   });
 
+  it('says that a rank will stop until it has', async () => {
+    const { details, actions, change } = shown(aRank(0, { state: 'running' }));
+    tab(details, 'Debug');
+    actions.last().answer({ text: '0 will stop at the next line of user code.' });
+    await settled();
+    expect(find(details, '.mk-Details-result').textContent).toContain('will stop');
+    await change({ '0': { state: 'stopped' } });
+    expect(find(details, '.mk-Details-result').textContent).toBe('');
+  });
+
   it('offers what makes sense', async () => {
     const { details, change } = shown(aRank(0));
     const enabled = () => texts(details, '.mk-Details-deeds button:not(:disabled)');

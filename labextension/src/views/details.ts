@@ -77,6 +77,8 @@ export class RankDetails {
   private readonly _disposables = new Disposables();
   private _mesh = '';
   private _rank = -1;
+  /** Whether it was said that the rank will stop. */
+  private _promised = false;
   private _tab: Tab = 'overview';
   private _facts: Overview | undefined;
   private _log: LogView | undefined;
@@ -146,6 +148,9 @@ export class RankDetails {
     if (this._icon.dataset['look'] !== look) {
       this._icon.dataset['look'] = look;
       this._icon.replaceChildren(stateIcon(rank.state, rank.older));
+    }
+    if (this._promised && rank.state === 'stopped') {
+      this._say('', ''); // that it will stop
     }
     setText(this._title, t('Rank %1 · %2', rank.rank, stateName(rank.state)));
     setCutText(this._cause, reasonOf(rank));
@@ -257,12 +262,17 @@ export class RankDetails {
     };
     this._say(t('%1: asked …', deedName(deed as (typeof DEEDS)[number])), '');
     this._actions.perform(deed, this._mesh, [rank]).then(
-      done => say(done?.text || t('Done.'), '', false),
+      done => {
+        say(done?.text || t('Done.'), '', false);
+        this._promised =
+          deed === 'debug' && rank === this._rank && this._store.rank(this._mesh, rank)?.state !== 'stopped';
+      },
       (error: RequestError) => say(error.message, error.hint, true)
     );
   }
 
   private _say(text: string, hint: string, failed = false): void {
+    this._promised = false;
     setCutText(this._result, [text, hint].filter(Boolean).join(' '));
     setAttribute(this._result, 'data-failed', failed);
   }

@@ -113,11 +113,13 @@ class LifecycleMagics(Subcommands):
     @magic_arguments("mesh down")
     @mesh_argument()
     @argument("--all", action="store_true", help="all meshes of this notebook")
-    @argument("--force", action="store_true", help="also a kept mesh that is attached to another kernel")
+    @argument("--force", action="store_true", help="also where a cell runs, or a mesh attached to another kernel")
     def down(self, found: Arguments) -> None:
         """Stop a mesh and its processes."""
         if found.all and found.name:
             raise usage_error(found.magic, "give either a name or --all, not both")
+        if not found.force:
+            self._check_idle(found)
         if not found.all:
             self.say(mesh_lifecycle.down(self._session, found.name, found.force))
             return
@@ -126,6 +128,20 @@ class LifecycleMagics(Subcommands):
             self.say(mesh_lifecycle.down(self._session, name))
         if not names:
             self.say("No mesh is up.")
+
+    def _check_idle(self, found: Arguments) -> None:
+        """Refuse to stop a mesh on which a cell of this notebook runs in the background."""
+        name = found.name or self._session.current
+        for run in get_relay().background:
+            if isinstance(run, CellRun) and run.waiting and run.managed.is_alive:
+                mesh = run.managed.name
+                if found.all or mesh == name:
+                    what = (self._notebook.file_label(run.cell.filename) or "a cell").removeprefix("Cell ")
+                    raise usage_error(
+                        found.magic,
+                        f"{what} runs on {name_ranks(sorted(run.waiting), limit=6)} of mesh {mesh}: "
+                        f"%mesh interrupt {mesh} ends it, --force stops the mesh all the same",
+                    )
 
     @magic_arguments("mesh interrupt")
     @mesh_argument()

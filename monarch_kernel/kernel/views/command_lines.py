@@ -53,6 +53,10 @@ def _named(word: str) -> Callable[[Click], str]:
     return lambda click: f"{word} {shlex.quote(click.mesh)}"
 
 
+def _down(click: Click) -> str:
+    return f"{_named('down')(click)}{' --force' if click.options.get('force') else ''}"
+
+
 def _with_ranks(word: str) -> Callable[[Click], str]:
     return lambda click: f"{word} {shlex.quote(click.mesh)}{_ranks(click)}"
 
@@ -155,7 +159,7 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "focus": _focus,
     "use": _named("use"),
     "sync": _sync,
-    "down": _named("down"),
+    "down": _down,
     "restart": _named("restart"),
     "up": _up,
     "attach": _kept("attach"),

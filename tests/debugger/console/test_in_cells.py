@@ -389,7 +389,8 @@ def test_mistakes_are_one_sentence(mesh: Kernel, code: str, said: str) -> None:
 def test_help_and_completion(mesh: Kernel) -> None:
     for word in ("break", "clear", "debug", "pm"):
         assert f"%mesh {word}" in mesh.ok(f"%mesh {word} --help").stdout
-    assert "  break " in mesh.ok("%mesh").stdout
+    assert "  debugger   break, clear" in mesh.ok("%mesh").stdout
+    assert "  break " in mesh.ok("%mesh help debugger").stdout
     reply = mesh.client.complete("%mesh debug gro", reply=True, timeout=20)
     assert reply["content"]["matches"] == ["group", "groups"]
     assert "next" in mesh.ok("%mesh debug help").stdout
