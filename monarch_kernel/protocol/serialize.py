@@ -116,7 +116,14 @@ def by_value_pickler() -> Any:
     import cloudpickle
 
     from monarch_kernel.protocol.class_identity import identify
-    from monarch_kernel.protocol.restored_values import reduce_function, reduce_misnamed, reduce_value
+    from monarch_kernel.protocol.restored_values import (
+        MADE_ANEW,
+        Anew,
+        reduce_anew,
+        reduce_function,
+        reduce_misnamed,
+        reduce_value,
+    )
 
     class ByValuePickler(cloudpickle.Pickler):
         #: Whether the receiver gets what annotations name.
@@ -127,6 +134,7 @@ def by_value_pickler() -> Any:
             self._file = file
             self._wanted: list[_Named] = []
             self._seen: set[tuple[int, str]] = set()
+            self._anew: dict[int, Anew] = {}
             self._owners: list[Any] = []  # the classes and functions that go by value
             #: What is pickled now because an annotation names it, and where the first of these began.
             self.late: _Named | None = None
@@ -151,10 +159,12 @@ def by_value_pickler() -> Any:
                 reduced = reduce(obj, kind)
                 if reduced is not NotImplemented:
                     return reduced
-            if kind in _PARTS:
+            if kind in _PARTS or kind is Anew:
                 return self._reduce_part(obj, kind)
             if isinstance(obj, type):
                 identify(obj, _write_by_value)
+            elif kind is types.CellType:
+                return _reduce_cell(obj, self._anew_of)
             elif kind is not types.FunctionType:
                 if kind is _LRU and not _goes_by_value(obj.__wrapped__):
                     return NotImplemented
@@ -168,6 +178,7 @@ def by_value_pickler() -> Any:
                 return elsewhere
             make, arguments, (state, slots), items, pairs, fill = reduced
             self._owners.append(obj)
+            state = self._with_anew(state)
             if isinstance(obj, type):
                 annotations = state.get("__annotations__")
                 if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
@@ -176,9 +187,20 @@ def by_value_pickler() -> Any:
                 arguments, make, fill = (make, *arguments), _class_of, functools.partial(_fill_class, fill)
             elif obj.__module__ == MAIN:
                 self._want(obj.__annotations__, obj.__globals__)
-                slots = {**slots, "__source__": source_of(obj)}
+                slots = {**slots, "__source__": source_of(obj), "__globals__": self._with_anew(slots["__globals__"])}
                 fill = functools.partial(_fill_function, fill)
             return make, arguments, (state, slots), items, pairs, fill
+
+        def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
+            """The attributes of a class, or globals of a function, with what is made anew marked."""
+            if MADE_ANEW.isdisjoint(map(type, names.values())):
+                return names
+            return {name: self._anew_of(value) for name, value in names.items()}
+
+        def _anew_of(self, value: Any) -> Any:
+            if type(value) not in MADE_ANEW:
+                return value
+            return self._anew.setdefault(id(value), Anew(value))
 
         def culprit(self) -> str:
             """The attribute or global that cannot be pickled, and its class or function; "" if it is another value."""
@@ -199,6 +221,11 @@ def by_value_pickler() -> Any:
         def _reduce_part(self, obj: Any, kind: type) -> Any:
             if kind is _WithNames:
                 return _first, (obj.value, _Names())
+            if kind is Anew:
+                reduced = reduce_anew(obj)
+                return reduced[0], tuple(
+                    self._anew_of(each.value) if type(each) is Anew else each for each in reduced[1]
+                )
             if kind is Annotations:
                 return Annotations, (dict(obj), obj.scope)
             if kind is _Named:
@@ -254,6 +281,16 @@ class _Named:
 _PARTS = frozenset({_WithNames, _Names, _Named, Annotations})
 
 
+def _reduce_cell(cell: types.CellType, anew_of: Callable[[Any], Any]) -> Any:
+    from cloudpickle import cloudpickle
+
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return cloudpickle._make_empty_cell, ()
+    return cloudpickle._make_cell, (anew_of(content),)
+
+
 def _first(value: Any, _names: Any) -> Any:
     return value
 
@@ -299,7 +336,8 @@ class _Nowhere:
 
 
 def _write_by_value(obj: Any, out: Any) -> None:
-    by_value_pickler()(out, 5).dump(obj)
+    pickler = by_value_pickler()(out, 5)
+    pickler.dump(pickler._anew_of(obj))
 
 
 #: Classes that have been made here from a pickle, and have no attributes yet.
