@@ -144,7 +144,7 @@ def reduce_anew(anew: Anew) -> Reduced:
     if kind is threading.Event:
         return _event, (value.is_set(),)
     if kind is threading.Condition:
-        return kind, (Anew(value._lock),)
+        return kind, (value._lock,)
     return kind, () if kind is threading.local else (value._value,)
 
 
