@@ -324,6 +324,9 @@ CIRCLES: dict[str, set[str]] = {
         f"{RUNTIME}.actor.hosts.host_mesh",
         f"{RUNTIME}.actor.meshes.proc_mesh",
     },
+    "pickling by value, which keeps arrays apart as all pickling does, is loaded with cloudpickle at its first use": {
+        f"monarch_kernel.protocol.{module}" for module in ("by_value", "serialize")
+    },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
         *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "process")),

@@ -86,6 +86,16 @@ def test_files_that_pages_name_exist() -> None:
     assert not missing
 
 
+def test_tests_that_pages_name_exist() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)} names {path}::{name}"
+        for page in sorted((ROOT / "docs").glob("*.md"))
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+        if not re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.M)
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize(
     "path",
     [

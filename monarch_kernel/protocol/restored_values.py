@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 _LRU = type(functools.lru_cache(lambda: None))
-_LOCK, _RLOCK, _LOCAL = type(threading.Lock()), type(threading.RLock()), threading.local
+_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 Reduced = Any
 
@@ -115,20 +115,44 @@ def _cached_property(function: Callable[..., Any], name: str | None) -> Any:
     return made
 
 
-def _reduce_lock(lock: Any) -> Reduced:
-    if lock.locked():
-        raise TypeError("cannot pickle a lock that is held")
-    return threading.Lock, ()
+class Anew:
+    """Stands in a pickle for a lock of a class or of globals: as an argument, a lock has no meaning elsewhere."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
-def _reduce_rlock(lock: Any) -> Reduced:
-    if lock._is_owned():
-        raise TypeError("cannot pickle a lock that is held")
-    return threading.RLock, ()
+#: What is made anew where a class or a function has it.
+MADE_ANEW = frozenset(
+    {_LOCK, _RLOCK, threading.Event, threading.Condition, threading.Semaphore, threading.BoundedSemaphore}
+    | {threading.local}
+)
 
 
-def _reduce_local(_local: Any) -> Reduced:
-    return threading.local, ()
+def reduce_anew(anew: Anew) -> Reduced:
+    """The reduction of such a value.
+
+    Raises:
+        TypeError: it is a lock that is held.
+    """
+    value = anew.value
+    kind = type(value)
+    if kind is _LOCK or kind is _RLOCK:
+        if value._is_owned() if kind is _RLOCK else value.locked():
+            raise TypeError("cannot pickle a lock that is held")
+        return (threading.Lock if kind is _LOCK else threading.RLock), ()
+    if kind is threading.Event:
+        return _event, (value.is_set(),)
+    if kind is threading.Condition:
+        return kind, (value._lock,)
+    return kind, () if kind is threading.local else (value._value,)
+
+
+def _event(is_set: bool) -> threading.Event:
+    made = threading.Event()
+    if is_set:
+        made.set()
+    return made
 
 
 def _reduce_weak_dictionary(value: Any) -> Reduced:
@@ -200,9 +224,6 @@ def _attribute(module: str, name: str) -> Any:
 _REDUCERS: dict[type, Callable[[Any], Reduced]] = {
     _LRU: _reduce_lru,
     functools.cached_property: _reduce_cached_property,
-    _LOCK: _reduce_lock,
-    _RLOCK: _reduce_rlock,
-    _LOCAL: _reduce_local,
     weakref.WeakKeyDictionary: _reduce_weak_dictionary,
     weakref.WeakValueDictionary: _reduce_weak_dictionary,
     contextvars.ContextVar: _reduce_context_variable,

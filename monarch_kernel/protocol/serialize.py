@@ -17,19 +17,10 @@ import io
 import pickle
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
-from monarch_kernel.protocol.main_module import (
-    MAIN,
-    Annotations,
-    arrived,
-    keep_source,
-    main_names,
-    names_in_text,
-    source_of,
-)
+from monarch_kernel.protocol.main_module import MAIN
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
@@ -64,7 +55,7 @@ class _ByValue(Exception):
     """An object must be sent by value: use cloudpickle."""
 
 
-def _goes_by_value(obj: Any) -> bool:
+def goes_by_value(obj: Any) -> bool:
     module = getattr(obj, "__module__", None)
     if module == MAIN or module is None:
         return True
@@ -84,9 +75,10 @@ def _registered() -> Any:
     return cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
 
 
-_LRU = type(functools.lru_cache(lambda: None))
+#: The type of a function with ``functools.lru_cache``.
+CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
 #: Types of values that pickle refuses, or sends by name as it does classes, or whose identity it loses.
-_BY_VALUE_ONLY = frozenset({_LRU, contextvars.ContextVar, object})
+_BY_VALUE_ONLY = frozenset({CACHED_FUNCTION, contextvars.ContextVar, object})
 
 
 class _FastPickler(pickle.Pickler):
@@ -95,10 +87,10 @@ class _FastPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is types.FunctionType or isinstance(obj, type):
-            if obj is not _rebuild_array and obj is not _rebuild_tensor and _goes_by_value(obj):
+            if obj is not _rebuild_array and obj is not _rebuild_tensor and goes_by_value(obj):
                 raise _ByValue
             return NotImplemented
-        reduce = _OUT_OF_BAND.get(kind.__name__)
+        reduce = OUT_OF_BAND_KINDS.get(kind.__name__)
         if reduce is not None:
             return reduce(obj, kind)
         if isinstance(obj, types.ModuleType) or kind in _BY_VALUE_ONLY:
@@ -106,237 +98,11 @@ class _FastPickler(pickle.Pickler):
         return NotImplemented
 
 
-@functools.cache
 def by_value_pickler() -> Any:
-    """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
-
-    cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
-    attributes again, to what they were on the sender. What is of ``__main__`` also takes along its source, and what its
-    annotations name as text; that goes last, so that ``by_value`` can leave it out.
-    """
-    import cloudpickle
-
-    from monarch_kernel.protocol.class_identity import identify
-    from monarch_kernel.protocol.restored_values import reduce_function, reduce_misnamed, reduce_value
-
-    class ByValuePickler(cloudpickle.Pickler):
-        #: Whether the receiver gets what annotations name.
-        with_names = True
-
-        def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
-            super().__init__(file, protocol, buffer_callback)
-            self._file = file
-            self._wanted: list[_Named] = []
-            self._seen: set[tuple[int, str]] = set()
-            self._owners: list[Any] = []  # the classes and functions that go by value
-            #: What is pickled now because an annotation names it, and where the first of these began.
-            self.late: _Named | None = None
-            self._began = 0
-
-        @property
-        def late_bytes(self) -> int:
-            """How much has been written of what annotations name."""
-            return self._file.tell() - self._began if self.late is not None else 0
-
-        def dump(self, obj: Any) -> None:
-            super().dump(_WithNames(obj) if self.with_names else obj)
-
-        def reducer_override(self, obj: Any) -> Any:
-            kind = type(obj)
-            if self.late is not None and self.late_bytes > _MOST_NAMED:
-                raise ValueError("too large for what an annotation names")
-            reduce = _OUT_OF_BAND.get(kind.__name__)
-            if reduce is not None:
-                if self.late is not None and obj.nbytes > _MOST_NAMED:
-                    raise ValueError("too large for what an annotation names")
-                reduced = reduce(obj, kind)
-                if reduced is not NotImplemented:
-                    return reduced
-            if kind in _PARTS:
-                return self._reduce_part(obj, kind)
-            if isinstance(obj, type):
-                identify(obj, _write_by_value)
-            elif kind is not types.FunctionType:
-                if kind is _LRU and not _goes_by_value(obj.__wrapped__):
-                    return NotImplemented
-                return reduce_value(obj, kind) or super().reducer_override(obj)
-            elif _goes_by_value(obj) and (reduced := reduce_function(obj)):
-                return reduced
-            reduced = super().reducer_override(obj)
-            if type(reduced) is not tuple or len(reduced) != 6:
-                return reduced
-            if isinstance(obj, type) and (elsewhere := reduce_misnamed(obj)):
-                return elsewhere
-            make, arguments, (state, slots), items, pairs, fill = reduced
-            self._owners.append(obj)
-            if isinstance(obj, type):
-                annotations = state.get("__annotations__")
-                if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
-                    scope = annotations.scope if type(annotations) is Annotations else main_names()
-                    state = {**state, "__annotations__": Annotations(annotations, self._want(annotations, scope))}
-                arguments, make, fill = (make, *arguments), _class_of, functools.partial(_fill_class, fill)
-            elif obj.__module__ == MAIN:
-                self._want(obj.__annotations__, obj.__globals__)
-                slots = {**slots, "__source__": source_of(obj)}
-                fill = functools.partial(_fill_function, fill)
-            return make, arguments, (state, slots), items, pairs, fill
-
-        def culprit(self) -> str:
-            """The attribute or global that cannot be pickled, and its class or function; "" if it is another value."""
-            for owner in reversed(self._owners):
-                kind, names = "an attribute", vars(owner)
-                if isinstance(owner, types.FunctionType):
-                    used = cloudpickle.cloudpickle._extract_code_globals(owner.__code__)
-                    kind, names = "a global", {x: owner.__globals__[x] for x in used if x in owner.__globals__}
-                for name, value in names.items():
-                    if type(value) in PLAIN or type(value) in _DESCRIPTORS:
-                        continue
-                    try:
-                        _write_by_value(value, _Nowhere())
-                    except Exception:
-                        return f"{name}, {kind} of {owner.__qualname__}"
-            return ""
-
-        def _reduce_part(self, obj: Any, kind: type) -> Any:
-            if kind is _WithNames:
-                return _first, (obj.value, _Names())
-            if kind is Annotations:
-                return Annotations, (dict(obj), obj.scope)
-            if kind is _Named:
-                if self.late is None:
-                    self._began = self._file.tell()
-                self.late = obj
-                return _set_name, (obj.scope, obj.name, obj.value)
-            # `_Names`: all that was to be pickled has been, and what its annotations name is known.
-            wanted, self._wanted = self._wanted, []
-            return (_first, (wanted, _Names())) if wanted else (bool, ())
-
-        def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-            """Send along what annotations name; returns what the globals of these will be made of at the receiver."""
-            scope = self.globals_ref.setdefault(id(names), {})
-            if not scope:  # as cloudpickle begins it
-                scope.update((key, names[key]) for key in _OF_MODULES if key in names)
-            for name in names_in_text(annotations) if self.with_names else ():
-                if name in names and (id(names), name) not in self._seen:
-                    self._seen.add((id(names), name))
-                    value = names[name]
-                    if _left_out.get(name) != id(value):
-                        self._wanted.append(_Named(scope, name, value))
-            return scope
+    """The pickler for objects of scripts and notebooks, a class; loads cloudpickle."""
+    from monarch_kernel.protocol.by_value import ByValuePickler
 
     return ByValuePickler
-
-
-#: How much of a message may be what annotations name (bytes). The values of some names are large data.
-_MOST_NAMED = 1 << 18
-#: Names in annotations that do not go with messages, and the identity of the value that could not.
-_left_out: dict[str, int] = {}
-_OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
-
-
-class _WithNames:
-    """An object to be pickled, and then what its annotations name."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Names:
-    """Stands for what annotations name of all that was pickled before it."""
-
-
-class _Named:
-    """The value of a name in an annotation, and the globals of the class or function that has it."""
-
-    def __init__(self, scope: dict[str, Any], name: str, value: Any) -> None:
-        self.scope, self.name, self.value = scope, name, value
-
-
-_PARTS = frozenset({_WithNames, _Names, _Named, Annotations})
-
-
-def _first(value: Any, _names: Any) -> Any:
-    return value
-
-
-def _set_name(scope: dict[str, Any], name: str, value: Any) -> None:
-    scope.setdefault(name, value)
-
-
-def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """Serialize like ``cloudpickle.dumps``; large buffers are added to ``kept``, if it is given.
-
-    What only an annotation names is left out if it is large or cannot be pickled.
-    """
-    while True:
-        out = io.BytesIO()
-        pickler = by_value_pickler()(out, 5, buffer_callback=None if kept is None else _keep_in(kept))
-        try:
-            pickler.dump(obj)
-            if pickler.late_bytes <= _MOST_NAMED:
-                return out.getvalue()
-        except Exception as error:
-            if pickler.late is None:
-                if _is_of_pickler(error) and (culprit := pickler.culprit()):
-                    raise TypeError(f"{error} ({culprit})") from error
-                raise
-        _left_out[pickler.late.name] = id(pickler.late.value)
-        if kept is not None:
-            kept.clear()
-
-
-#: Parts of classes that Python makes, and that are never sent.
-_DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType})
-
-
-class _Nowhere:
-    """Takes a pickle, and drops it."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
-
-    def tell(self) -> int:
-        return 0
-
-
-def _write_by_value(obj: Any, out: Any) -> None:
-    by_value_pickler()(out, 5).dump(obj)
-
-
-#: Classes that have been made here from a pickle, and have no attributes yet.
-_empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
-
-
-def _class_of(make: Callable[..., type], *arguments: Any) -> type:
-    """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
-    from cloudpickle import cloudpickle
-
-    from monarch_kernel.protocol.class_identity import current_class
-
-    identity = arguments[-2]
-    known = current_class(identity, cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity), _write_by_value)
-    if known is not None:
-        return known
-    made = make(*arguments)
-    _empty_classes.add(made)
-    return made
-
-
-def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> None:
-    """Set the attributes of a class that has none yet; another is used as it is."""
-    if made in _empty_classes:
-        fill(made, state)
-        _empty_classes.discard(made)
-        arrived(made)
-
-
-def _fill_function(fill: Callable[[Any, Any], object], function: Any, state: Any) -> None:
-    """Set the state of a function of another process's ``__main__``."""
-    source = state[1].pop("__source__")
-    fill(function, state)
-    if source is not None:
-        keep_source(source)
-    arrived(function)
 
 
 def _reduce_array(array: Any, kind: type) -> Any:
@@ -425,7 +191,7 @@ def _rebuild_tensor(
 
 
 #: Types whose memory is kept out of the pickle, by name, so that nothing is imported for this.
-_OUT_OF_BAND: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
+OUT_OF_BAND_KINDS: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_array, "Tensor": _reduce_tensor}
 
 
 def is_plain(obj: Any) -> bool:
@@ -465,16 +231,18 @@ def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
     kept: list[pickle.PickleBuffer] = []
     out = io.BytesIO()
     try:
-        _FastPickler(out, 5, buffer_callback=_keep_in(kept)).dump(obj)
+        _FastPickler(out, 5, buffer_callback=keep_in(kept)).dump(obj)
         pickled = out.getvalue()
     except (_ByValue, pickle.PicklingError, AttributeError):
         # AttributeError and PicklingError: an object cannot be found by name; cloudpickle can send it in other ways
+        from monarch_kernel.protocol.by_value import by_value
+
         kept.clear()
         pickled = by_value(obj, kept)
     return _body([buffer.raw() for buffer in kept], pickled)
 
 
-def _keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
     """A function that keeps large buffers out of a pickle, and adds them to ``kept``."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -594,11 +362,13 @@ def dumps_flat(obj: Any) -> bytes:
     try:
         _FastPickler(out, 5).dump(obj)
     except (_ByValue, pickle.PicklingError, AttributeError):
+        from monarch_kernel.protocol.by_value import by_value
+
         return by_value(obj)
     return out.getvalue()
 
 
-def _is_of_pickler(error: Exception) -> bool:
+def is_of_pickler(error: Exception) -> bool:
     """Whether the pickler itself rejects an object, rather than code of its class."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
@@ -619,7 +389,7 @@ def explain(error: Exception, what: str) -> None:
     Raises:
         TypeError: the pickler itself rejects the object.
     """
-    if _is_of_pickler(error):
+    if is_of_pickler(error):
         raise TypeError(f"{what} cannot be pickled: {error}") from error
     note = f"{what} cannot be pickled"
     if note not in getattr(error, "__notes__", ()):

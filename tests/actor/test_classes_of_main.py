@@ -196,6 +196,7 @@ class Thing:
     ready = threading.Event()
     known = weakref.WeakValueDictionary()
     local = threading.local()
+    changed = threading.Condition(lock)
 
     @functools.cached_property
     def twice(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.actor.conftest import Script
 
@@ -190,6 +191,38 @@ if __name__ == "__main__":
     assert third == {"kept": 8, "ended": True}
     assert first == {"opened": [2], "used": [101]}
     assert second == {"pooled": [[0, 2, 4], [0, 2, 4]], "executed": [8, 101], "queued": [True, True]}
+
+
+def test_misnamed_classes_go_by_the_module_that_has_them(script: Start, tmp_path: Path) -> None:
+    """Compiled modules, such as those of PyO3, often name another as that of their classes."""
+    (tmp_path / "misnaming.py").write_text("class Here: pass\n\nHere.__module__ = 'builtins'\n")
+    code, out, err = script(
+        HEAD
+        + """
+from misnaming import Here
+
+import re
+Hidden = type(re.compile("").scanner(""))
+
+def named(self):
+    import misnaming
+    return Here is misnaming.Here
+
+def hidden(self):
+    return Hidden
+
+if __name__ == "__main__":
+    runner = this_host().spawn_procs(per_host={"gpus": 1}).spawn("runner", Runner)
+    print(ask(named))
+    print(ask(hidden))
+"""
+    ).finish()
+    assert code == 0, err
+    assert out.splitlines() == [
+        "True",
+        "an argument of runner.run cannot be pickled: cannot pickle the class _sre.SRE_Scanner: it is compiled, "
+        "and no module has it by its name (Hidden, a global of hidden)",
+    ]
 
 
 def test_torch_and_joblib_find_what_was_sent(script: Start) -> None:

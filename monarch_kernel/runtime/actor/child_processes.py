@@ -80,7 +80,7 @@ def _reduce(_pickler: Any, value: Any) -> Any:
     if key is None:
         key = _keys[value] = uuid.uuid4().hex
         _objects[key] = value
-    from monarch_kernel.protocol.serialize import by_value
+    from monarch_kernel.protocol.by_value import by_value
 
     return restore, (key, by_value(value))
 

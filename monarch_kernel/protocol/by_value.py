@@ -1,0 +1,295 @@
+"""Pickling of what a script or notebook has defined itself: by value, with cloudpickle.
+
+It is loaded when something goes by value for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import cloudpickle
+from cloudpickle import cloudpickle as internals
+
+from monarch_kernel.protocol.class_identity import current_class, identify
+from monarch_kernel.protocol.main_module import (
+    MAIN,
+    Annotations,
+    arrived,
+    keep_source,
+    main_names,
+    names_in_text,
+    source_of,
+)
+from monarch_kernel.protocol.restored_values import (
+    MADE_ANEW,
+    Anew,
+    reduce_anew,
+    reduce_function,
+    reduce_misnamed,
+    reduce_value,
+)
+from monarch_kernel.protocol.serialize import (
+    CACHED_FUNCTION,
+    OUT_OF_BAND_KINDS,
+    PLAIN,
+    goes_by_value,
+    is_of_pickler,
+    keep_in,
+)
+
+
+class ByValuePickler(cloudpickle.Pickler):
+    """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
+
+    cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
+    attributes again, to what they were on the sender. What is of ``__main__`` also takes along its source, and what its
+    annotations name as text; that goes last, so that ``by_value`` can leave it out.
+    """
+
+    #: Whether the receiver gets what annotations name.
+    with_names = True
+
+    def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
+        super().__init__(file, protocol, buffer_callback)
+        self._file = file
+        self._wanted: list[_Named] = []
+        self._seen: set[tuple[int, str]] = set()
+        self._anew: dict[int, Anew] = {}
+        self._owners: list[Any] = []  # the classes and functions that go by value
+        #: What is pickled now because an annotation names it, and where the first of these began.
+        self.late: _Named | None = None
+        self._began = 0
+
+    @property
+    def late_bytes(self) -> int:
+        """How much has been written of what annotations name."""
+        return self._file.tell() - self._began if self.late is not None else 0
+
+    def dump(self, obj: Any) -> None:
+        super().dump(_WithNames(obj) if self.with_names else obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if self.late is not None and self.late_bytes > _MOST_NAMED:
+            raise ValueError("too large for what an annotation names")
+        reduce = OUT_OF_BAND_KINDS.get(kind.__name__)
+        if reduce is not None:
+            if self.late is not None and obj.nbytes > _MOST_NAMED:
+                raise ValueError("too large for what an annotation names")
+            reduced = reduce(obj, kind)
+            if reduced is not NotImplemented:
+                return reduced
+        if kind in _PARTS or kind is Anew:
+            return self._reduce_part(obj, kind)
+        if isinstance(obj, type):
+            identify(obj, _write_by_value)
+        elif kind is types.CellType:
+            return _reduce_cell(obj, self._anew_of)
+        elif kind is not types.FunctionType:
+            if kind is CACHED_FUNCTION and not goes_by_value(obj.__wrapped__):
+                return NotImplemented
+            return reduce_value(obj, kind) or super().reducer_override(obj)
+        elif goes_by_value(obj) and (reduced := reduce_function(obj)):
+            return reduced
+        reduced = super().reducer_override(obj)
+        if type(reduced) is not tuple or len(reduced) != 6:
+            return reduced
+        if isinstance(obj, type) and (elsewhere := reduce_misnamed(obj)):
+            return elsewhere
+        make, arguments, (state, slots), items, pairs, fill = cast("tuple[Any, ...]", reduced)
+        self._owners.append(obj)
+        state = self._with_anew(state)
+        if isinstance(obj, type):
+            annotations = state.get("__annotations__")
+            if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
+                scope = annotations.scope if type(annotations) is Annotations else main_names()
+                state = {**state, "__annotations__": Annotations(annotations, self._want(annotations, scope))}
+            arguments, make, fill = (make, *arguments), _class_of, functools.partial(_fill_class, fill)
+            return make, arguments, (state, slots), items, pairs, fill
+        slots: dict[str, Any] = {**slots, "__globals__": self._with_anew(slots["__globals__"])}
+        if obj.__module__ == MAIN:
+            self._want(obj.__annotations__, obj.__globals__)
+            slots["__source__"] = source_of(obj)
+            fill = functools.partial(_fill_function, fill)
+        return make, arguments, (state, slots), items, pairs, fill
+
+    def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
+        """The attributes of a class, or globals of a function, with what is made anew marked."""
+        if MADE_ANEW.isdisjoint(map(type, names.values())):
+            return names
+        return {name: self._anew_of(value) for name, value in names.items()}
+
+    def _anew_of(self, value: Any) -> Any:
+        if type(value) not in MADE_ANEW:
+            return value
+        return self._anew.setdefault(id(value), Anew(value))
+
+    def culprit(self) -> str:
+        """The attribute or global that cannot be pickled, and its class or function; "" if it is another value."""
+        for owner in reversed(self._owners):
+            kind, names = "an attribute", vars(owner)
+            if isinstance(owner, types.FunctionType):
+                used = internals._extract_code_globals(owner.__code__)
+                kind, names = "a global", {x: owner.__globals__[x] for x in used if x in owner.__globals__}
+            for name, value in names.items():
+                if type(value) in PLAIN or type(value) in _DESCRIPTORS:
+                    continue
+                try:
+                    _write_by_value(value, _Nowhere())
+                except Exception:
+                    return f"{name}, {kind} of {owner.__qualname__}"
+        return ""
+
+    def _reduce_part(self, obj: Any, kind: type) -> Any:
+        if kind is _WithNames:
+            return _first, (obj.value, _Names())
+        if kind is Anew:
+            make, arguments = reduce_anew(obj)
+            return make, tuple(self._anew_of(each) for each in arguments)
+        if kind is Annotations:
+            return Annotations, (dict(obj), obj.scope)
+        if kind is _Named:
+            if self.late is None:
+                self._began = self._file.tell()
+            self.late = obj
+            return _set_name, (obj.scope, obj.name, obj.value)
+        # `_Names`: all that was to be pickled has been, and what its annotations name is known.
+        wanted, self._wanted = self._wanted, []
+        return (_first, (wanted, _Names())) if wanted else (bool, ())
+
+    def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+        """Send along what annotations name; returns what the globals of these will be made of at the receiver."""
+        scope = self.globals_ref.setdefault(id(names), {})
+        if not scope:  # as cloudpickle begins it
+            scope.update((key, names[key]) for key in _OF_MODULES if key in names)
+        for name in names_in_text(annotations) if self.with_names else ():
+            if name in names and (id(names), name) not in self._seen:
+                self._seen.add((id(names), name))
+                value = names[name]
+                if _left_out.get(name) != id(value):
+                    self._wanted.append(_Named(scope, name, value))
+        return scope
+
+
+#: How much of a message may be what annotations name (bytes). The values of some names are large data.
+_MOST_NAMED = 1 << 18
+#: Names in annotations that do not go with messages, and the identity of the value that could not.
+_left_out: dict[str, int] = {}
+_OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
+
+
+class _WithNames:
+    """An object to be pickled, and then what its annotations name."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Names:
+    """Stands for what annotations name of all that was pickled before it."""
+
+
+class _Named:
+    """The value of a name in an annotation, and the globals of the class or function that has it."""
+
+    def __init__(self, scope: dict[str, Any], name: str, value: Any) -> None:
+        self.scope, self.name, self.value = scope, name, value
+
+
+_PARTS = frozenset({_WithNames, _Names, _Named, Annotations})
+
+
+def _reduce_cell(cell: types.CellType, anew_of: Callable[[Any], Any]) -> Any:
+    try:
+        content = cell.cell_contents
+    except ValueError:
+        return internals._make_empty_cell, ()
+    return internals._make_cell, (anew_of(content),)
+
+
+def _first(value: Any, _names: Any) -> Any:
+    return value
+
+
+def _set_name(scope: dict[str, Any], name: str, value: Any) -> None:
+    scope.setdefault(name, value)
+
+
+def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
+    """Serialize like ``cloudpickle.dumps``; large buffers are added to ``kept``, if it is given.
+
+    What only an annotation names is left out if it is large or cannot be pickled.
+    """
+    while True:
+        out = io.BytesIO()
+        pickler = ByValuePickler(out, 5, buffer_callback=None if kept is None else keep_in(kept))
+        try:
+            pickler.dump(obj)
+            if pickler.late_bytes <= _MOST_NAMED:
+                return out.getvalue()
+        except Exception as error:
+            if pickler.late is None:
+                if is_of_pickler(error) and (culprit := pickler.culprit()):
+                    raise TypeError(f"{error} ({culprit})") from error
+                raise
+        late = cast("_Named", pickler.late)
+        _left_out[late.name] = id(late.value)
+        if kept is not None:
+            kept.clear()
+
+
+#: Parts of classes that Python makes, and that are never sent.
+_DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType})
+
+
+class _Nowhere:
+    """Takes a pickle, and drops it."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+    def tell(self) -> int:
+        return 0
+
+
+def _write_by_value(obj: Any, out: Any) -> None:
+    pickler = ByValuePickler(out, 5)
+    pickler.dump(pickler._anew_of(obj))
+
+
+#: Classes that have been made here from a pickle, and have no attributes yet.
+_empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _class_of(make: Callable[..., type], *arguments: Any) -> type:
+    """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
+    identity = arguments[-2]
+    known = current_class(identity, internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity), _write_by_value)
+    if known is not None:
+        return known
+    made = make(*arguments)
+    _empty_classes.add(made)
+    return made
+
+
+def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> None:
+    """Set the attributes of a class that has none yet; another is used as it is."""
+    if made in _empty_classes:
+        fill(made, state)
+        _empty_classes.discard(made)
+        arrived(made)
+
+
+def _fill_function(fill: Callable[[Any, Any], object], function: Any, state: Any) -> None:
+    """Set the state of a function of another process's ``__main__``."""
+    source = state[1].pop("__source__")
+    fill(function, state)
+    if source is not None:
+        keep_source(source)
+    arrived(function)
