@@ -7,8 +7,9 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from monarch_kernel import environment
 from monarch_kernel.launchers import slurm_queue
@@ -173,7 +174,7 @@ class SlurmJob(EngineJob):
         assert isinstance(self._launcher, SlurmLauncher)
         self._launcher.share_nodes()
         options = {**self._resources.options, "partition": partition, "ntasks_per_node": tasks_per_node}
-        self._resources = replace(self._resources, gpus=tasks_per_node * gpus_per_task, options=options)
+        self._resources = msgspec.structs.replace(self._resources, gpus=tasks_per_node * gpus_per_task, options=options)
 
     def _check_new(self, what: str) -> None:
         if self.apply_id is not None:

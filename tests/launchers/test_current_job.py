@@ -72,10 +72,10 @@ def test_a_workspace_is_merged_into_a_folder(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    workspace = Workspace({tmp_path / "one": "", tmp_path / "two": "below/two"})
+    workspace = Workspace({tmp_path / "one": "a", tmp_path / "two": "below/two"})
     workspace.merge(tmp_path / "out")
-    assert [(tmp_path / "out" / path).read_text() for path in ("file", "below/two/file")] == ["one", "two"]
+    assert [(tmp_path / "out" / path).read_text() for path in ("a/file", "below/two/file")] == ["one", "two"]
     role = SimpleNamespace(env={"PYTHONPATH": "/mine"})
     workspace.set_env_vars(SimpleNamespace(roles=[role]))
     root = role.env["WORKSPACE_DIR"]
-    assert role.env["PYTHONPATH"].split(":") == ["/mine", root, f"{root}/below/two"]
+    assert role.env["PYTHONPATH"].split(":") == ["/mine", f"{root}/a", f"{root}/below/two"]
