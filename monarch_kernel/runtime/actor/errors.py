@@ -276,7 +276,8 @@ class MeshFailure(Exception):
         """A report in several lines: what died, where and why, its owner, and its last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
-            lines.append(f"{error_text.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)}.")
+            text = error_text.have_failed(self.actor_class, self.mesh, self.ranks, self.extent)
+            lines.append(f"{text} ({error_text.rank_numbers(self.ranks)}).")
         if self.owner:
             lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
@@ -379,8 +380,10 @@ def build_supervision_error(
     lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, extent)
     failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
     if actor_class and failed and failed[0].death is not None:
-        text = error_text.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], extent)
-        lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")
+        ranks = [failure.rank for failure in failed]
+        text = error_text.have_failed(actor_class, mesh_name, ranks, extent)
+        cause = f"{failed[0].death.cause} ({error_text.rank_numbers(ranks)})"
+        lines.append(f"{text}: the mesh is unhealthy with reason: {cause}")
     if raised:
         lines.append(error_text.headline("The endpoint also", extent, [failure.rank for failure in raised]))
         lines += error_text.tracebacks(raised, extent)
