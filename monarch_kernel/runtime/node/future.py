@@ -232,7 +232,7 @@ class CoroutineFuture(Future[R]):
         self._stepping().close()
 
 
-Coroutine.register(CoroutineFuture)  # what asyncio.run looks for
+Coroutine.register(CoroutineFuture)  # pyright: ignore[reportAttributeAccessIssue]  # what asyncio.run looks for
 
 
 def nothing(_value: object) -> None:
