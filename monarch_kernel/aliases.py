@@ -26,6 +26,14 @@ _OURS = "monarch_kernel"
 #: "module:theirs=ours" renames one.
 _PRIVATE: dict[str, tuple[str, ...]] = {
     "actor.concurrent": ("actor",),
+    "actor_mesh": ("actor",),
+    "common.future": ("actor",),
+    "common.invocation": ("exceptions", "tensor"),
+    "common.selection": ("",),
+    "proc_mesh": ("actor",),
+    "simulator.interface": ("tensor:Simulator=SimulatorInterface",),
+    "simulator.simulator": ("tensor",),
+    "tensor_engine": ("tensor",),
     "_src.actor.actor_mesh": (
         "actor",
         "runtime.actor.context:_context=current",

@@ -52,7 +52,11 @@ if TYPE_CHECKING:
         RemoteException,
     )
     from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
-    from monarch_kernel.runtime.transfer.backend_settings import RDMATcpFallbackWarning
+    from monarch_kernel.runtime.transfer.backend_settings import (
+        RDMAReadTransferWarning,
+        RDMATcpFallbackWarning,
+        RDMAWriteTransferWarning,
+    )
     from monarch_kernel.runtime.transfer.errors import RDMAError, RDMATimeoutError
     from monarch_kernel.watch.history.query import HistoryQueryError
     from workspace_sync.model.errors import (
@@ -100,8 +104,10 @@ __all__ = [
     "NotPrivateError",
     "NotSteppable",
     "RDMAError",
+    "RDMAReadTransferWarning",
     "RDMATcpFallbackWarning",
     "RDMATimeoutError",
+    "RDMAWriteTransferWarning",
     "RankFailure",
     "RanksDifferWarning",
     "RemoteException",
@@ -152,6 +158,8 @@ _LOADED_AT_FIRST_USE = {
     "NotSteppable": "monarch_kernel.debugger.model.stops",
     "RDMAError": "monarch_kernel.runtime.transfer.errors",
     "RDMATcpFallbackWarning": "monarch_kernel.runtime.transfer.backend_settings",
+    "RDMAReadTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
+    "RDMAWriteTransferWarning": "monarch_kernel.runtime.transfer.backend_settings",
     "RDMATimeoutError": "monarch_kernel.runtime.transfer.errors",
     "RanksDifferWarning": "monarch_kernel.runtime.tensor.controller.errors",
     "RemoteException": "monarch_kernel.runtime.tensor.controller.errors",

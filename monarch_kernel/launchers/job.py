@@ -72,12 +72,13 @@ class Job(ABC):
     """
 
     _kinds: ClassVar[dict[str, type[Job]]] = {}
+    apply_id: str | None = None
 
     def __init_subclass__(cls) -> None:
         Job._kinds[cls.__name__] = cls
 
     def __init__(self) -> None:
-        self.apply_id: str | None = None
+        self.apply_id = None
         self._mounts = JobMounts()
 
     # -- the methods that a subclass implements -----------------------------------------------------------------

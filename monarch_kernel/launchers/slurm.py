@@ -173,6 +173,10 @@ class SlurmLauncher(Launcher):
             given["arguments"] = shlex.split(given["arguments"])
         return cls(**given)
 
+    def share_nodes(self) -> None:
+        """Ask for parts of nodes instead of whole ones."""
+        self._exclusive = False
+
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""
         return {

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from monarch_kernel import environment
 from monarch_kernel.launchers import slurm_queue
 from monarch_kernel.launchers.base import LaunchError, LaunchRequest, Resources, Ticket
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
-from monarch_kernel.launchers.job import CACHED_PATH, JobState, Path
+from monarch_kernel.launchers.job import CACHED_PATH, JobState, Path, checked_meshes
 from monarch_kernel.launchers.slurm import SlurmLauncher
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -146,6 +148,37 @@ class SlurmJob(EngineJob):
                 "or ask for hosts with SlurmJob({'hosts': 2})"
             )
         return cls({"hosts": len(nodes)} if meshes is None else meshes, attach_to=job, **options)
+
+    def add_mesh(self, name: str, num_nodes: int) -> None:
+        """Ask for one more mesh; before the job is applied.
+
+        Raises:
+            RuntimeError: the job was applied.
+            ValueError: the name is no identifier, or the number is not positive.
+        """
+        self._check_new("add_mesh")
+        self._requested = checked_meshes("SlurmJob", {**self._requested, name: num_nodes})
+
+    def share_node(self, tasks_per_node: int, gpus_per_task: int, partition: str) -> None:
+        """Share nodes with other jobs; before the job is applied.
+
+        Args:
+            tasks_per_node: as Slurm counts tasks.
+            gpus_per_task: devices for each of them.
+            partition: where.
+
+        Raises:
+            RuntimeError: the job was applied.
+        """
+        self._check_new("share_node")
+        assert isinstance(self._launcher, SlurmLauncher)
+        self._launcher.share_nodes()
+        options = {**self._resources.options, "partition": partition, "ntasks_per_node": tasks_per_node}
+        self._resources = msgspec.structs.replace(self._resources, gpus=tasks_per_node * gpus_per_task, options=options)
+
+    def _check_new(self, what: str) -> None:
+        if self.apply_id is not None:
+            raise RuntimeError(f"{what}() comes too late: this job was applied; kill() it first")
 
     def apply(self, client_script: str | None = None) -> None:
         """Ask for the hosts; does nothing if the job is active.

@@ -287,6 +287,7 @@ def test_a_report_names_the_class_of_the_actor(faults: Any, reason: tuple[str, .
     failure = faults.get(timeout=PATIENCE)
     label = "tests.actor.test_supervision.Quits quits{'a_dim': 1/2}"
     assert f"The actor <{label}> and all its descendants have failed" in failure.report()
+    assert "(rank=" in failure.report()
     assert f"actor explicitly aborted due to: {reason[0] if reason else 'abort() was called'}" in failure.report()
     assert str(failure).startswith("MeshFailure: Mesh 'quits' lost rank 1 of 2 (a_dim=1) on host")
     assert (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from monarch_kernel import job
 from monarch_kernel.actor import this_host
 from monarch_kernel.tools import commands
+from monarch_kernel.tools.config import Workspace
 
 JOB = "from monarch_kernel.job import LocalJob\njob = LocalJob(('boxes',))\ndef made(): return job\n"
 
@@ -49,3 +51,31 @@ def test_ids_of_workers_travel_in_the_environment(monkeypatch: pytest.MonkeyPatc
     assert job.service_proc_addr("tcp://a:1", None) == "tcp://a:1"
     with pytest.raises(ValueError, match="got 1 worker addresses and 2"):
         job.service_proc_addrs(["tcp://a:1"], ids)
+
+
+def test_meshes_are_added_to_a_slurm_job_before_it_is_applied() -> None:
+    made = job.SlurmJob({"a": 1})
+    made.add_mesh("b", 2)
+    assert dict(made.meshes) == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+        made.add_mesh("c", 0)
+    made.share_node(tasks_per_node=2, gpus_per_task=4, partition="shared")
+    assert made._launcher.options()["exclusive"] is False
+    assert (made._resources.gpus, made._resources.options["partition"]) == (8, "shared")
+    made.apply_id = "applied"
+    for late in (lambda: made.add_mesh("d", 1), lambda: made.share_node(1, 1, "p")):
+        with pytest.raises(RuntimeError, match="comes too late"):
+            late()
+
+
+def test_a_workspace_is_merged_into_a_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    workspace = Workspace({tmp_path / "one": "a", tmp_path / "two": "below/two"})
+    workspace.merge(tmp_path / "out")
+    assert [(tmp_path / "out" / path).read_text() for path in ("a/file", "below/two/file")] == ["one", "two"]
+    role = SimpleNamespace(env={"PYTHONPATH": "/mine"})
+    workspace.set_env_vars(SimpleNamespace(roles=[role]))
+    root = role.env["WORKSPACE_DIR"]
+    assert role.env["PYTHONPATH"].split(":") == ["/mine", f"{root}/a", f"{root}/below/two"]

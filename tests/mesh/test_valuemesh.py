@@ -48,8 +48,8 @@ def test_a_singleton_has_one_item(values: ValueMesh[int]) -> None:
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        (8, IndexError, r"rank 8 is not in a ValueMesh of 8"),
-        (-1, IndexError, "rank -1 is not in"),
+        (8, IndexError, r"index 8 out of range .len=8."),
+        (-1, IndexError, "index -1 out of range"),
         ((1,), IndexError, "needs 2 coordinates, got 1"),
         ((1, 4), IndexError, "index 4 is out of range for dimension 'gpus'"),
         ({"hosts": 1}, KeyError, "'gpus' is missing"),

@@ -10,7 +10,7 @@ import difflib
 import subprocess
 import sys
 
-from tests.parity.compare import HERE, SCRIPTS, expected, names, output
+from tests.parity.compare import HERE, SCRIPTS, expected, names, output, public_names
 
 
 def main() -> int:
@@ -36,6 +36,11 @@ def main() -> int:
         (HERE / "names.txt").write_text("\n".join(listed) + "\n")
     same = listed == names()
     print(f"names: {len(listed)}, {'as stored' if same else 'DIFFERENT'}")
+    there = public_names(options.peer)
+    if options.write:
+        (HERE / "modules.txt").write_text(there)
+    wrong += there != (HERE / "modules.txt").read_text()
+    print(f"modules: {len(there.splitlines())}, {'DIFFERENT' if wrong else 'as stored'}")
     return int(bool(wrong) or not same)
 
 

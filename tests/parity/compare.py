@@ -26,6 +26,12 @@ def output(python: str, which: str, script: str) -> str:
     return "".join(line + "\n" for line in run.stdout.splitlines() if line.startswith("> "))
 
 
+def public_names(python: str) -> str:
+    """The public names of the torchmonarch of an interpreter: a line for each module, with its names."""
+    run = subprocess.run([python, str(HERE / "list_names.py")], capture_output=True, text=True, timeout=120, check=True)
+    return "".join(line[2:] + "\n" for line in run.stdout.splitlines() if line.startswith("= "))
+
+
 def expected(script: str) -> str:
     """What torchmonarch 0.7.0 reported."""
     return (HERE / "expected" / f"{script}.txt").read_text()

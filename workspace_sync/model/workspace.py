@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from workspace_sync.model.manifest import digest_of
 
@@ -131,6 +132,28 @@ class Workspace:
     def null(cls) -> Workspace:
         """A workspace without folders and environment."""
         return cls()
+
+    def merge(self, outdir: str | os.PathLike[str]) -> None:
+        """Copy the folders into ``outdir``, each to its place, as they are in the tree on hosts.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        for folder, place in self._roots.items():
+            shutil.copytree(folder, os.path.join(outdir, place), symlinks=self.links == "keep", dirs_exist_ok=True)
+
+    def set_env_vars(self, appdef: Any) -> None:
+        """Set the variables of the tree for all roles of an ``AppDef`` of TorchX that do not have them.
+
+        ``WORKSPACE_DIR`` and, with an environment, ``CONDA_DIR``; ``PYTHONPATH`` gets the places of the folders.
+        """
+        for role in appdef.roles:
+            root = role.env.setdefault("WORKSPACE_DIR", "$HOME/.monarch/workspace")
+            if self.env is not None:
+                role.env.setdefault("CONDA_DIR", os.path.join(root, "conda"))
+            known = [entry for entry in role.env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+            places = [os.path.join(root, place) if place else root for place in self._roots.values()]
+            role.env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *places]))
 
     def roots(self) -> dict[str, str]:
         """The folders (absolute, links resolved) and their places in the tree (``a/b``, or ``""`` for the root)."""

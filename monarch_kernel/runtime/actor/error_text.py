@@ -140,6 +140,12 @@ def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
     return f"<{cls} {name}{place}>"
 
 
+def rank_numbers(ranks: Sequence[int], limit: int = 8) -> str:
+    """The first of these ranks, as programs written for Monarch look for them: ``rank=0, rank=3``."""
+    shown = [f"rank={rank}" for rank in ranks[:limit]]
+    return ", ".join(shown + ["..."] * (len(ranks) > limit))
+
+
 def have_failed(cls: str, name: str, ranks: Sequence[int], called: Called) -> str:
     """A line that reports dead actors, in the wording that programs written for Monarch search for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""

@@ -285,7 +285,8 @@ class MeshFailure(Exception):
         """A report in several lines: what died, where and why, its owner, and its last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
-            lines.append(f"{error_text.have_failed(self.actor_class, self.mesh, self.ranks, Called(self.extent))}.")
+            text = error_text.have_failed(self.actor_class, self.mesh, self.ranks, Called(self.extent))
+            lines.append(f"{text} ({error_text.rank_numbers(self.ranks)}).")
         if self.owner:
             lines.append(f"  Mesh {self.mesh!r} was owned by {self.owner}.")
         if self.death is not None and self.death.detail:
@@ -393,8 +394,10 @@ def build_supervision_error(
     lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, called)
     failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
     if actor_class and failed and failed[0].death is not None:
-        text = error_text.have_failed(actor_class, mesh_name, [failure.rank for failure in failed], called)
-        lines.append(f"{text}: the mesh is unhealthy with reason: {failed[0].death.cause}")
+        ranks = [failure.rank for failure in failed]
+        text = error_text.have_failed(actor_class, mesh_name, ranks, called)
+        cause = f"{failed[0].death.cause} ({error_text.rank_numbers(called.ranks(ranks))})"
+        lines.append(f"{text}: the mesh is unhealthy with reason: {cause}")
     if raised:
         lines.append(error_text.headline("The endpoint also", called, [failure.rank for failure in raised]))
         lines += error_text.tracebacks(raised, called)

@@ -20,6 +20,10 @@ class ChannelTransport(enum.Enum):
     MetaTlsWithHostname = "metatls-hostname"
     MetaTlsWithIpV6 = "metatls"
 
+    def get(self) -> ChannelTransport:
+        """The transport itself, as in Monarch."""
+        return self
+
 
 #: The setting ``default_transport`` of ``monarch.config``; like ``enable_transport``, it changes nothing.
 DEFAULT: ChannelTransport | str = ChannelTransport.Unix

@@ -10,6 +10,18 @@ from math import prod
 from typing import Any, SupportsIndex, overload
 
 
+class _NegativeError(OverflowError, TypeError, IndexError, ValueError):
+    """A negative index: Monarch's methods raise different errors, and code that catches any of them keeps working."""
+
+
+def unsigned(value: SupportsIndex) -> int:
+    """An index that is not negative; Monarch's error for others."""
+    number = operator.index(value)
+    if number < 0:
+        raise _NegativeError(f"can't convert negative int to unsigned: {number}")
+    return number
+
+
 class NDSlice:
     """The numbers `offset + sum(c[i] * strides[i])` for all coordinates `c` below `sizes`, in row-major order.
 
@@ -88,7 +100,7 @@ class NDSlice:
 
     def coordinates(self, value: SupportsIndex) -> list[int]:
         """The coordinates of a number; `ValueError` if it is not in the slice."""
-        found = self._coordinates(operator.index(value))
+        found = self._coordinates(unsigned(value))
         if found is None:
             raise ValueError(f"value {value!r} not in slice {self!r}")
         return found
@@ -102,8 +114,8 @@ class NDSlice:
 
     def get(self, index: SupportsIndex) -> int:
         """The number at a position in row-major order; `ValueError` if the position is out of range."""
-        at = operator.index(index)
-        if not 0 <= at < len(self):
+        at = unsigned(index)
+        if at >= len(self):
             raise ValueError(f"index {at} out of range {len(self)}")
         value = self._offset
         for size, stride in zip(reversed(self._sizes), reversed(self._strides), strict=True):
@@ -113,10 +125,10 @@ class NDSlice:
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
         """The number at these coordinates; `IndexError` if there are too many or too few, or one is out of range."""
-        places = [operator.index(coordinate) for coordinate in coordinates]
+        places = [unsigned(coordinate) for coordinate in coordinates]
         if len(places) != self.ndim:
             raise IndexError(f"invalid dims: expected {self.ndim} coordinates, got {len(places)}")
-        if any(not 0 <= place < size for place, size in zip(places, self._sizes, strict=True)):
+        if any(place >= size for place, size in zip(places, self._sizes, strict=True)):
             raise IndexError(f"coordinates {places} are out of range for sizes {self.sizes}")
         return self._offset + sum(map(operator.mul, places, self._strides))
 
@@ -129,6 +141,8 @@ class NDSlice:
             return tuple([self.get(i) for i in range(*at.indices(len(self)))])
         try:
             return self.get(at)
+        except _NegativeError:
+            raise
         except ValueError as e:
             raise IndexError(str(e)) from None
 
@@ -166,7 +180,7 @@ class NDSlice:
         return self._offset, self._sizes, self._strides
 
     def __repr__(self) -> str:
-        return f"NDSlice(offset={self._offset}, sizes={self.sizes}, strides={self.strides})"
+        return f"Slice {{ offset: {self._offset}, sizes: {self.sizes}, strides: {self.strides} }}"  # as Monarch's
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _ndslice, self._key()
@@ -179,3 +193,27 @@ def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _ndslice(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> NDSlice:
     return NDSlice(offset=offset, sizes=sizes, strides=strides)
+
+
+def strings_of(data: bytes) -> tuple[list[str], bytes]:
+    """The list of strings that Monarch's bytes begin with, and the bytes behind it."""
+    (count,), data = integers_of(data, 1)
+    found: list[str] = []
+    for _ in range(count):
+        (length,), data = integers_of(data, 1)
+        found.append(data[:length].decode())
+        data = data[length:]
+    return found, data
+
+
+def integers_of(data: bytes, count: int = -1) -> tuple[list[int], bytes]:
+    """So many integers that Monarch's bytes begin with (-1: a list, after its length), and the bytes behind them.
+
+    Raises:
+        ValueError: the bytes end earlier.
+    """
+    if count < 0:
+        (count,), data = integers_of(data, 1)
+    if len(data) < 8 * count:
+        raise ValueError(f"these are not the bytes of a shape: they end {8 * count - len(data)} bytes too early")
+    return [int.from_bytes(data[8 * at : 8 * at + 8], "little") for at in range(count)], data[8 * count :]

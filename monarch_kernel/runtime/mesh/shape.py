@@ -2,7 +2,7 @@
 
 An `Extent` names the dimensions of a mesh and their sizes. A `Point` is one position in an extent. A `Region` selects
 ranks of some *base* mesh: slicing a mesh returns one, and a message to a slice carries one. All three are immutable and
-hashable, have small pickles, and cache computed values.
+hashable, have small pickles, and cache computed values. (long because these classes refer to one another)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Self, SupportsIndex
 
-from monarch_kernel.runtime.mesh.ndslice import NDSlice, dense_strides
+from monarch_kernel.runtime.mesh.ndslice import NDSlice, dense_strides, integers_of, strings_of, unsigned
 
 # `slice` is also the name of a method below, to which annotations in a class body would resolve.
 IndexOrSlice = SupportsIndex | builtins.slice
@@ -76,6 +76,12 @@ class Extent(Mapping[str, int]):
         self.strides = dense_strides(self.shape)
         self._hash = hash((self.names, self.shape))
         self._region = None
+
+    @staticmethod
+    def from_bytes(bytes: bytes) -> Extent:  # noqa: A002  # Monarch's name
+        """The extent that Monarch's pickles of extents have as bytes."""
+        labels, rest = strings_of(bytes)
+        return Extent(labels, integers_of(rest)[0])
 
     @property
     def labels(self) -> list[str]:
@@ -164,6 +170,12 @@ class Point(Mapping[str, int]):
             raise IndexError(f"rank {rank} is not in a mesh of {extent.nelements} ({extent})")
         self.rank = rank
         self.extent = extent
+
+    @staticmethod
+    def from_bytes(bytes: bytes) -> Point:  # noqa: A002  # Monarch's name
+        """The point that Monarch's pickles of points have as bytes."""
+        (rank,), rest = integers_of(bytes, 1)
+        return Point(rank, Extent.from_bytes(rest))
 
     def size(self, label: str) -> int:
         """The size of the dimension `label`."""
@@ -525,6 +537,14 @@ class Shape:
         self._ndslice = slice
         self._region = Region(labels, slice.sizes, slice.strides, slice.offset)
 
+    @staticmethod
+    def from_bytes(bytes: bytes) -> Shape:  # noqa: A002  # Monarch's name
+        """The shape that Monarch's pickles of shapes have as bytes."""
+        labels, rest = strings_of(bytes)
+        (offset,), rest = integers_of(rest, 1)
+        sizes, rest = integers_of(rest)
+        return Shape(labels, NDSlice(offset=offset, sizes=sizes, strides=integers_of(rest)[0]))
+
     @classmethod
     def unity(cls) -> Shape:
         """The shape of a single element, without dimensions."""
@@ -564,6 +584,8 @@ class Shape:
 
     def index(self, **indices: SupportsIndex) -> Shape:
         """The part at one index of each named dimension, which are dropped; `ValueError` as for `at`."""
+        for index in indices.values():
+            unsigned(index)
         try:
             return self._part(self._region.slice(**indices))
         except IndexError as e:
@@ -593,7 +615,8 @@ class Shape:
         return "{" + ",".join(f"{label}={size}" for label, size in self.extent.items()) + "}"
 
     def __repr__(self) -> str:
-        return f"Shape({self.labels}, {self._ndslice!r})"
+        labels = ", ".join(f'"{label}"' for label in self.labels)
+        return f"Shape {{ labels: [{labels}], slice: {self._ndslice!r} }}"  # as Monarch's
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shape, (self._region.labels, self._ndslice)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar, cast, overload
 
 from monarch_kernel.runtime.mesh.rankset import format_points
-from monarch_kernel.runtime.mesh.shape import Extent, IndexOrSlice, MeshTrait, Point, Region
+from monarch_kernel.runtime.mesh.shape import Extent, IndexOrSlice, MeshTrait, Point, Region, Shape
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -33,12 +33,26 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         """``ValueMesh[int]`` at run time is ``ValueMesh``, so that annotations can be compared by ``is``."""
         return cls
 
-    def __init__(self, shape: Extent | Region, values: Iterable[T_co]) -> None:
+    def __init__(self, shape: Extent | Region | Shape, values: Iterable[T_co]) -> None:
         self._extent = shape if isinstance(shape, Extent) else shape.extent
         self._values = tuple(values)
         if len(self._values) != self._extent.nelements:
             wanted = self._extent.nelements
             raise ValueError(f"a ValueMesh of {self._extent} needs {wanted} values, got {len(self._values)}")
+
+    @staticmethod
+    def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, Any]]) -> ValueMesh[Any]:
+        """The values of ``(rank, value)`` pairs, in any order.
+
+        Raises:
+            ValueError: a rank is missing, named twice or out of range.
+        """
+        extent = shape if isinstance(shape, Extent) else shape.extent
+        listed = sorted(pairs, key=lambda pair: pair[0])
+        if [rank for rank, _ in listed] != list(range(extent.nelements)):
+            named = [rank for rank, _ in listed]
+            raise ValueError(f"a ValueMesh of {extent} needs each of its {extent.nelements} ranks once, got {named}")
+        return ValueMesh(extent, [value for _, value in listed])
 
     @property
     def _region(self) -> Region:
@@ -51,9 +65,9 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         """`(Point, value)` pairs in rank order."""
         return zip(self._extent.points(), self._values, strict=True)
 
-    def values(self) -> Iterator[T_co]:
+    def values(self) -> list[T_co]:
         """The values in rank order."""
-        return iter(self._values)
+        return list(self._values)
 
     def item(self, **coords: SupportsIndex) -> T_co:
         """The value at the coordinates, one for each dimension; without arguments, the only value of a single element.
@@ -66,7 +80,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         """The value of the rank `index`; `IndexError` if the rank is out of range."""
         rank = operator.index(index)
         if not 0 <= rank < len(self._values):
-            raise IndexError(f"rank {rank} is not in a ValueMesh of {len(self._values)} ({self._extent})")
+            raise IndexError(f"index {rank} out of range (len={len(self._values)})")
         return self._values[rank]
 
     @overload

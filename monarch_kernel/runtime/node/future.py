@@ -232,7 +232,7 @@ class CoroutineFuture(Future[R]):
         self._stepping().close()
 
 
-Coroutine.register(CoroutineFuture)  # pyright: ignore[reportAttributeAccessIssue]  # an ABC, for asyncio.run
+Coroutine.register(CoroutineFuture)  # pyright: ignore[reportAttributeAccessIssue]  # what asyncio.run looks for
 
 
 def nothing(_value: object) -> None:

@@ -368,8 +368,7 @@ class StopEngine:
             return
         plan = self._plans.get(thread)
         stepped = plan is not None and plan.at_line(frame, line)
-        # Code without a source, such as the `__init__` of a dataclass, has no line that a user could look at.
-        paused = (thread in self._pausing or _ANY in self._pausing) and is_user_frame(frame) and _has_source(frame)
+        paused = (thread in self._pausing or _ANY in self._pausing) and is_user_frame(frame)
         if not (here or stepped or paused) or not _may_stop(frame):
             if self._pausing and not self._pausing <= {_ANY, *current_frames()}:
                 self._forget_ended_threads()
@@ -573,11 +572,6 @@ def _by_signal(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return False
-
-
-def _has_source(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file != "<string>" or bool(source_of(file, frame.f_lineno))
 
 
 def _may_stop(frame: FrameType) -> bool:

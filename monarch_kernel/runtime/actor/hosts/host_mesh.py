@@ -91,6 +91,16 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, self._part)
 
     @property
+    def region(self) -> Region:
+        """The selected hosts of the mesh that this is a part of."""
+        return self._shape
+
+    @property
+    def stream_logs(self) -> bool:
+        """Whether hosts stream the output of ranks by themselves, as in Monarch; here the controller asks for it."""
+        return False
+
+    @property
     def is_fake_in_process(self) -> bool:
         """Whether the hosts are not real ones but parts of this process, as in tests of Monarch; never here."""
         return False

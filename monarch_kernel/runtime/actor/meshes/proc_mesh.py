@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -80,6 +80,13 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         self._part = False  # whether this is only a part of the spawned mesh, although its region is whole
         self._cached: Target | None = None
         self._cached_at = 0  # the node's generation at that time
+
+    @classmethod
+    def from_host_mesh(
+        cls, host_mesh: Any, per_host: Mapping[str, int] | None = None, setup: Callable[[], Any] | None = None
+    ) -> ProcMesh:
+        """Procs on hosts: the same as ``host_mesh.spawn_procs(per_host, bootstrap=setup)``."""
+        return host_mesh.spawn_procs(per_host, bootstrap=setup)
 
     # -- shape ----------------------------------------------------------------------------------
 
