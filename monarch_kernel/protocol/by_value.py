@@ -5,7 +5,6 @@ It is loaded when something goes by value for the first time.
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 import types
@@ -95,7 +94,7 @@ class ByValuePickler(cloudpickle.Pickler):
             if kind is CACHED_FUNCTION and not goes_by_value(obj.__wrapped__):
                 return NotImplemented
             return reduce_value(obj, kind) or super().reducer_override(obj)
-        elif goes_by_value(obj) and (reduced := reduce_function(obj)):
+        elif (reduced := reduce_function(obj)) and goes_by_value(obj):
             return reduced
         reduced = super().reducer_override(obj)
         if type(reduced) is not tuple or len(reduced) != 6:
@@ -110,13 +109,13 @@ class ByValuePickler(cloudpickle.Pickler):
             if obj.__module__ == MAIN and isinstance(annotations, dict) and names_in_text(annotations):
                 scope = annotations.scope if type(annotations) is Annotations else main_names()
                 state = {**state, "__annotations__": Annotations(annotations, self._want(annotations, scope))}
-            arguments, make, fill = (make, *arguments), _class_of, functools.partial(_fill_class, fill)
+            arguments, make, fill = (make, *arguments), _class_of, _fill_class
             return make, arguments, (state, slots), items, pairs, fill
         slots: dict[str, Any] = {**slots, "__globals__": self._with_anew(slots["__globals__"])}
         if obj.__module__ == MAIN:
             self._want(obj.__annotations__, obj.__globals__)
             slots["__source__"] = source_of(obj)
-            fill = functools.partial(_fill_function, fill)
+            fill = _fill_function
         return make, arguments, (state, slots), items, pairs, fill
 
     def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +160,7 @@ class ByValuePickler(cloudpickle.Pickler):
             return _set_name, (obj.scope, obj.name, obj.value)
         # `_Names`: all that was to be pickled has been, and what its annotations name is known.
         wanted, self._wanted = self._wanted, []
-        return (_first, (wanted, _Names())) if wanted else (bool, ())
+        return (_first, (wanted, _Names())) if wanted else (_first, (None, None))
 
     def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
         """Send along what annotations name; returns what the globals of these will be made of at the receiver."""
@@ -278,18 +277,18 @@ def _class_of(make: Callable[..., type], *arguments: Any) -> type:
     return made
 
 
-def _fill_class(fill: Callable[[type, Any], object], made: type, state: Any) -> None:
+def _fill_class(made: type, state: Any) -> None:
     """Set the attributes of a class that has none yet; another is used as it is."""
     if made in _empty_classes:
-        fill(made, state)
+        internals._class_setstate(made, state)
         _empty_classes.discard(made)
         arrived(made)
 
 
-def _fill_function(fill: Callable[[Any, Any], object], function: Any, state: Any) -> None:
+def _fill_function(function: Any, state: Any) -> None:
     """Set the state of a function of another process's ``__main__``."""
     source = state[1].pop("__source__")
-    fill(function, state)
+    internals._function_setstate(function, state)
     if source is not None:
         keep_source(source)
     arrived(function)

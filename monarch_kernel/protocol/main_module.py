@@ -195,6 +195,8 @@ def source_of(function: types.FunctionType) -> Source | None:
     import linecache
     import zlib
 
+    if function.__globals__.get("__name__") != MAIN:  # a library made it, as it does for a dataclass
+        return None
     file = function.__code__.co_filename
     lines = linecache.getlines(file)
     if not lines:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import uuid
 import weakref
 from types import FunctionType
 from typing import Any
@@ -78,6 +77,8 @@ def _reduce(_pickler: Any, value: Any) -> Any:
     if not _Children.spawned and (not _Children.forked or arrived_before(value, _Children.forked)):
         return NotImplemented
     if key is None:
+        import uuid
+
         key = _keys[value] = uuid.uuid4().hex
         _objects[key] = value
     from monarch_kernel.protocol.by_value import by_value
