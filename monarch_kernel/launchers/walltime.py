@@ -48,7 +48,8 @@ class WalltimeNotice:
         Args:
             otherwise: what to do if nobody has asked for other hosts.
         """
-        names = few(list(dict.fromkeys(host.name or f"host {host.host}" for host in self.hosts)))
+        by_number = sorted(self.hosts, key=lambda each: each.host)
+        names = few(list(dict.fromkeys(each.name or f"host {each.host}" for each in by_number)))
         when = time.strftime("%H:%M:%S", time.localtime(self.ends_at))
         left = max(0.0, self.ends_at - time.time())
         return f"the walltime of {names} ends in {left:.0f} s, at {when}: {self.then(otherwise)}"

@@ -37,8 +37,8 @@ def reduce_value(value: Any, kind: type) -> Reduced:
         return reduced(value)
     module = kind.__module__
     name = _constants(module).get(id(value)) if kind.__reduce_ex__ is object.__reduce_ex__ else None
-    if name is None or getattr(sys.modules.get(module), name, None) is not value:
-        return None
+    if name is None or getattr(sys.modules.get(module), name, None) is not value or not _is_constant(value, module):
+        return None  # it has got a state, say, since it was looked for
     return _attribute, (module, name)
 
 
@@ -211,7 +211,8 @@ def _is_constant(value: Any, module: str) -> bool:
     kind = type(value)
     return (
         kind.__module__ == module
-        and not getattr(value, "__dict__", None)
+        and getattr(value, "__dict__", None) == {}  # those of C, which have none, keep their state elsewhere
+        and kind.__reduce__ is object.__reduce__
         and not any("__slots__" in vars(each) for each in kind.__mro__)
     )
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import pickle
+import sys
+import types
 from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from monarch_kernel.protocol.by_value import by_value
 from tests.actor.conftest import Script
 from tests.actor.test_scripts import HEAD
 
@@ -280,3 +288,17 @@ if __name__ == "__main__":
         "an argument of runs.run cannot be pickled: cannot pickle a lock that is held (lock, an attribute of Busy)",
         "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, a global of uses)",
     ]
+
+
+def test_only_what_has_no_state_is_found_at_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("settings_of_a_test")
+    exec("class Config: pass\nMISSING, CONFIG = Config(), Config()", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert pickle.loads(by_value(module.MISSING)) is module.MISSING
+    module.CONFIG.rate = 3  # as long as a program runs, after others were sent
+    sent = pickle.loads(by_value(module.CONFIG))
+    assert sent is not module.CONFIG and sent.rate == 3
+    generator = (n for n in range(3))
+    monkeypatch.setattr(builtins, "_", generator, raising=False)  # as an interactive session has its last value
+    with pytest.raises(TypeError, match="generator"):
+        by_value(generator)

@@ -286,7 +286,8 @@ def test_help_tells_what_there_is(mesh: Kernel) -> None:
         assert word in overview
     assert "debugger   break, clear, debug, pm, focus, debugpy" in overview
     told = mesh.ok("%mesh help debugger recordings").stdout
-    assert "  pm         Open the frames of the last exceptions" in told and "  trace " in told and "  up " not in told
+    assert "  pm         Open the frames of the last failure" in told
+    assert "  trace " in told and "  up " not in told
     assert "did you mean tensors?" in mesh.run("%mesh help tensor").evalue
     assert "--dist" in mesh.ok("%mesh up --help").stdout
     assert "--raw" in mesh.ok("%%mesh --help\npass").stdout
