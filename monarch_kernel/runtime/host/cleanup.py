@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 
-from monarch_kernel import environment
+from monarch_kernel import environment, programs
 from monarch_kernel.protocol.private_files import PrivateFolder, temporary_folder
 
 MARKER = environment.RUN
@@ -171,9 +171,9 @@ def _let_end(managers: set[int]) -> None:
         from monarch_kernel.runtime.host.start_command import interpreter_command
 
         env = {name: value for name, value in os.environ.items() if name not in (MARKER, AGENT_MARKER, ROOT_MARKER)}
-        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-        command = interpreter_command(__name__, *map(str, managers))
-        os.posix_spawn(command[0], command, env, file_actions=null, setsid=True)
+        with open(os.devnull, "r+b", buffering=0) as null:
+            files = dict.fromkeys(range(3), null.fileno())
+            programs.spawn(interpreter_command(__name__, *map(str, managers)), env, files, new_session=True)
 
 
 def main() -> None:

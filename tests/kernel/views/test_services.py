@@ -167,7 +167,7 @@ def test_interrupting_at_a_breakpoint(mesh: Kernel, page: Page, key: str, bell: 
     bell.wait(3)
     page.do("debug", key)
     for rank in range(3):
-        assert page.rank("m", rank, state="stopped")["doing"].startswith("cell [")
+        page.until(lambda rank=rank: page.rank("m", rank, state="stopped")["doing"].startswith("cell ["))
     assert page.do("interrupt", key) == "mesh m: interrupted a cell on ranks 0-2"
     for rank in range(3):
         page.rank("m", rank, state="idle")
