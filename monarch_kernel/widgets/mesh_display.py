@@ -61,8 +61,8 @@ class MeshDisplay:
         html = meshes_html(self.snapshot, self._made, self.keys, self.ranks, details) or "<div>No mesh is up.</div>"
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": html}
         mesh = self.keys[0] if len(self.keys) == 1 else ""
-        # The view has the HTML, too: of a mesh that ends before a page shows the view, it is what is left.
-        live = live_view(mesh=mesh, ranks=list(self.ranks), record=html) if self.keys else None
+        # The view has the text, too: of a mesh that ends before a page shows the view, it is what is left.
+        live = live_view(mesh=mesh, ranks=list(self.ranks), record=bundle["text/plain"]) if self.keys else None
         if live is not None:
             bundle |= view_bundle(live)
         return bundle

@@ -173,13 +173,13 @@ describe('MeshBoard', () => {
     const store = new MeshStore();
     board = new MeshBoard(document.body, store, new AnsweredActions(), {
       mesh: 'u1',
-      record: '<b>4 idle at 12:03:44</b>'
+      record: 'm · 4 idle <b>at</b> 12:03:44'
     });
     expect(find(board.node, '.mk-Board-empty').textContent).toContain('Waiting');
     store.apply({ ...aSnapshot([]), meshes: [], ranks: {} });
     await settled();
     expect(find(board.node, '.mk-Board-empty').textContent).toContain('This mesh has ended');
-    expect(find(board.node, '.mk-Record b').textContent).toBe('4 idle at 12:03:44');
+    expect(find(board.node, '.mk-Record').textContent).toBe('m · 4 idle <b>at</b> 12:03:44');
   });
 
   it('says that nothing has failed only where nothing has', async () => {

@@ -28,7 +28,7 @@ export interface BoardOptions {
   readonly selected?: (mesh: string, rank: number) => void;
   /** False: whoever owns this shows the details of a rank elsewhere, by `selected`. */
   readonly details?: boolean;
-  /** HTML of the state of the mesh when the cell ran that shows it: for a mesh that has ended before this is seen. */
+  /** The text of the state of the mesh when the cell ran that shows it: for a mesh that has ended before this is seen. */
   readonly record?: string;
 }
 
@@ -227,9 +227,8 @@ export class MeshBoard {
     const known = this._store.version >= 0;
     if (known && mesh && record) {
       if (!this._empty.querySelector('.mk-Record')) {
-        const state = element('div', 'mk-Record');
-        state.innerHTML = record;
-        this._empty.replaceChildren(t('This mesh has ended. This is its state when the cell ran.'), state);
+        const state = t('This mesh has ended. This is its state when the cell ran.');
+        this._empty.replaceChildren(state, element('pre', 'mk-Record', {}, record));
       }
       return;
     }

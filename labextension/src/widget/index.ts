@@ -30,7 +30,7 @@ function text(model: WidgetModel, name: string): string {
  * Show one view of a model; several may show the same, each with a feed of its own over their one comm.
  *
  * The model has the traits `view` ("mesh" or "plot"), `mesh` (the key of the mesh to show; empty: all meshes), `ranks`
- * (of that mesh; empty: all), `record` (HTML of the mesh when it was shown), and, of a plot, `expression` and `period`
+ * (of that mesh; empty: all), `record` (the text of the mesh when it was shown), and, of a plot, `expression` and `period`
  * (seconds).
  *
  * @returns What ends the view.
