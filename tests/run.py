@@ -54,6 +54,7 @@ ENGINES = [
     "debugger/dap/test_front_end.py",
     "debugger/outside/test_look_slurm.py",
     "engines",
+    "host/test_workers.py",
     "join/test_chaos.py",
     "join/test_elastic.py",
     "join/test_frameworks.py",

@@ -35,7 +35,7 @@ CASES = {
         "called broadcast at Cell In[n]:7 (#n of the default group).",
     ),
     "a rank that does not come": (
-        "while rank == 0:\n    time.sleep(0.01)\ndist.barrier()",
+        "while rank == 0:\n    time.sleep(1000)\ndist.barrier()",
         "Ranks 1-3 wait in barrier #n of the default group at Cell In[n]:6; rank 0 has not entered it: it makes no "
         "progress at Cell In[n]:5.",
     ),
