@@ -2,6 +2,7 @@
 
 The root logger is at INFO, and a record of an actor begins with its name, as in ``[actor=<root>.<train.Trainer
 trainer{'gpus': 0/2}>] step 3``. A program that configures logging itself changes this as it changes any default.
+Programs and cells that an actor of this package runs log as they do elsewhere.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def install() -> None:
 
 
 def _actor() -> str:
-    """The running actor; "" for tools and outside actors."""
+    """The running actor, if it is the user's; "" otherwise."""
     here = current.get()
     if here is None or not here.actor_instance.creator:
         return ""
     instance: Any = here.actor_instance
     spec = instance._spec
-    if spec.tool:
+    if spec.tool or spec.cls.__module__.startswith("monarch_kernel."):
         return ""
     owner = instance.creator if instance.creator != "root" else "<root>"
     return f"{owner}.<{class_label(spec.cls)} {instance.name}{instance.rank!r}>"
