@@ -43,7 +43,7 @@ def test_all_ranks_stop_where_they_first_differ(debugging: Run) -> None:
     assert common.startswith("0-1,3")
     assert odd.startswith("2 ")
     assert "(3, [" in common and "(3, [" in odd
-    assert "0-3 run on" in debugging.text("go")
+    assert "Ranks 0-3 continue" in debugging.text("go")
 
 
 def test_the_deadlock_names_the_rank_that_never_came(debugging: Run) -> None:
