@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -234,12 +235,15 @@ def test_where_nobody_can_be_asked_a_cell_does_not_wait_for_its_stopped_ranks(me
         cell.read()
 
 
-def test_run_all_is_not_held_up_by_a_prompt(mesh: Kernel) -> None:
+def test_run_all_is_not_held_up_by_a_prompt(mesh: Kernel, tmp_path: Path) -> None:
     assert mesh.run("%%mesh\ndef h(x):\n    return 1 // x\nh(rank - 2)").ename == "MeshCellError"
     # As "Run All" does it: everything is sent before the first has ended.
-    mortem = ask(mesh, "import time; time.sleep(0.2)\n%mesh pm -r 2")
+    all_sent = tmp_path / "all sent"
+    code = f"import os, time\nwhile not os.path.exists({str(all_sent)!r}): time.sleep(0.1)\n%mesh pm -r 2"
+    mortem = ask(mesh, code)
     stopping = ask(mesh, "%%mesh\nbreakpoint()\nprint('on')")
     last = ask(mesh, "%mesh debug print rank")
+    all_sent.touch()
     assert mortem.wait().status == "ok"
     assert mortem.outcome.stdout.startswith(
         "Other cells are already waiting, so no prompt opens here; %mesh pm -r 2 in a cell"
