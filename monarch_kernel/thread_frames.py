@@ -1,4 +1,5 @@
-"""The frames of all threads, and exceptions raised in them, without what Python 3.11 does wrongly with both.
+"""The frames of all threads, and exceptions raised in them, without what Python 3.11 does wrongly with both; and
+tracebacks without frames that tell nothing.
 
 Any of our packages may import this module, and it imports none of them.
 """
@@ -9,7 +10,8 @@ import gc
 import os
 import sys
 import threading
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, TracebackType
 
 _lock = threading.Lock()
 _disabled = False
@@ -47,6 +49,27 @@ def _with_outer_frames() -> dict[int, FrameType]:
         while outer is not None:
             outer = outer.f_back
     return frames
+
+
+def without_last_frames(
+    traceback: TracebackType | None, hides: Callable[[str], bool], least: int = 0
+) -> TracebackType | None:
+    """A traceback without its innermost frames, as long as these are in files that are hidden.
+
+    Args:
+        hides: whether frames in a file are.
+        least: how many of the outermost frames stay in any case.
+    """
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    while len(frames) > least and hides(frames[-1].tb_frame.f_code.co_filename):
+        frames.pop()
+    made: TracebackType | None = None
+    for each in reversed(frames):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made
 
 
 class _Noticed(BaseException):

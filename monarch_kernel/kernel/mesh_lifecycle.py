@@ -240,11 +240,13 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
         One line for the user.
     """
     first = session.interrupted.pop(mesh, None)
-    again = first is not None and first.may_escalate(time.monotonic())
-    if first is not None and again:
-        time.sleep(max(0.0, first.at + ANSWER_GRACE - time.monotonic()))
+    if first is not None and not first.may_escalate(time.monotonic()):
+        first = None
     # Each rank by itself the second time: else one that is silent would hide what the others answer.
-    chosen = [[rank] for rank in ranks] if again else [ranks]
+    chosen = [ranks]
+    if first is not None:
+        time.sleep(max(0.0, first.at + ANSWER_GRACE - time.monotonic()))
+        chosen = [[rank] for rank in ranks]
     flat = mesh.flatten("ranks")
     at, calls = time.monotonic(), _pending_calls(mesh)  # before ranks answer those that are interrupted
     asked = [(part, part.mesh.interrupt()) for some in chosen for part in parts(mesh, flat, mesh.extent, some)]
@@ -262,7 +264,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
             names = {part.ranks[rank]: found for rank, found in error.values.items()}
         running.update({rank: frozenset(found) for rank, found in names.items() if found})
     this = Interruption(at, {**running, **dict.fromkeys(silent, SILENT)}, calls)
-    if first is not None and again and (stuck := first.unanswered(this)):
+    if first is not None and (stuck := first.unanswered(this)):
         return f"{kill(mesh, stuck)} (no answer to the first interrupt)"
     if this.running:
         session.interrupted[mesh] = this

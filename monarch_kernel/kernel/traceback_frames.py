@@ -7,6 +7,8 @@ import os
 import selectors
 from types import TracebackType
 
+from monarch_kernel.thread_frames import without_last_frames
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Files whose frames are hidden if an interrupt has hit waiting code.
 WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
@@ -23,17 +25,7 @@ def cut(
         interrupt: the traceback belongs to a KeyboardInterrupt; also hide trailing frames that wait or trace.
         within: also hide trailing frames in files whose paths contain one of these.
     """
-    frames: list[TracebackType] = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    shown = frames
-    while shown and _hidden(shown[-1].tb_frame.f_code.co_filename, interrupt, within):
-        shown = shown[:-1]
-    made: TracebackType | None = None
-    for frame in reversed(shown or frames):
-        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return made
+    return without_last_frames(traceback, lambda file: _hidden(file, interrupt, within)) or traceback
 
 
 def _hidden(file: str, interrupt: bool, within: tuple[str, ...]) -> bool:

@@ -692,6 +692,6 @@ class RankConfig(msgspec.Struct, array_like=True, frozen=True):
     sys_path: list[str]
     kept: bool = False  # it outlives its controller
     launch: Launch | None = None  # how it was started; procs that it spawns start the same way
-    cpus: str = ""  # the processors on which it may run; "": all
-    memory: str = ""  # the NUMA nodes from which it gets memory; "": all
+    cpus: list[int] = []  # the processors on which it may run; none: all
+    memory: list[int] = []  # the NUMA nodes from which it gets memory; none: all
     placement: Placement | None = None  # of its host, for procs that it starts

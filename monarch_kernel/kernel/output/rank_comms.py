@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ class RankComms:
         )
 
     def _send_states(self) -> None:
-        threading.Event().wait(PERIOD)
+        time.sleep(PERIOD)
         for number in list(self._states):
             self._send_state(number)
 

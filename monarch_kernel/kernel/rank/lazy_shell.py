@@ -10,7 +10,6 @@ import builtins
 import importlib.util
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 from monarch_kernel.introspection import after_import, main_names
@@ -23,14 +22,9 @@ GIVEN = ("get_ipython", "rank", "world_size", "point")
 
 
 class LazyShell:
-    """The shell of this rank, once it is needed.
+    """The shell of this rank, once it is needed."""
 
-    Args:
-        main: the module in whose namespace cells run.
-    """
-
-    def __init__(self, main: ModuleType) -> None:
-        self._main = main
+    def __init__(self) -> None:
         self._shell: Any = None
         self._info: Any = None  # about the running cell, if the shell existed when it began
 
@@ -71,7 +65,7 @@ class LazyShell:
             except ImportError:
                 return None
             if self._shell is None:  # the import of IPython may have created it
-                self._shell = make_shell(self._main)
+                self._shell = make_shell()
         return self._shell
 
     def bundle(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -126,5 +120,5 @@ def process_shell() -> LazyShell:
     """The shell of this process, which has one at most."""
     global _shell
     if _shell is None:
-        _shell = LazyShell(sys.modules["__main__"])
+        _shell = LazyShell()
     return _shell

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 from IPython.core import page, pylabtools
@@ -131,10 +130,10 @@ class RankShell(InteractiveShell):
         print("\n".join(stb), file=sys.stderr)
 
 
-def make_shell(main: ModuleType) -> RankShell:
+def make_shell() -> RankShell:
     """Create the shell of this process, over the namespace of its cells."""
     displayhook, excepthook = sys.displayhook, sys.excepthook
-    shell: Any = RankShell.instance(config=_CONFIG, user_module=main, user_ns=main_names())
+    shell: Any = RankShell.instance(config=_CONFIG, user_module=sys.modules["__main__"], user_ns=main_names())
     sys.displayhook, sys.excepthook = displayhook, excepthook
     shell.builtin_trap.activate()
     return shell

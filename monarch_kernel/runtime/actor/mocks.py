@@ -18,14 +18,23 @@ _actors: dict[type, type] = {}
 _engines: dict[type, Callable[[Any], Any] | None] = {}
 
 
-class _Decorator(ContextDecorator):
-    """A context manager that decorates functions of both kinds."""
+class _Patch(ContextDecorator):
+    """An entry of a table while a block runs, or a decorated function of either kind."""
+
+    def __init__(self, table: dict[type, Any], key: type, value: Any) -> None:
+        self._table = table
+        self._key = key
+        self._value = value
+        self._before: list[dict[type, Any]] = []
 
     def __enter__(self) -> Any:
-        raise NotImplementedError
+        self._before.append({self._key: self._table[self._key]} if self._key in self._table else {})
+        self._table[self._key] = self._value
+        return None
 
     def __exit__(self, *_exc: object) -> None:
-        raise NotImplementedError
+        self._table.pop(self._key)
+        self._table.update(self._before.pop())
 
     def __call__(self, function: Any) -> Any:
         if not is_coroutine_function(function):
@@ -39,24 +48,18 @@ class _Decorator(ContextDecorator):
         return within
 
 
-class patch_actor(_Decorator):  # noqa: N801  # Monarch's name
+class patch_actor(_Patch):  # noqa: N801  # Monarch's name
     """Spawn ``mock`` wherever the program spawns ``original``: ``with patch_actor(Big, Small):``, or as a decorator."""
 
     def __init__(self, original: type, mock: type) -> None:
-        self._original = original
-        self._mock = mock
-        self._before: list[type | None] = []
+        super().__init__(_actors, original, mock)
 
     def __enter__(self) -> type:
-        self._before.append(_actors.get(self._original))
-        _actors[self._original] = self._mock
-        return self._mock
-
-    def __exit__(self, *_exc: object) -> None:
-        _restore(_actors, self._original, self._before.pop())
+        super().__enter__()
+        return self._value
 
 
-class patch_tensor_engine(_Decorator):  # noqa: N801  # Monarch's name
+class patch_tensor_engine(_Patch):  # noqa: N801  # Monarch's name
     """Give actors of a class another tensor engine: what they activate is the mesh that a factory makes.
 
     Args:
@@ -66,25 +69,7 @@ class patch_tensor_engine(_Decorator):  # noqa: N801  # Monarch's name
     """
 
     def __init__(self, actor_class: type, mock_factory: Callable[[Any], Any] | None = None) -> None:
-        self._class = actor_class
-        self._factory = mock_factory
-        self._before: list[tuple[bool, Callable[[Any], Any] | None]] = []
-
-    def __enter__(self) -> None:
-        self._before.append((self._class in _engines, _engines.get(self._class)))
-        _engines[self._class] = self._factory
-
-    def __exit__(self, *_exc: object) -> None:
-        was_set, factory = self._before.pop()
-        _engines.pop(self._class)
-        if was_set:
-            _engines[self._class] = factory
-
-
-def _restore(table: dict[type, type], key: type, before: type | None) -> None:
-    table.pop(key)
-    if before is not None:
-        table[key] = before
+        super().__init__(_engines, actor_class, mock_factory)
 
 
 def stand_in(cls: Any) -> Any:

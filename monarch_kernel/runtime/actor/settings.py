@@ -370,7 +370,8 @@ def _variable(name: str) -> str:
 def _take_environment() -> None:
     """Set what Monarch's variables in the environment say; those that cannot be read change nothing, as there."""
     for name, setting in _SETTINGS.items():
-        text = os.environ.get(_variable(name)) if _variable(name) else None
+        variable = _variable(name)
+        text = os.environ.get(variable) if variable else None
         if text is None:
             continue
         for value in (text, _WORDS.get(text.lower()), int(text) if text.isdigit() else None):
@@ -380,7 +381,7 @@ def _take_environment() -> None:
                 continue
             break
         else:
-            logs.logger(__name__).debug("%s=%r is no value for the setting %s", _variable(name), text, name)
+            logs.logger(__name__).debug("%s=%r is no value for the setting %s", variable, text, name)
 
 
 _take_environment()

@@ -93,7 +93,7 @@ def fork_request(
         env = _with_package(env, inherit)
         if placement is not None and argv[0] == placement.python:
             argv, env = _activated(argv, env, inherit)
-    cpus, memory = bound(message.binds[index]) if message.binds else ("", "")
+    cpus, memory = _bound(message.binds[index]) if message.binds else ([], [])
     config = RankConfig(
         ref=ref,
         agent=ref.agent_ref(),
@@ -182,24 +182,25 @@ def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | 
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (path, root)))}
 
 
-def bound(bind: Mapping[str, str]) -> tuple[str, str]:
-    """The CPUs and the NUMA nodes of memory that a proc may use, each as a list; "": all.
+def _bound(bind: Mapping[str, str]) -> tuple[list[int], list[int]]:
+    """The CPUs and the NUMA nodes of memory that a proc may use; none: all.
 
     Raises:
         OSError: this host lacks one of them.
     """
-    cpus = bind.get("physcpubind") or bind.get("cpus") or ""
+    cpus = _numbers(bind.get("physcpubind") or bind.get("cpus") or "")
     if cpus:
-        missing = numbers(cpus) - os.sched_getaffinity(0)
+        missing = cpus - os.sched_getaffinity(0)
         if missing:
             have = ",".join(map(str, sorted(os.sched_getaffinity(0))))
             raise OSError(f"this host has no CPU {min(missing)} to bind it to (it may use {have})")
-    elif bind.get("cpunodebind"):
-        cpus = ",".join(filter(None, (_of_node(node, "cpulist") for node in sorted(numbers(bind["cpunodebind"])))))
-    memory = bind.get("membind", "")
-    for node in numbers(memory) if memory else ():
+    else:
+        for node in sorted(_numbers(bind.get("cpunodebind", ""))):
+            cpus |= _numbers(_of_node(node, "cpulist"))
+    memory = _numbers(bind.get("membind", ""))
+    for node in sorted(memory):
         _of_node(node, "meminfo")
-    return cpus, memory
+    return sorted(cpus), sorted(memory)
 
 
 def _of_node(node: int, file: str) -> str:
@@ -211,10 +212,10 @@ def _of_node(node: int, file: str) -> str:
         raise OSError(f"this host has no NUMA node {node} to bind it to") from None
 
 
-def numbers(text: str) -> set[int]:
+def _numbers(text: str) -> set[int]:
     """The numbers of a list such as "0-3,8"."""
     found: set[int] = set()
-    for part in text.split(","):
+    for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         found.update(range(int(first), int(last or first) + 1))
     return found

@@ -10,13 +10,14 @@ import atexit
 import builtins
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,7 @@ from monarch_kernel.protocol.serialize import Body, dumps, loads
 from monarch_kernel.runtime.actor import child_processes, extensions
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, shared
+from monarch_kernel.runtime.actor.definition import class_label
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
@@ -42,7 +44,7 @@ from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.rank import log_records, output_capture, random_seeds
+from monarch_kernel.runtime.rank import output_capture, random_seeds
 from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
@@ -256,13 +258,13 @@ def main(config: bytes) -> None:
     """Run a rank in this process, and exit with its code. Called in a fresh fork, or by ``python -m``."""
     decoded: RankConfig = _decode_config(config)
     if decoded.cpus:
-        os.sched_setaffinity(0, _numbers(decoded.cpus))
+        os.sched_setaffinity(0, decoded.cpus)
     if decoded.memory:
-        _bind_memory(_numbers(decoded.memory))
+        _bind_memory(decoded.memory)
     if os.environ.pop(aliases.VARIABLE, None):
         aliases.enable_monarch_imports()
     logs.load_reports()  # if this is no fork
-    log_records.install()
+    _log_as_monarch()
     sys.argv = [f"monarch rank {decoded.rank} of {decoded.mesh}"]
     main_module.install_rank_main()
     after_import("inspect", main_module.find_files_of_classes)
@@ -286,6 +288,44 @@ def main(config: bytes) -> None:
         _flush()
         # Not an ordinary exit, which threads of user code would block.
         os._exit(code)
+
+
+def _log_as_monarch() -> None:
+    """Set the defaults of logging as programs written for Monarch find them.
+
+    The root logger is at INFO, and a record of an actor begins with its name, as in ``[actor=<root>.<train.Trainer
+    trainer{'gpus': 0/2}>] step 3``. A program that configures logging itself changes this as it changes any default.
+    Programs and cells that an actor of this package runs log as they do elsewhere.
+    """
+    logging.getLogger().setLevel(logging.INFO)
+    for name, level in (("monarch_kernel", logging.WARNING), ("monarch_kernel.actors", logging.INFO)):
+        logging.getLogger(name).setLevel(level)  # what this package itself notes is not for users; ``Actor.logger`` is
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    logging.lastResort = shown  # used while the program has set no handler
+    make = logging.getLogRecordFactory()
+
+    def with_actor(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        name = _logging_actor()
+        if name:
+            record.msg = f"[actor={name.replace('%', '%%') if record.args else name}] {record.msg}"
+        return record
+
+    logging.setLogRecordFactory(with_actor)
+
+
+def _logging_actor() -> str:
+    """The running actor, if it is the user's; "" otherwise."""
+    here = current.get()
+    if here is None or not here.actor_instance.creator:
+        return ""
+    instance: Any = here.actor_instance
+    spec = instance._spec
+    if spec.tool or spec.cls.__module__.startswith("monarch_kernel."):
+        return ""
+    owner = instance.creator if instance.creator != "root" else "<root>"
+    return f"{owner}.<{class_label(spec.cls)} {instance.name}{instance.rank!r}>"
 
 
 def _explain_signals() -> None:
@@ -326,20 +366,12 @@ def _display_in_cells() -> None:
     names.get_ipython = lambda: extensions.display().get()
 
 
-def _numbers(text: str) -> set[int]:
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
 #: The number of the system call set_mempolicy, by machine, and its mode MPOL_BIND.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _BIND = 2
 
 
-def _bind_memory(nodes: set[int]) -> None:
+def _bind_memory(nodes: Sequence[int]) -> None:
     """Have this process get memory from these NUMA nodes only."""
     import ctypes
 
@@ -349,7 +381,7 @@ def _bind_memory(nodes: set[int]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if call is None or libc.syscall(call, _BIND, mask, words * 64 + 1):
         why = os.strerror(ctypes.get_errno()) if call is not None else f"not on {os.uname().machine}"
-        raise OSError(f"membind: memory cannot be bound to the NUMA nodes {sorted(nodes)} here: {why}")
+        raise OSError(f"membind: memory cannot be bound to the NUMA nodes {list(nodes)} here: {why}")
 
 
 __all__ = ["Rank", "main"]

@@ -23,14 +23,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 
 import msgspec
 
 from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.runtime.actor.import_hooks import after_import
-from monarch_kernel.thread_frames import current_frames
+from monarch_kernel.thread_frames import current_frames, without_last_frames
 
 C10D = "torch.distributed.distributed_c10d"
 #: How long a thread must wait in a collective, without using processor time, before it is released (seconds).
@@ -80,8 +80,9 @@ class Opened:
     def shut_down(self) -> None:
         """Shut the connections down as if the peers had done so: collectives in progress raise at both ends."""
         self.ended = True
-        for inode in self.inodes():
-            _shut_down(inode)
+        for connection in _connections(self.inodes()):
+            with suppress(OSError):  # it has been closed meanwhile
+                connection.shutdown(socket.SHUT_RD)
 
 
 _lock = threading.Lock()
@@ -153,18 +154,12 @@ def settle(limit: float = SETTLING) -> None:
 def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
     """How many bytes these connections have sent and received; None if some are under way, or another thread runs."""
     sent = received = 0
-    for inode, fd in _descriptors().items():
-        if inode not in inodes:
-            continue
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-            if held.family not in (socket.AF_INET, socket.AF_INET6) or held.getsockopt(
-                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-            ):
-                continue
+    for connection in _connections(inodes):
+        with suppress(OSError):  # it has been closed meanwhile
             for queue in (termios.FIONREAD, termios.TIOCOUTQ):
-                if fcntl.ioctl(held, queue, bytes(4)) != bytes(4):
+                if fcntl.ioctl(connection, queue, bytes(4)) != bytes(4):
                     return None
-            info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.stop)[_TCP_BYTES]
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_BYTES.stop)[_TCP_BYTES]
             acked, got = struct.unpack("QQ", info) if len(info) == 16 else (0, 0)
             sent, received = sent + acked, received + got
     own = threading.get_native_id()
@@ -227,18 +222,18 @@ def sockets() -> frozenset[int]:
     return frozenset(_descriptors())
 
 
-def _shut_down(inode: int) -> None:
-    """Shut down a network connection as if its peer had done so; ignore anything else with that inode."""
-    fd = _descriptors().get(inode)
-    if fd is None:
-        return
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-        # The descriptor may have been closed and reused for another file before it was duplicated.
-        if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        # Shutting down a listener would raise an unrelated error in accept().
-        if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            held.shutdown(socket.SHUT_RD)
+def _connections(inodes: frozenset[int]) -> Iterator[socket.socket]:
+    """The network connections among these sockets of this process, each open until the next is asked for."""
+    for inode, fd in _descriptors().items():
+        if inode not in inodes:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
+            # The descriptor may have been closed and reused for another file before it was duplicated.
+            if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            # A listener is none: shutting it down would raise an unrelated error in accept().
+            if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                yield held
 
 
 # -- recording what torch opens ---------------------------------------------------------------------
@@ -466,20 +461,11 @@ def interrupt_first(error: BaseException) -> None:
     # Without the address, equal texts of many ranks are shown once.
     said = re.sub(r" \[[^ ]*\]:\d+$", "", said_first(waited).rstrip("."))
     error.add_note(f"It ended a wait in torch.distributed ({said}).")
-    frames: list[TracebackType] = []
-    at = error.__traceback__
-    while at is not None:
-        frames.append(at)
-        at = at.tb_next
-    while len(frames) > 1:
-        file = frames[-1].tb_frame.f_code.co_filename
-        if _TORCH not in file and not file.startswith((_RUNTIME, _LIBRARY)):  # the handler of the signal is ours
-            break
-        frames.pop()
-    shown: TracebackType | None = None
-    for each in reversed(frames):
-        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    error.__traceback__ = shown
+
+    def hides(file: str) -> bool:
+        return _TORCH in file or file.startswith((_RUNTIME, _LIBRARY))  # the handler of the signal is ours
+
+    error.__traceback__ = without_last_frames(error.__traceback__, hides, least=1)
 
 
 def fault_body(error: BaseException) -> bytes:
