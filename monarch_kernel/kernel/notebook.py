@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -49,6 +50,13 @@ _count = itertools.count(1)
 RUN = f"cell-{os.urandom(3).hex()}"
 
 
+class _RunningCell(threading.local):
+    """The cell that runs on a thread, or its last one: those of subshells run beside the main one."""
+
+    key = ""
+    raw = ""
+
+
 class Notebook:
     """One IPython shell, and what the magics need from it.
 
@@ -66,7 +74,7 @@ class Notebook:
         self.router = OutputRouter(self._ordinary_output, self._tooltip)
         self._own_output = OwnOutput(self._make_way)
         self._calls = CallProgress(self.router, self._replaceable, session, self.file_label)
-        self._raw_cell = ""
+        self._running = _RunningCell()
         self._stale = StaleClasses(shell.user_ns)
         self._environment = EnvironmentChanges(session)
         # For each ordinary cell, the publisher for the output of the actors that it called.
@@ -76,7 +84,7 @@ class Notebook:
         self.walltimes = WalltimeNotices(self)
         #: What watches learn from this notebook.
         self.watched = WatchedFacts(session, self._numbers, self.walltimes)
-        self._key = ""
+        self._latest = ""  # the key of the cell that began last
         #: What cells cost on meshes, below each, if asked for.
         self.plans = CellPlans()
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
@@ -96,22 +104,24 @@ class Notebook:
     def before_cell(self, info: Any) -> None:
         """The callback for IPython's `pre_run_cell`."""
         self.is_busy = True
-        self._raw_cell = info.raw_cell or ""
-        self._key = f"{RUN}-{next(_count)}"
-        set_origin(self._key)
-        self._publishers[self._key] = publisher_for(self.shell)
+        self._running.raw = info.raw_cell or ""
+        self._running.key = self._latest = f"{RUN}-{next(_count)}"
+        set_origin(self.cell_key)
+        self._publishers[self.cell_key] = publisher_for(self.shell)
         self._own_output.watch()
         # Some versions of IPython count a cell before this event, others at the end of the cell.
-        self._numbers[self._key] = min(self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed))
-        self.watched.cell(self._key, self._numbers[self._key])
-        self._end_entry = self.audit.begin("cell", self._raw_cell)
-        self._end_record = begin_record(trace_records.CELL, f"In[{self._numbers[self._key]}]")
+        self._numbers[self.cell_key] = min(
+            self.shell.execution_count, len(self.shell.history_manager.input_hist_parsed)
+        )
+        self.watched.cell(self.cell_key, self._numbers[self.cell_key])
+        self._end_entry = self.audit.begin("cell", self._running.raw)
+        self._end_record = begin_record(trace_records.CELL, f"In[{self._numbers[self.cell_key]}]")
         while len(self._publishers) > _MOST_CELLS:
             self._numbers.pop(self._publishers.popitem(last=False)[0], None)
         self.plans.before_cell()
-        if not is_mesh_cell(self._raw_cell):
-            self._environment.before(self._raw_cell)
-            self._calls.begin(self._key)
+        if not is_mesh_cell(self._running.raw):
+            self._environment.before(self._running.raw)
+            self._calls.begin(self.cell_key)
 
     def after_cell(self, result: Any) -> None:
         """The callback for IPython's `post_run_cell`: show what actors printed during an ordinary cell."""
@@ -120,16 +130,16 @@ class Notebook:
         error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
         self._end_entry("ok" if error is None else outcome_of(error))
         if error is not None:
-            self.watched.call_failed(self._key, error)
+            self.watched.call_failed(self.cell_key, error)
         self._calls.end()
         self.plans.after_cell()
         self.stops.after_cell()
-        if not is_mesh_cell(self._raw_cell):  # a `%%mesh` cell has already waited for its output
+        if not is_mesh_cell(self._running.raw):  # a `%%mesh` cell has already waited for its output
             _let_output_arrive()
-            for notice in (*self._stale.notices(self._raw_cell), self._environment.notice()):
+            for notice in (*self._stale.notices(self._running.raw), self._environment.notice()):
                 if notice:
                     print(notice)
-        for key in (*self._foreign, self._key):
+        for key in (*self._foreign, self.cell_key):
             output = self.router.get(key)
             if output is not None:
                 output.show()
@@ -148,7 +158,7 @@ class Notebook:
         self.router.close()
 
     def _make_way(self) -> None:
-        output = self.router.get(self._key)
+        output = self.router.get(self.cell_key)
         if output is not None:
             output.make_way()
 
@@ -160,14 +170,14 @@ class Notebook:
         Raises:
             CellSyntaxError: the body is not valid Python.
         """
-        raw = self._raw_cell if body and self._raw_cell.endswith(body.rstrip("\n")) else ""
+        raw = self._running.raw if body and self._running.raw.endswith(body.rstrip("\n")) else ""
         raw = raw or self._containing(body)
         header = header_lines(raw, body)
         transformed = self.shell.transform_cell(body)
         dropped = blank_lines(body) - blank_lines(transformed)  # by IPython, unless its debugger is on
         source = "\n" * (header + dropped) + transformed
         compiler = self.shell.compile
-        number = self._numbers.get(self._key, self.shell.execution_count)
+        number = self._numbers.get(self.cell_key, self.shell.execution_count)
         filename = compiler.get_code_name(raw, self.shell.transform_cell(raw), number)
         try:
             check_syntax(source, filename)
@@ -177,15 +187,15 @@ class Notebook:
         remember_source(filename, raw)
         self.watched.cell(filename, number or 0)
         self.last_cell = filename, raw
-        return Cell(f"{self._key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
+        return Cell(f"{self.cell_key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
     def again(self, cell: Cell) -> Cell:
         """A cell that has run, to be run again: its output goes to the running cell."""
-        return replace(cell, id=f"{self._key}.{next(_count)}")
+        return replace(cell, id=f"{self.cell_key}.{next(_count)}")
 
     def _containing(self, body: str) -> str:
         """The whole cell around this body; reconstructed if a program has run the cell."""
-        raw = self._raw_cell
+        raw = self._running.raw
         return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
 
     def cell_source(self, number: int) -> tuple[str, str]:
@@ -221,8 +231,9 @@ class Notebook:
 
     @property
     def cell_key(self) -> str:
-        """The key of the running cell, or of the last one; ids of its runs on ranks begin with this key and a dot."""
-        return self._key
+        """The key of the cell that runs on this thread, or of the last one; ids of its runs on ranks begin with it and
+        a dot."""
+        return self._running.key or self._latest
 
     def output_of(self, cell: str) -> CellOutput | None:
         """The output area of a cell; None if this notebook does not know the cell."""
@@ -237,9 +248,9 @@ class Notebook:
 
     def progress_output(self) -> CellOutput | None:
         """The output area of the running cell, for a progress line; None under `%%capture`, which would keep it."""
-        publisher = self._publishers.get(self._key)
+        publisher = self._publishers.get(self.cell_key)
         captured = publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None)
-        return None if captured else self.output_of(self._key)
+        return None if captured else self.output_of(self.cell_key)
 
     def show_below(self, bundle: dict[str, str]) -> bool:
         """Show something at once, below what the running cell has shown, or else below the last one. Any thread may.
@@ -247,7 +258,7 @@ class Notebook:
         Returns:
             False if no cell can: none has run, or it runs under `%%capture`, which would keep it.
         """
-        publisher = self._publishers.get(self._key)
+        publisher = self._publishers.get(self.cell_key)
         if publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None):
             return False
         self._make_way()
@@ -266,10 +277,10 @@ class Notebook:
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
         """The output area for an ordinary cell's output: that of the cell that called the actor, else the latest."""
-        if cell and not cell.startswith(RUN) and cell not in self._publishers and self._key in self._publishers:
-            self._publishers[cell] = self._publishers[self._key]  # an earlier kernel's cell: all to one cell
+        if cell and not cell.startswith(RUN) and cell not in self._publishers and self.cell_key in self._publishers:
+            self._publishers[cell] = self._publishers[self.cell_key]  # an earlier kernel's cell: all to one cell
             self._foreign.append(cell)
-        key = cell if cell in self._publishers else self._key
+        key = cell if cell in self._publishers else self.cell_key
         publisher = self._publishers.get(key)
         if publisher is None:
             return None

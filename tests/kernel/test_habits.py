@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.kernel.harness import Kernel
@@ -148,3 +151,16 @@ def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
     assert "runs on ranks 0-1 of mesh m: %mesh interrupt m ends it, --force stops the mesh all the same" in refused
     mesh.ok("%mesh interrupt")
     assert mesh.run("job.result(60)").ename == "MeshCellInterrupt"
+
+
+def test_a_cell_stays_itself_while_another_runs_in_a_subshell(mesh: Kernel, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+    cell = mesh.send(f"{waits}get_ipython().run_cell_magic('mesh', '', 'print(rank); 1 // 0')")
+    subshell = mesh.control("create_subshell_request")["subshell_id"]
+    assert mesh.send("print('beside')", subshell).wait().stdout == "beside\n"
+    gate.touch()
+    outcome = cell.wait()
+    mesh.control("delete_subshell_request", {"subshell_id": subshell})
+    assert outcome.ename == "MeshCellError"
+    assert re.search(r"Cell In\[\d+\], line 3", re.sub(r"\x1b\[[\d;]*m", "", outcome.traceback))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.kernel.output.rank_lines import Limits, RankLines
-from monarch_kernel.kernel.output.rows import Key, Row, Rows, Section, blocks_of
+from monarch_kernel.kernel.output.rows import SECTION_BYTES, SECTION_ROWS, Key, Row, Rows, Section, blocks_of
 from monarch_kernel.kernel.output.transcript import Block, CutOutput, MimeBundle, RichView, Source, TextView, View
 
 
@@ -43,8 +43,15 @@ class Folding:
     def text(self, source: Source, stream: str, text: str) -> None:
         """Add `text` that `source` wrote. It may contain any number of lines, and end in the middle of one."""
         lines = self._cleared(source).lines
-        if self._rows.is_full:
-            lines.close()
+        while not self._rows.is_full:
+            piece, text = _first_lines(text)
+            self._feed(lines, source, stream, piece)
+            if not text:
+                return
+        lines.close()
+        self._feed(lines, source, stream, text)
+
+    def _feed(self, lines: RankLines, source: Source, stream: str, text: str) -> None:
         shown = lines.feed(stream, text)
         if shown and lines.steers:
             for other, line in lines.settle(without=stream):
@@ -209,6 +216,17 @@ class Folding:
         if at == section.id:
             return TextView(section.id, (*blocks, *footer), progress)
         return TextView(section.id, tuple(blocks))
+
+
+def _first_lines(text: str) -> tuple[str, str]:
+    """The first lines of a text, as many as a section has room for, and the rest."""
+    end = rows = 0
+    while rows < SECTION_ROWS and end < SECTION_BYTES:
+        end = text.find("\n", end) + 1
+        if end == 0:
+            return text, ""
+        rows += 1
+    return text[:end], text[end:]
 
 
 def notices(cut: Collection[CutOutput]) -> list[Block]:

@@ -18,14 +18,15 @@ from operator import attrgetter
 
 from monarch_kernel.kernel.output.transcript import Block, MimeBundle, Source
 
-_SECTION_ROWS = 100
+#: A section that has so many rows, or so many characters, takes no further ones.
+SECTION_ROWS = 100
+SECTION_BYTES = 16_384
 #: How many sections of text a cell shows: JupyterLab hides what follows a cell's first 50 outputs, and the last section
 #: says what was cut.
 MOST_SECTIONS = 40
-_SECTION_BYTES = 16_384
 # How many rows back a rank may join one, and how many rows a section may reach as a result.
 _WINDOW = 400
-_SECTION_MOST_ROWS = 3 * _SECTION_ROWS
+_SECTION_MOST_ROWS = 3 * SECTION_ROWS
 # How many of the latest rows with the same content before a rank's last one are tried.
 _TRIED = 8
 _SMALLEST_GAP = 1e-6
@@ -255,7 +256,7 @@ class Rows:
 
     def _text_section(self) -> Section:
         last = self.last_text_section()
-        if last is None or last.closed or len(last.rows) >= _SECTION_ROWS or last.size >= _SECTION_BYTES:
+        if last is None or last.closed or len(last.rows) >= SECTION_ROWS or last.size >= SECTION_BYTES:
             return self.new_section()
         return last
 
