@@ -30,6 +30,8 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "common.future": ("actor",),
     "common.invocation": ("exceptions", "tensor"),
     "common.selection": ("",),
+    "distributed_telemetry": ("watch",),
+    "distributed_telemetry.profiler": ("watch.profiler",),
     "proc_mesh": ("actor",),
     "simulator.interface": ("tensor:Simulator=SimulatorInterface",),
     "simulator.simulator": ("tensor",),

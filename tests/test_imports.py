@@ -191,6 +191,9 @@ EXCEPTIONS = {
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
     # The mounts of a job, by the names that users have for them.
     f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
+    # The telemetry of a job, and its servers: what the watch sees.
+    f"{LAUNCHERS}.services": {WATCH},
+    f"{LAUNCHERS}.job": {WATCH},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }

@@ -18,6 +18,7 @@ from monarch_kernel.launchers.job_trait import JobTrait
 from monarch_kernel.launchers.kubernetes_job import KubernetesJob
 from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
+from monarch_kernel.launchers.port_forward import PortForwarder
 from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.ray_job import RayJob
 from monarch_kernel.launchers.service_ids import (
@@ -30,6 +31,7 @@ from monarch_kernel.launchers.service_ids import (
     service_proc_addr,
     service_proc_addrs,
 )
+from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
 from monarch_kernel.launchers.sky_job import SkyPilotJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
@@ -44,11 +46,14 @@ __all__ = [
     "KubernetesJob",
     "LightningJob",
     "LocalJob",
+    "MeshAdminConfig",
+    "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
     "SkyPilotJob",
     "SlurmJob",
+    "TelemetryConfig",
     "deserialize_service_proc_ids",
     "exec_command",
     "hosts_from_config",

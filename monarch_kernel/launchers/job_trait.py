@@ -12,7 +12,7 @@ from monarch_kernel.actor import HostMesh
 from monarch_kernel.launchers.job import Job, JobState
 
 #: What every job has, and no file of it needs.
-_OF_ALL = ("apply_id", "_mounts")
+_OF_ALL = ("apply_id", "_mounts", "_services")
 
 
 class JobTrait(Job):
