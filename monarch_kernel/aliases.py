@@ -36,6 +36,7 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "simulator.interface": ("tensor:Simulator=SimulatorInterface",),
     "simulator.simulator": ("tensor",),
     "tensor_engine": ("tensor",),
+    "tools.cli": ("cli.monarch",),
     "_src.actor.actor_mesh": (
         "actor",
         "runtime.actor.context:_context=current",

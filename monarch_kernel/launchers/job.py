@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 
 from monarch_kernel.actor import HostMesh
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.mounts import GatheredMount, JobMounts, RemoteMount
 from monarch_kernel.launchers.services import JobServices, MeshAdminConfig, QueryEngineClient, TelemetryConfig
 from monarch_kernel.private_files import read_own_file, write_own_file
@@ -55,7 +56,7 @@ class JobState:
     """
 
     def __init__(self, meshes: dict[str, HostMesh], services: JobServices | None = None) -> None:
-        self._meshes = meshes
+        self._hosts = meshes
         services = services or JobServices()
         self.telemetry_url = services.telemetry_url
         self.admin_url = services.admin_url
@@ -67,16 +68,16 @@ class JobState:
         if name.startswith("_"):
             raise AttributeError(name)
         try:
-            return self._meshes[name]
+            return self._hosts[name]
         except KeyError:
-            known = ", ".join(self._meshes) or "none"
+            known = ", ".join(self._hosts) or "none"
             raise AttributeError(f"this job has no mesh {name!r} (its meshes: {known})") from None
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._meshes]
+        return [*super().__dir__(), *self._hosts]
 
     def __repr__(self) -> str:
-        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._meshes.items())}>"
+        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._hosts.items())}>"
 
 
 class Job(ABC):
@@ -281,11 +282,11 @@ class Job(ABC):
         """A client of the telemetry of this job, in this program or in the one of this folder that has it.
 
         Raises:
-            RuntimeError: the job is not active, or nobody has asked for its telemetry.
+            LaunchError: the job is not active, or nobody has asked for its telemetry.
             PermissionError: another user wrote the file with its address, or could have written it.
         """
         if not self.active:
-            raise RuntimeError("the job is not active: call state()")
+            raise LaunchError("the job is not active: call state()")
         return self._services.client(self.apply_id, CACHED_PATH)
 
     def profile(self, *, on_trace_ready: Callable[[profile], object] | None = None) -> profile:

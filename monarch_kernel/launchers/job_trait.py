@@ -56,7 +56,7 @@ class JobTrait(Job):
         self._create(None)
 
     def _hosts(self) -> dict[str, HostMesh]:
-        return self._state()._meshes
+        return self._state()._hosts
 
     def _end(self) -> None:
         self._kill()

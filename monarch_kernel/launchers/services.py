@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.private_files import read_own_file, write_own_file
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class QueryEngineClient:
     """
 
     def __init__(self, base_url: str, timeout: float = _QUERY_TIME) -> None:
-        self._base_url = base_url
+        self.base_url = base_url
         self._timeout = timeout
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -78,7 +79,7 @@ class QueryEngineClient:
             urllib.error.URLError: the program whose telemetry it is has ended.
             TimeoutError: it took too long.
         """
-        return json.loads(self.post("/v1/query", {"sql": sql}, self._timeout if timeout is None else timeout))
+        return json.loads(self._answer("/v1/query", {"sql": sql}, self._timeout if timeout is None else timeout))
 
     def profile(self, seconds: float) -> bytes:
         """A trace of all ranks over the next seconds: compressed JSON, for ui.perfetto.dev.
@@ -87,14 +88,22 @@ class QueryEngineClient:
             urllib.error.HTTPError: another trace is on, or it would take too long.
             urllib.error.URLError: the program has ended.
         """
-        return self.post("/v1/profile", {"seconds": seconds}, seconds + 60.0)
+        return self._answer("/v1/profile", {"seconds": seconds}, seconds + 60.0)
 
-    def post(self, path: str, asked: dict[str, Any], timeout: float) -> bytes:
-        """What the server answers."""
+    def tree(self) -> str:
+        """All that is there, as text.
+
+        Raises:
+            urllib.error.URLError: the program has ended.
+        """
+        return self._answer("/v1/tree", None, self._timeout).decode()
+
+    def _answer(self, path: str, asked: dict[str, Any] | None, timeout: float) -> bytes:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
-        data, headers = json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        data = None if asked is None else json.dumps(asked).encode()
+        request = urllib.request.Request(self.base_url + path, data, {"Content-Type": "application/json"})
         try:
-            with opener.open(urllib.request.Request(self._base_url + path, data, headers), timeout=timeout) as answer:
+            with opener.open(request, timeout=timeout) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -186,7 +195,7 @@ class JobServices:
         """A client of the telemetry that runs here, or of an equal job's in the program that uses it.
 
         Raises:
-            RuntimeError: there is none.
+            LaunchError: there is none.
             PermissionError: another user wrote the file with its address, or could have written it.
         """
         if self.telemetry_url is not None:
@@ -197,7 +206,7 @@ class JobServices:
         except FileNotFoundError:
             about = {}
         if about.get("apply_id") != apply_id or not registry.lives(about.get("process", "")):
-            raise RuntimeError(
+            raise LaunchError(
                 "the active job has no distributed telemetry, or the program that had it has ended: call "
                 "job.enable_telemetry() before job.state()"
             )

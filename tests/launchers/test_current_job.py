@@ -11,8 +11,8 @@ import pytest
 
 from monarch_kernel import job
 from monarch_kernel.actor import ActorError, Point, this_host, this_proc
-from monarch_kernel.tools import commands
-from monarch_kernel.tools.config import Workspace
+from monarch_kernel.tools import commands, mesh_spec
+from monarch_kernel.tools.config import Workspace, defaults
 
 JOB = "from monarch_kernel.job import LocalJob\njob = LocalJob(('boxes',))\ndef made(): return job\n"
 
@@ -119,3 +119,28 @@ def test_a_workspace_is_merged_into_a_folder(tmp_path: Path) -> None:
     workspace.set_env_vars(SimpleNamespace(roles=[role]))
     root = role.env["WORKSPACE_DIR"]
     assert role.env["PYTHONPATH"].split(":") == ["/mine", f"{root}/a", f"{root}/below/two"]
+
+
+def test_specs_of_meshes_as_torchx_keeps_them() -> None:
+    spec = mesh_spec.MeshSpec("trainers", 2, "gpu.large", 8, hostnames=["node1", "node2"])
+    server = mesh_spec.ServerSpec("run", 3, [spec], "slurm")
+    assert server.is_running and server.host0("trainers") == "node1" and server.server_handle == "slurm:///run"
+    assert server.to_json()["meshes"]["trainers"]["hosts"] == 2 and server.to_json()["state"] == "RUNNING"
+    assert spec.server_addrs("metatls", 5) == ["metatls!node1:5", "metatls!node2:5"]
+    assert mesh_spec.MeshSpec("here", 1, hostnames=["localhost"]).server_addrs()[0].endswith(":26600")
+    with pytest.raises(ValueError, match="Unsupported transport: ipc"):
+        spec.server_addrs("ipc")
+    with pytest.raises(ValueError, match="'other' not found"):
+        server.host0("other")
+    with pytest.raises(RuntimeError, match="is PENDING"):
+        mesh_spec.ServerSpec("run", 2, [spec], "slurm").host0("trainers")
+    with pytest.raises(AssertionError, match="NAME:NUM_HOSTS:HOST_TYPE"):
+        mesh_spec.mesh_spec_from_str("trainers:2")
+    role = SimpleNamespace(name="trainers", num_replicas=4, port_map={"mesh": 5}, image="an image")
+    app = SimpleNamespace(roles=[role], metadata=dict[str, str]())
+    mesh_spec.tag_as_metadata(spec, app)
+    found = mesh_spec.mesh_spec_from_metadata(app, "trainers")
+    assert found == mesh_spec.MeshSpec("trainers", 4, "gpu.large", 8, port=5, image="an image")
+    assert mesh_spec.mesh_spec_from_metadata(app, "other") is None
+    with pytest.raises(NotImplementedError, match="no default component_fn"):
+        defaults.component_fn("slurm")
