@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monarch_kernel import config
 from monarch_kernel.actor import Channel, HostMesh, SupervisionError, attach_to_workers, this_host
+from monarch_kernel.errors import AttachTimeoutError
 from monarch_kernel.output import RankOutput, subscribe
 from tests.actor.actors import PATIENCE, Basic, started
 from tests.actor.remote_actors import Holder, Reader, Remote
@@ -410,6 +413,18 @@ def test_errors_name_every_worker_that_failed(far: Team) -> None:
     # The healthy one was let go, and can be used.
     hosts = far.attach()
     assert list(hosts.spawn_procs().spawn("basic", Basic).echo.call(1).get(PATIENCE).values()) == [1, 1]
+
+
+def test_a_worker_that_never_answers_ends_the_attachment_each_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, config.configured(mesh_attach_config_timeout="300ms"):
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        said: set[str] = set()
+        for _ in range(2):
+            with pytest.raises(AttachTimeoutError, match=r"no answer within 0\.3 s.*attach_config_timeout") as caught:
+                attach_to_workers(workers=[url])
+            assert isinstance(caught.value, RuntimeError) and isinstance(caught.value, ConnectionError)
+            said.add(str(caught.value))
+    assert len(said) == 1
 
 
 def _raises(error: type[Exception], match: str, **options: Any) -> None:

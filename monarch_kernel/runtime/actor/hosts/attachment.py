@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
 
 
+#: How long a worker may take to answer (seconds).
+ATTACH_TIMEOUT = 30.0
+
+
+class AttachTimeoutError(ConnectionError, RuntimeError):
+    """A worker has not answered in time. (Monarch's error is a RuntimeError.)"""
+
+
 def attach_to_workers(
     *,
     ca: Any = None,
@@ -27,7 +36,7 @@ def attach_to_workers(
     name: str | None = None,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
-    timeout: float = 30.0,
+    timeout: float | None = None,
 ) -> HostMesh:
     """Connect to workers. Procs spawned on them end with this process; the workers stay.
 
@@ -39,17 +48,19 @@ def attach_to_workers(
             ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own key.
         allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
             ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
-        timeout: limit for the attempts to connect (seconds).
+        timeout: limit for the attempts to connect (seconds); by default the setting ``mesh_attach_config_timeout``.
 
     Returns:
         A host mesh with one dimension, ``hosts``.
 
     Raises:
+        AttachTimeoutError: some workers have not answered in time; a ConnectionError, too.
         ConnectionError: some workers cannot be reached, or refuse the connection; the message names each, and why.
         ValueError: a URL is invalid, or there is no key.
         RuntimeError: this is not the controller.
     """
     del ca
+    timeout = ATTACH_TIMEOUT if timeout is None else timeout
     system = get_system()
     if not system.is_root:
         raise RuntimeError(
@@ -73,7 +84,7 @@ def attach_to_workers(
 _attached: tuple[System, str] | None = None
 
 
-def attach(addr: str, timeout: float = 30.0) -> None:
+def attach(addr: str, timeout: float | None = None) -> None:
     """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
 
     A controller never needs to be reachable: it connects to workers, and answers return over the same connections. So
@@ -82,7 +93,7 @@ def attach(addr: str, timeout: float = 30.0) -> None:
 
     Args:
         addr: the worker's URL.
-        timeout: limit for the attempts to connect (seconds).
+        timeout: limit for the attempts to connect (seconds); by default the setting ``mesh_attach_config_timeout``.
 
     Raises:
         ConnectionError: the worker cannot be reached, or refuses the connection.
@@ -109,6 +120,7 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
     """Connect to all of these workers, or to none of them; over TCP with these keys, by default this process's."""
     node = system.node
     attached = set(system.workers)
+    began = time.monotonic()
     dials: list[Future[Any]] = []
     for url in urls:
         answered: Future[Any] = Future(node.poller, f"attach to {url}")
@@ -121,7 +133,10 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
             if isinstance(ref, ProcRef) and ref.id not in attached:
                 _let_go(system, ref)
         names = f"{len(failed)} of {len(urls)} workers" if len(urls) > 1 else "the worker"
-        raise ConnectionError(f"cannot attach to {names}: " + "; ".join(str(error) for error in failed))
+        said = f"cannot attach to {names}: " + "; ".join(str(error) for error in failed)
+        if time.monotonic() - began < timeout:
+            raise ConnectionError(said)
+        raise AttachTimeoutError(f"{said} (attach failed: within {timeout:g} s, see mesh_attach_config_timeout)")
     return [_near(system, ref) for ref in found]
 
 
