@@ -67,6 +67,7 @@ def test_telemetry_answers_with_the_tables_of_monarch(job: LocalJob) -> None:
     counts = {row["new_status"]: row["n"] for row in rows(f"{events} GROUP BY new_status")}
     assert counts["Created"] == 2 and counts["Idle"] >= 2
     assert rows("SELECT COUNT(*) AS n FROM proc_nodes JOIN nodes USING (node_id)") == [{"n": 2}]
+    assert rows("SELECT COUNT(*) AS n FROM actor_status_events WHERE reason IS NULL")[0]["n"] >= 6
     described = {row["column_name"] for row in rows("DESCRIBE actors")}
     assert described == {"id", "timestamp_us", "mesh_id", "rank", "full_name", "display_name"}
     for row in rows("SHOW TABLES"):

@@ -147,7 +147,7 @@ def _status_events(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]
         if event == "gone":
             events += [(at, key, "Stopped", "") for made, key in of_mesh.get(mesh, ()) if made <= at]
     for place, (at, key, status, reason) in enumerate(sorted(events, key=lambda event: event[0])):
-        yield number(f"{key} {at} {status} {place}"), at, number(key), status, reason
+        yield number(f"{key} {at} {status} {place}"), at, number(key), status, reason or None
 
 
 def _meshes(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
@@ -160,12 +160,12 @@ def _meshes(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
     for key, at, name, _shape, _ranks, event in history["meshes"]:
         if event == "seen" and number(key) not in first:
             first.add(number(key))
-            yield number(key), at, "Proc", name, name, text[key], 0, ""
+            yield number(key), at, "Proc", name, name, text[key], 0, None
     for _key, at, mesh, _rank, name, cls in history["actors"]:
         if (identity := _actor_mesh(mesh, name)) not in first:
             first.add(identity)
             above = shapes[mesh][0] if mesh in shapes else mesh
-            yield identity, at, cls, name, f"{above}/{name}", text.get(mesh, "{}"), number(mesh), ""
+            yield identity, at, cls, name, f"{above}/{name}", text.get(mesh, "{}"), number(mesh), None
 
 
 def _metrics(fields: tuple[str, ...], middle: Row) -> Callable[..., Iterator[Row]]:
@@ -201,7 +201,7 @@ def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, Node]) -> It
             views = snapshot.ranks.get(failure.mesh, ())
             for rank in failure.ranks if failure.kind in ("death", "unresponsive") else ():
                 node = proc_id(views[rank]) if rank < len(views) else f"{failure.mesh}.{rank}"
-                yield this, node, failure.text, node, "", round(failure.time * 1e6), 0
+                yield this, node, failure.text, node, None, round(failure.time * 1e6), 0
         return
     for identity, node in nodes.items():
         about = node.properties
@@ -215,7 +215,7 @@ def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, Node]) -> It
         elif name == "active_handlers" and node.kind == "Actor" and about["last_message_handler"]:
             yield this, identity, about["last_message_handler"], 1, about["since"]
         elif name == f"{node.kind.lower()}_nodes":
-            yield (this, identity, *(about[column] for column in COLUMNS[name][2:]))
+            yield (this, identity, *(about[column] if about[column] != "" else None for column in COLUMNS[name][2:]))
 
 
 _ROWS: dict[str, Callable[..., Iterator[Row]]] = {
