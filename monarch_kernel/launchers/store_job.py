@@ -13,7 +13,7 @@ from monarch_kernel.actor import HostMesh, attach_to_workers
 from monarch_kernel.launchers.job import Job, JobState, Path
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_worker_loop_forever
 
-#: How long a worker may take to listen (seconds).
+#: How long a worker may take to listen, and to answer (seconds).
 _START_TIME = 60.0
 
 
@@ -101,7 +101,7 @@ class StoreJob(Job):
 
     def _hosts(self) -> dict[str, HostMesh]:
         if self._mesh is None:
-            self._mesh = attach_to_workers(workers=self._workers, name=self._name)
+            self._mesh = attach_to_workers(workers=self._workers, name=self._name, timeout=_START_TIME)
         return {self._name: self._mesh}
 
     def _end(self) -> None:
