@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch_kernel.cli.lines import LineError, add_environment, add_per_host, guarded, sizes
 
@@ -131,7 +131,13 @@ def _listed(options: argparse.Namespace) -> int:
         for name in contexts.names():
             print(f"{'*' if name == contexts.active() else ' '} {name}")
     else:
-        {"create": contexts.create, "use": contexts.use, "rm": contexts.remove}[options.change](options.name)
+        change, done = {
+            "create": (contexts.create, "Created"),
+            "use": (contexts.use, "Switched to"),
+            "rm": (contexts.remove, "Removed"),
+        }[options.change]
+        change(options.name)
+        print(f"{done} context {options.name!r}")
     return 0
 
 
@@ -143,21 +149,11 @@ def _apply(options: argparse.Namespace) -> int:
     return 0
 
 
-def _applied() -> Any:
-    """The job of this folder, of an engine."""
-    from monarch_kernel.job import EngineJob
-    from monarch_kernel.launchers.current_job import applied_job
-
-    job = applied_job()
-    if not isinstance(job, EngineJob):
-        raise LineError(f"the hosts of a {type(job).__name__} are its program's: apply a job of an engine")
-    return job
-
-
 def _exec(options: argparse.Namespace) -> int:
     from monarch_kernel.cli.exec import run_exec
+    from monarch_kernel.launchers.current_job import apply_current_job
 
-    job = _applied()
+    job = apply_current_job()  # as Monarch does, where it is not active
     one = not (options.all or options.mesh or options.point)
     codes: list[int] = []
     meshes = list(job.meshes) if options.all else [options.mesh]
@@ -177,12 +173,13 @@ def _exec(options: argparse.Namespace) -> int:
 
 def _shell(options: argparse.Namespace) -> int:
     from monarch_kernel.cli.shell import run_shell_line
+    from monarch_kernel.launchers.current_job import apply_current_job
 
     at = sizes("--point", [options.point]) if options.point else {}
     if at.keys() - {"hosts", "host"}:
         raise LineError(f"a shell is opened on a host: --point hosts=0, not {options.point}")
     host = next(iter(at.values()), 0)
-    return run_shell_line(argparse.Namespace(**vars(options), job=_applied().job_id, host=host))
+    return run_shell_line(argparse.Namespace(**vars(options), job=apply_current_job().job_id, host=host))
 
 
 def _kill(options: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ def monarch(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_the_job_of_a_folder(monarch: Monarch, folder: Path) -> None:
     code, _, said = monarch("exec", "true")
-    assert code == 1 and "apply it first" in said
+    assert code == 1 and "no current job" in said
     code, _, said = monarch("apply")
     assert code == 1 and "no current job" in said
     code, _, said = monarch("apply", "jobs_of_monarch.local")
@@ -89,7 +89,10 @@ def test_the_job_of_a_folder(monarch: Monarch, folder: Path) -> None:
     assert monarch("context", "rm", "other")[0] == 0
     assert monarch("context", "ls")[1] == "* default\n"
     assert monarch("kill", "nothing")[0] == 1 and monarch("kill")[0] == 0
-    assert monarch("exec", "true")[0] == 1
+    assert os.listdir(folder / "state" / "monarch_kernel" / "jobs") == []
+    code, _, said = monarch("query", "SELECT 1")
+    assert code == 1 and "apply it first" in said
+    assert monarch("exec", "echo", "anew") == (0, "anew\n", "")
 
 
 def test_the_telemetry_of_a_program(monarch: Monarch, folder: Path) -> None:
