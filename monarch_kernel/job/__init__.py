@@ -4,6 +4,8 @@
 names only; ``monarch_kernel.launchers`` has the code.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from monarch_kernel.launchers.current_job import (
     exec_command,
     hosts_from_config,
@@ -18,7 +20,6 @@ from monarch_kernel.launchers.job_trait import JobTrait
 from monarch_kernel.launchers.kubernetes_job import KubernetesJob
 from monarch_kernel.launchers.lightning_job import LightningJob
 from monarch_kernel.launchers.local import LocalJob
-from monarch_kernel.launchers.port_forward import PortForwarder
 from monarch_kernel.launchers.process import ProcessJob
 from monarch_kernel.launchers.ray_job import RayJob
 from monarch_kernel.launchers.service_ids import (
@@ -35,6 +36,9 @@ from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
 from monarch_kernel.launchers.sky_job import SkyPilotJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
+
+if TYPE_CHECKING:
+    from monarch_kernel.launchers.port_forward import PortForwarder
 
 __all__ = [
     "DEFAULT_JOB_PATH",
@@ -68,3 +72,11 @@ __all__ = [
     "set_current_job",
     "shell",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PortForwarder":  # not with the others, as it loads asyncio
+        from monarch_kernel.launchers.port_forward import PortForwarder
+
+        return PortForwarder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
