@@ -113,13 +113,13 @@ class Lab:
     Args:
         page: playwright's.
         url: the server's, with its token.
-        folder: the server's files.
+        folder: the server's files; notebooks and kernels are in its `work`.
     """
 
     def __init__(self, page: Any, url: str, folder: Path) -> None:
         self.page = page
         self._url = url
-        self._folder = folder
+        self.folder = folder
         page.set_default_timeout(PATIENCE)
 
     def open(self, *cells: str, kernel: str = KERNEL_NAME, in_notebook_7: bool = False) -> None:
@@ -137,7 +137,7 @@ class Lab:
         ]
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
-        (self._folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
+        (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
         base, _, token = self._url.partition("?")
         self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
         self.page.wait_for_function(_READY)

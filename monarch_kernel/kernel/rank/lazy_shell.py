@@ -92,6 +92,10 @@ class LazyShell:
         """Run the hooks for the end of a cell, such as matplotlib's, which shows its figures."""
         if self._shell is None:
             return
+        if "comm" in sys.modules:
+            from monarch_kernel.kernel.rank.rank_comms import update_texts
+
+            update_texts()
         self._shell.events.trigger("post_execute")
         if self._info is not None:
             from IPython.core.interactiveshell import ExecutionResult
