@@ -37,7 +37,8 @@ def test_widgets_of_ranks_live_return_with_the_page_and_are_text_without_a_kerne
     go(lab)
     lab.done()
     lab.page.wait_for_function(
-        "() => [...document.querySelectorAll('.widget-html')].filter(each => each.innerText.includes('4/4')).length === 2"
+        "() => [...document.querySelectorAll('.widget-html')]"
+        ".filter(each => each.innerText.includes('4/4')).length === 2"
     )
     assert bars.count() == 2
     assert [each for each in lab.output(2).split() if each.startswith("[") and each.endswith("]")] == ["[0]", "[1]"]
@@ -77,6 +78,7 @@ def move(lab: Lab, rank: int, steps: int) -> None:
 
 def wait_for(lab: Lab, at: int, pattern: str) -> None:
     """Run a cell until its output is this."""
+    said = ""
     for _ in range(20):
         if re.search(pattern, said := lab.run(at)):
             return

@@ -189,6 +189,20 @@ def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
     assert mesh.run("job.result(60)").ename == "MeshCellInterrupt"
 
 
+def test_a_pause_is_cancelled_before_the_rank_has_stopped(mesh: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    mesh.ok(
+        f"%%mesh -a -o job\nimport os, subprocess\nwait = ['sh', '-c', 'until test -e {go}; do sleep 0.05; done']\n"
+        "subprocess.run(wait)\nrank"
+    )
+    told = mesh.ok("%mesh debug -r 0 pause").stdout
+    assert "Rank 0 will stop at the next line of user code; unpause cancels that." in told
+    assert mesh.ok("%mesh debug -r 0 unpause").stdout.strip() == "Rank 0 will not stop."
+    go.touch()
+    assert mesh.ok("job.result(60)").text.startswith("ValueMesh")
+    assert "No rank is stopped" in mesh.ok("%mesh debug").stdout
+
+
 def test_a_cell_stays_itself_while_another_runs_in_a_subshell(mesh: Kernel, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"

@@ -343,7 +343,7 @@ def test_what_is_closed_makes_room_for_what_comes() -> None:
     for rank in range(3):
         folding.display(source(rank), {"text/html": f"outer {rank}"}, display_id="outer")
     chance = random.Random(1)
-    left = {rank: 30 for rank in range(3)}
+    left = dict.fromkeys(range(3), 30)
     opened: dict[int, str] = {}
     while left:
         rank = chance.choice(list(left))
@@ -369,7 +369,8 @@ def test_what_is_closed_makes_room_for_what_comes() -> None:
             folding.display(source(rank), {"text/html": f"{frame} {rank}"})
             screen.refresh()
     assert [line for line in screen.lines() if line[1]] == [
-        ("0,1,2", "frame 29"), *[(str(rank), "<text/html>") for rank in range(3)]
+        ("0,1,2", "frame 29"),
+        *[(str(rank), "<text/html>") for rank in range(3)],
     ]
     assert len(screen.sections) < 16
 
@@ -480,7 +481,9 @@ def test_every_rank_keeps_its_order_of_lines_and_figures() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         scripts = {
-            rank: [chance.choice(["line", "figure", "common", "shared figure", "bar", "close", "clear"]) for _ in range(9)]
+            rank: [
+                chance.choice(["line", "figure", "common", "shared figure", "bar", "close", "clear"]) for _ in range(9)
+            ]
             for rank in range(4)
         }
         folding = Folding()

@@ -69,7 +69,7 @@ class Folding:
         update: bool = False,
         result: bool = False,
     ) -> None:
-        """Add a MIME bundle that `source` displayed, or replace the one it displayed under `display_id`; {}: remove it."""
+        """Add a MIME bundle that `source` displayed, or replace the one under `display_id`; {} removes that."""
         writer = self._writer(source)
         if update:
             if display_id is not None and display_id in writer.shown:

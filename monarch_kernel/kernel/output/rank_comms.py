@@ -189,7 +189,7 @@ class RankComms:
     # -- to a page that is loaded again --------------------------------------------------------
 
     def _answer_pages(self) -> None:
-        """Answer a page's request for the states of all widgets, which ipywidgets would answer with the kernel's own."""
+        """Answer requests for the states of all widgets, which ipywidgets would answer with the kernel's own."""
         with suppress(ImportError):
             import ipywidgets  # registers its answer; ours replaces that
 
@@ -209,7 +209,8 @@ class RankComms:
 
         states: dict[str, Any] = {}
         buffers: dict[tuple[Any, ...], bytes] = {}
-        for model, each in dict(Widget.get_manager_state()["state"]).items():
+        own: Any = Widget.get_manager_state()
+        for model, each in own["state"].items():
             for buffer in each.pop("buffers", ()):
                 buffers[model, "state", *buffer["path"]] = b64decode(buffer["data"])
             states[model] = each

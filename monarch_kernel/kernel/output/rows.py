@@ -251,7 +251,9 @@ class Rows:
             row = self._new_row(vacant or self._text_section(), key, key[1], key[2])
             row.section.size += len(row.text)
             return row
-        label = self._new_row(self._text_section() if vacant is None else self.sections[vacant.id - 1], key, "label", "")
+        label = self._new_row(
+            self._text_section() if vacant is None else self.sections[vacant.id - 1], key, "label", ""
+        )
         row = self._new_row(vacant or self.new_section(rich=True), key, "rich", "")
         row.data, row.metadata = data, metadata or {}
         row.label, label.target = label, row

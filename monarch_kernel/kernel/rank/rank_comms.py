@@ -2,8 +2,8 @@
 
 Imported once a rank has imported the package `comm`, which `ipywidgets` does.
 
-Where a front end has no live widgets, an output shows the widget's text. So that is replaced when the cell ends, and the
-output of a widget that is closed goes.
+Where a front end has no live widgets, an output shows the widget's text. That is replaced when the cell ends, and the
+output of a closed widget is removed.
 """
 
 from __future__ import annotations
@@ -54,18 +54,17 @@ def use() -> None:
     comm.create_comm = RankComm
 
 
-def note_shown(data: dict[str, Any], metadata: dict[str, Any]) -> str | None:
-    """Note that the running cell shows a MIME bundle with the view of a widget.
+def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> str | None:
+    """Note that the running cell shows a MIME bundle with the view of the widget that has this model.
 
     Returns:
         The display id by which the output is replaced; None if no widget of this rank has that view.
     """
-    model = data[cell_streams.VIEW_MIME].get("model_id")
     if not isinstance(comm.get_comm_manager().comms.get(model), RankComm):
         return None
     data[_OUTPUT_MIME] = {"model_id": model}
     _shown[model][cell_streams.current_cell()] = data, metadata
-    return str(model)
+    return model
 
 
 def update_texts() -> None:
