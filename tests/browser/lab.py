@@ -26,7 +26,7 @@ PATIENCE = patience(30_000)
 # Asking whether the kernel is idle, not the page: that one says so before there is a session at all.
 _BOOK = "Array.from(window.jupyterapp?.shell.widgets('main') ?? []).find(each => each.context?.path === 'book.ipynb')"
 _KERNEL = f"{_BOOK}?.sessionContext?.session?.kernel"
-_READY = f"() => {{ const k = {_KERNEL}; return k?.connectionStatus === 'connected' && k.status === 'idle' }}"
+READY = f"() => {{ const k = {_KERNEL}; return k?.connectionStatus === 'connected' && k.status === 'idle' }}"
 
 
 def browser_path() -> str:
@@ -140,7 +140,7 @@ class Lab:
         (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
         base, _, token = self._url.partition("?")
         self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
-        self.page.wait_for_function(_READY)
+        self.page.wait_for_function(READY)
 
     def save(self) -> None:
         """Save the notebook."""
@@ -153,7 +153,7 @@ class Lab:
     def reload(self) -> None:
         """Load the page again: the notebook as it was saved, with its kernel, or a new one if that has ended."""
         self.page.reload()
-        self.page.wait_for_function(_READY)
+        self.page.wait_for_function(READY)
 
     def reload_without_kernel(self) -> None:
         """Load the page again as where the notebook's kernel is not installed, and choose none instead."""
