@@ -21,8 +21,8 @@ _STREAMS = {
 
 #: Marks figures of ranks, which the extension of JupyterLab shows side by side, each with the label that this has.
 FIGURE_MIME = "application/vnd.monarch-kernel.figure+json"
-#: Beside an output with progress: the same without it, for the extension of JupyterLab in a notebook that it opens. That
-#: was saved, or its page was loaded again, while the cell ran, and nothing updates the progress any more.
+#: Beside an output with progress: the same without it, for the extension of JupyterLab, which shows that in a notebook
+#: that it opens. It was saved while the cell ran, and nothing updates the progress any more.
 PROGRESS_MIME = "application/vnd.monarch-kernel.progress+json"
 #: The class of HTML that has nothing but labels: those of figures are repeated at the figures.
 _ONLY_LABELS = "mk-OnlyLabels"

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import needs
 from tests.debugger.dap.test_front_end import FrontEnd, stopped
 from tests.kernel import harness
 from tests.kernel.harness import stop_kernel
+
+needs("torch", "numpy")
+pytestmark = pytest.mark.torch
 
 CELL = """%%mesh
 import numpy as np, torch
