@@ -11,7 +11,7 @@ from tests.debugger.dap.test_front_end import FrontEnd, stopped
 from tests.kernel import harness
 from tests.kernel.harness import stop_kernel
 
-needs("torch", "numpy")
+needs("torch")
 pytestmark = pytest.mark.torch
 
 CELL = """%%mesh
