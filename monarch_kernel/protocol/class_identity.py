@@ -28,6 +28,7 @@ _MOST_DEFINITIONS = 8
 _SKIPPED = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__firstlineno__", "__module__", "_abc_impl", "__annotations_cache__"}
     | {"__slotnames__"}  # what pickle has cached
+    | {"_value2member_map_"}  # where enum caches combinations of flags; members are attributes, too
     | {f"__pydantic_{name}__" for name in ("core_schema", "validator", "serializer", "parent_namespace")}
 )
 _FIELD = tuple(name for name in dataclasses.Field.__slots__ if name not in ("_field_type",))

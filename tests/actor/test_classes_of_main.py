@@ -113,6 +113,10 @@ CELL = '''
 class Phase(enum.Enum):
     TRAIN = "train"
 
+class Parts(enum.Flag):
+    HEAD = enum.auto()
+    TAIL = enum.auto()
+
 class Told(Exception):
     pass
 
@@ -137,6 +141,11 @@ class Keeper(Actor):
         return phase is self.phase, phase is Phase.TRAIN, job == self.job, isinstance(job, Job), job.label()
 
     @endpoint
+    def known(self, parts):
+        known, self.parts = getattr(self, "parts", parts), parts
+        return known is parts
+
+    @endpoint
     def give(self, fail):
         if fail:
             raise Told("as it was")
@@ -146,7 +155,9 @@ exec(CELL.format(1))
 exec(HELPER.format("a "))
 keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", Keeper)
 keeper.keep.call_one(Phase.TRAIN, Job("a")).get(30)
+keeper.known.call_one(Parts.HEAD | Parts.TAIL).get(30)
 exec(CELL.format(2))  # before anything of it is sent, the old one comes back
+print(keeper.known.call_one(Parts.TAIL | Parts.HEAD).get(30), keeper.known.call_one(~Parts.HEAD).get(30))
 print(isinstance(keeper.give.call_one(False).get(30), Job))
 try:
     keeper.give.call_one(True).get(30)
@@ -162,6 +173,7 @@ print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
     ).finish()
     assert code == 0, err
     assert out.splitlines() == [
+        "True False",
         "True",
         "True",
         "(True, True, True, True, 'a a')",
