@@ -105,7 +105,7 @@ def test_an_equal_definition_is_the_same_class(script: Start) -> None:
     code, out, err = script(
         HEAD
         + """
-import dataclasses, enum, warnings
+import dataclasses, enum, functools, typing, warnings
 warnings.simplefilter("always")
 
 CELL = '''
@@ -116,6 +116,21 @@ class Phase(enum.Enum):
 class Parts(enum.Flag):
     HEAD = enum.auto()
     TAIL = enum.auto()
+
+T = typing.TypeVar("T", bound=Phase)
+
+class Box(typing.Generic[T]):
+    def __init__(self, held: list[T]):
+        self.held = held
+
+class Chooses:
+    @functools.singledispatchmethod
+    def of(self, value):
+        return "any"
+
+    @of.register
+    def _(self, value: int):
+        return "int"
 
 class Told(Exception):
     pass
@@ -146,6 +161,11 @@ class Keeper(Actor):
         return known is parts
 
     @endpoint
+    def alike(self, *values):
+        known, self.values = getattr(self, "values", values), values
+        return [type(one) is type(two) for one, two in zip(known, values)]
+
+    @endpoint
     def give(self, fail):
         if fail:
             raise Told("as it was")
@@ -156,8 +176,10 @@ exec(HELPER.format("a "))
 keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", Keeper)
 keeper.keep.call_one(Phase.TRAIN, Job("a")).get(30)
 keeper.known.call_one(Parts.HEAD | Parts.TAIL).get(30)
+keeper.alike.call_one(Box([]), Chooses()).get(30)
 exec(CELL.format(2))  # before anything of it is sent, the old one comes back
 print(keeper.known.call_one(Parts.TAIL | Parts.HEAD).get(30), keeper.known.call_one(~Parts.HEAD).get(30))
+print(keeper.alike.call_one(Box([]), Chooses()).get(30))
 print(isinstance(keeper.give.call_one(False).get(30), Job))
 try:
     keeper.give.call_one(True).get(30)
@@ -174,6 +196,7 @@ print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
     assert code == 0, err
     assert out.splitlines() == [
         "True False",
+        "[True, True]",
         "True",
         "True",
         "(True, True, True, True, 'a a')",
