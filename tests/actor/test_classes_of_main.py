@@ -290,6 +290,10 @@ def adapted():
 class Held:
     inner = (each for each in ())
 
+class Reads:
+    def __init__(self):
+        self.path, self.source, self.thread = "a", {"of": [(each for each in ())]}, threading.Thread(target=print)
+
 class Busy:
     lock = threading.Lock()
 
@@ -305,7 +309,7 @@ if __name__ == "__main__":
     for each in (check, missing, adapted, lambda: shown([1, "", [2]])):
         print(runs.run.call_one(each).get(60))
     print(runs.none.call_one(NONE, level).get(30), runs.run.call_one(lambda x: x, NONE).get(30) is NONE)
-    for each in (Held, Busy, uses):
+    for each in (Held, [Reads()], Busy, uses):
         try:
             runs.run.call_one(each)
         except TypeError as error:
@@ -320,6 +324,7 @@ if __name__ == "__main__":
         "['int', 'other', ['int']]",
         "(True, True, 7) True",
         "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (inner, an attribute of Held)",
+        "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, an attribute of a Reads)",
         "an argument of runs.run cannot be pickled: cannot pickle a lock that is held (lock, an attribute of Busy)",
         "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, a global of uses)",
     ]
