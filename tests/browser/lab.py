@@ -97,7 +97,7 @@ def server(folder: Path) -> Iterator[str]:
         log.close()
         left = children(process.pid)
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)  # it ends kernels first, on cores that other tests use
         for pid in filter(alive, left):  # kernels of a test that has failed
             os.kill(pid, signal.SIGKILL)
 
