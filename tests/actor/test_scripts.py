@@ -276,7 +276,7 @@ class Broken(Actor):
 world = this_host().spawn_procs(per_host={"gpus": 2})
 try:
     world.spawn("broken", Broken).initialized.get()
-except ValueError:
+except ActorError:
     print("seen")
 time.sleep(0.5)
 print(list(world.spawn("w", Worker).echo.call(1).get().values()))

@@ -164,7 +164,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         except Exception as e:
             explain(e, f"{cls.__name__} or an argument of its constructor")
             raise
-        call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
+        call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported), True)
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
