@@ -61,14 +61,17 @@ bare = BootstrapCommand(program=sys.executable, arg0=None, args=MODULE, env=bare
 check("bare", lambda: variables(host.spawn_procs({"n": 1}, bootstrap_command=bare), "COLOR", "CONTROLLER"))
 
 cpus = sorted(os.sched_getaffinity(0))
-first = str(cpus[0])
-for bind in (
-    *({"physcpubind": first}, {"cpus": first}, {"physcpubind": first, "cpus": "0-9999"}, {"physcpubind": "all"}),
-    *({"physcpubind": "+0"}, {"physcpubind": f"!{first}"}, {"cpunodebind": "0"}, {"cpunodebind": "all"}),
-    *({"cpunodebind": "0", "membind": "0"}, {"cpunodebind": "0", "cpus": first}, {"membind": "0", "cpus": first}),
+first, others = {cpus[0]}, set(cpus[1:])
+for what, wanted, bind in (
+    ("a CPU", first, {"physcpubind": str(cpus[0])}),
+    ("by taskset", first, {"cpus": str(cpus[0])}),
+    ("by both", first, {"physcpubind": str(cpus[0]), "cpus": "0-9999"}),
+    ("all", {*cpus}, {"physcpubind": "all"}),
+    ("the first", first, {"physcpubind": "+0"}),
+    ("the others", others, {"physcpubind": f"!{cpus[0]}"}),
 ):
     bound = host.spawn_procs({"n": 1}, proc_bind=[bind]).spawn("worker", Worker).cpus.call_one()
-    show(f"bound {bind}:", [cpus.index(cpu) for cpu in bound.get(timeout=60)][:2])
+    show("bound to", what, {*bound.get(timeout=60)} == wanted)
 
 with tempfile.TemporaryDirectory() as folder:
     address = f"ipc://{folder}/worker"
