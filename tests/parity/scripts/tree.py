@@ -91,6 +91,19 @@ class Owner(Actor):
         self.port.send(("owner ends", error is None))
 
 
+class Grandparent(Owner):
+    @endpoint
+    def own(self):
+        self.child = context().actor_instance.proc.spawn("child", Owner, False, self.port)
+        self.child.own.call_one().get()
+        return self.child
+
+    @endpoint
+    def own_anew(self):
+        self.leaf = this_host().spawn_procs({"n": 1}).spawn("leaf", Leaf)
+        return self.leaf.ok.call_one().get()
+
+
 class Async(Actor):
     def __init__(self, port):
         self.port = port
@@ -171,6 +184,15 @@ while (failure := receiver.recv().get(timeout=60))[1] == "logger":  # of Monarch
     pass
 check("a dead process", lambda: failure[:3])
 check("its neighbour", lambda: leaf.slice(n=0).ok.call_one().get(timeout=60))
+port, receiver = Channel.open()
+above = this_host().spawn_procs({"n": 1}).spawn("above", Grandparent, True, port)
+below = above.own.call_one().get()
+below.asks.call_one("ok").get()
+below.asks.broadcast("nothing")
+check("up the tree", lambda: [receiver.recv().get(timeout=60)[:2] for _ in range(2)])
+check("and no further", lambda: above.ping.call_one().get())
+check("the child is dead", lambda: below.ping.call_one().get(timeout=60), SupervisionError)
+check("another one", lambda: above.own_anew.call_one().get(timeout=60))
 port, receiver = Channel.open()
 here = this_proc().spawn("owner", Owner, True, port)
 here.own.call_one().get().fails.broadcast()

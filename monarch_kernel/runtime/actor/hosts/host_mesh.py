@@ -395,7 +395,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         if self._use is None or self._part:
             raise RuntimeError(
                 f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "
-                f"{self!r} is a slice of those hosts, or a reference to them"
+                f"{self!r} is a reference to those hosts, or to some of them (a slice)"
             )
 
     def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
