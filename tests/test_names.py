@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("monarch_kernel", "workspace_sync")
 
 # Names that stand in several files, and why.
-SHARED: dict[str, str] = {}
+SHARED = {"profile": "Monarch has two of this name: in its profiler, and of a job"}
 
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {

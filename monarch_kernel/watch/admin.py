@@ -26,7 +26,7 @@ from monarch_kernel.watch.history import monarch_tables
 from monarch_kernel.watch.history.query import HistoryQueryError, ask
 from monarch_kernel.watch.history.recorder import History
 from monarch_kernel.watch.status_table import status_tables
-from monarch_kernel.watch.topology import Node, as_text, topology
+from monarch_kernel.watch.topology import TopologyNode, as_text, topology
 from monarch_kernel.watch.tracing.trace import Trace
 from monarch_kernel.watch.watcher import Watch
 
@@ -81,7 +81,7 @@ class AdminServer:
         self._server.server_close()
         self.watch.close()
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, TopologyNode]:
         """All that there is, by identities."""
         return topology(self.watch.snapshot(), self._started, f"process {os.getpid()}")
 

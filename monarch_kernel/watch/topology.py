@@ -12,7 +12,7 @@ FAILED = (RankState.DEAD, RankState.UNRESPONSIVE)
 
 
 @dataclass
-class Node:
+class TopologyNode:
     """One of them.
 
     Attributes:
@@ -30,7 +30,7 @@ class Node:
     children: list[str] = field(default_factory=list[str])
 
 
-def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, Node]:
+def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, TopologyNode]:
     """The nodes by their identities, parents before their children.
 
     Args:
@@ -38,14 +38,14 @@ def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, 
         started_by: whose it is.
     """
     about = {"num_hosts": len(snapshot.hosts), "started_at": started_at, "started_by": started_by}
-    found = {"root": Node("Root", "root", "", about)}
+    found = {"root": TopologyNode("Root", "root", "", about)}
 
-    def add(identity: str, node: Node) -> None:
+    def add(identity: str, node: TopologyNode) -> None:
         found[identity] = node
         found[node.parent].children.append(identity)
 
     for key, host in snapshot.hosts.items():
-        add(f"host:{key}", Node("Host", host.name, "root", {"addr": host.name, "host_num_procs": 0}))
+        add(f"host:{key}", TopologyNode("Host", host.name, "root", {"addr": host.name, "host_num_procs": 0}))
     for key, mesh in snapshot.meshes.items():
         for rank in snapshot.ranks.get(key, ()):
             above = f"host:{rank.host}" if f"host:{rank.host}" in found else "root"
@@ -59,7 +59,7 @@ def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, 
                 "is_poisoned": int(failed),
                 "failed_actor_count": len(rank.actors) if failed else 0,
             }
-            add(proc_id(rank), Node("Proc", name, above, proc))
+            add(proc_id(rank), TopologyNode("Proc", name, above, proc))
             for actor in rank.actors:
                 status = "failed" if failed else "processing" if actor.endpoint else "idle"
                 about = {
@@ -71,7 +71,7 @@ def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, 
                     "is_system": 0,
                     "since": round(actor.since * 1e6),
                 }
-                add(f"{actor.name}.{proc_id(rank)}", Node("Actor", actor.name, proc_id(rank), about))
+                add(f"{actor.name}.{proc_id(rank)}", TopologyNode("Actor", actor.name, proc_id(rank), about))
     return found
 
 
@@ -80,7 +80,7 @@ def proc_id(rank: RankView) -> str:
     return rank.proc or f"{rank.mesh}.{rank.rank}"
 
 
-def as_text(nodes: dict[str, Node], url: str) -> str:
+def as_text(nodes: dict[str, TopologyNode], url: str) -> str:
     """The tree for a terminal, each node with its address."""
     from urllib.parse import quote
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_kernel.watch.history.columns import ColumnTable
 from monarch_kernel.watch.model import Snapshot
-from monarch_kernel.watch.topology import FAILED, Node, proc_id
+from monarch_kernel.watch.topology import FAILED, TopologyNode, proc_id
 
 Row = tuple[Any, ...]
 _INTEGERS, _REALS = "value_i64 value_u64 sum_i64 sum_u64", "value_f64 sum_f64"
@@ -72,7 +72,11 @@ def named(sql: str) -> list[str]:
 
 
 def tables_of(
-    names: list[str], history: Mapping[str, ColumnTable], snapshot: Snapshot, nodes: Mapping[str, Node], since: int
+    names: list[str],
+    history: Mapping[str, ColumnTable],
+    snapshot: Snapshot,
+    nodes: Mapping[str, TopologyNode],
+    since: int,
 ) -> dict[str, ColumnTable]:
     """Some of the tables.
 
@@ -189,7 +193,7 @@ def _metrics(fields: tuple[str, ...], middle: Row) -> Callable[..., Iterator[Row
 _UNITS = {"memory": "By", "cpu": "%", "sent": "By", "received": "By"}
 
 
-def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, Node]) -> Iterator[Row]:
+def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, TopologyNode]) -> Iterator[Row]:
     """The rows of a table of snapshots: there is one, of this moment."""
     at = round(snapshot.time * 1e6)
     this = f"{snapshot.version:016x}"
