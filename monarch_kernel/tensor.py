@@ -5,11 +5,22 @@ This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
 
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel.runtime.tensor.api.activation import activate, get_active_mesh, get_active_stream, no_mesh
+from monarch_kernel.runtime.tensor.api.activation import (
+    activate,
+    end_tensors,
+    get_active_mesh,
+    get_active_stream,
+    no_mesh,
+)
 from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
-from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
+from monarch_kernel.runtime.tensor.api.gradients import (
+    GradientGenerator,
+    grad_function,
+    grad_generator,
+    gradient_execution_order,
+)
 from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
 from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
@@ -52,6 +63,7 @@ __all__ = [
     "DeviceMeshError",
     "Explanation",
     "FetchedValues",
+    "GradientGenerator",
     "MixedTensorsError",
     "NanWatching",
     "NonFiniteError",
@@ -83,6 +95,7 @@ __all__ = [
     "coalescing",
     "compile",
     "create_pipe",
+    "end_tensors",
     "explain",
     "fetch_shard",
     "function_resolvers",
@@ -90,6 +103,7 @@ __all__ = [
     "get_active_stream",
     "grad_function",
     "grad_generator",
+    "gradient_execution_order",
     "inspect",
     "keep_result",
     "lend_arguments",

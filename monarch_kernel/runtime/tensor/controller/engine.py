@@ -92,6 +92,8 @@ class TensorEngine:
     replays: ClassVar[bool] = True
     recording: ClassVar[ReplayRecorder | None] = None
     watching: ClassVar[Watching | None] = None
+    #: What is raised once its tensors were ended by the program.
+    exited: DeviceMeshError | None = None
     #: Called before a function is recorded for a replay.
     before_recording: ClassVar[list[Callable[[], None]]] = []
 
@@ -152,10 +154,13 @@ class TensorEngine:
 
         Raises:
             RuntimeError: the mesh was stopped.
+            DeviceMeshError: its tensors were ended.
         """
         if procs._stopped:
             raise RuntimeError(f"proc mesh {procs.name} was stopped: there are no ranks for tensors")
         engine: TensorEngine | None = procs._shared.get(_KEY)
+        if engine is not None and engine.exited is not None:
+            raise engine.exited
         if engine is None:
             engine = procs._shared[_KEY] = cls(procs)
         return engine
@@ -414,6 +419,18 @@ class TensorEngine:
         """Nothing is sent any more."""
         self._closed = True
         self._wake.set()
+
+    def exit(self) -> None:
+        """End its workers when what was issued has run: values are gone, and later operations raise."""
+        self.finish()
+        with self.lock:
+            self.close()
+            self.exited = DeviceMeshError(f"mesh {self.name}: exit() has ended its tensors: spawn other processes")
+            for mesh in self.meshes.values():
+                mesh.error = self.exited
+            streams = {mesh.stream: None for mesh in self.meshes.values()}
+        for stream in streams:
+            stream.workers_of(self).stop().get()
 
     def finish(self) -> None:
         """Wait until all living ranks have run what was issued so far, in all streams."""
