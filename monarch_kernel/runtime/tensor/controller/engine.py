@@ -482,11 +482,11 @@ class TensorEngine:
         self.plan.line().fetched += sum(flat[i].numel() * flat[i].element_size() for i in positions)
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            numbers = [flat[i]._owner.id for i in positions]
             self.turn_to(mesh)
             self._send_definitions(mesh)
             body = self._take(mesh)
             try:
-                numbers = [flat[i]._owner.id for i in positions]
                 call = mesh.workers.fetch.call(*body, numbers, mesh.ranks[rank], compare)
             except SupervisionError as e:
                 raise mesh.lost(e) from e
@@ -503,13 +503,12 @@ class TensorEngine:
             self.recording.stop("it asks the ranks for something")
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            # what may raise comes before the records are taken, which would be lost
+            called = cloudpickle.dumps(function)
+            numbers = [v._owner.id if type(v) is Tensor else v for v in values]
             self.turn_to(mesh)
             self._send_definitions(mesh)
-            return mesh.workers.ask.call(
-                *self._take(mesh),
-                cloudpickle.dumps(function),
-                [v._owner.id if type(v) is Tensor else v for v in values],
-            )
+            return mesh.workers.ask.call(*self._take(mesh), called, numbers)
 
     def call_and_fetch(
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
@@ -535,13 +534,14 @@ class TensorEngine:
         )
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            called = cloudpickle.dumps((function, template))
             self.turn_to(mesh)
             self._send_definitions(mesh)
             body = self._take(mesh)
             self.places[self.record] = frames.take(1, 16)
             self.record += 1
             wanted = rank if rank < 0 else mesh.ranks[rank]
-            return mesh.workers.call_and_fetch.call(*body, cloudpickle.dumps((function, template)), values, wanted)
+            return mesh.workers.call_and_fetch.call(*body, called, values, wanted)
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
         """The result of a call of workers, with their failures as errors of the program."""
@@ -591,10 +591,11 @@ class TensorEngine:
             self.recording.stop(f"the shape of what {name} gives depends on values")
         flat, tree = tree_flatten((list(args), kwargs or {}))
         ins: list[Tensor] = [x for x in flat if type(x) is Tensor]
-        numbers = iter(range(len(ins)))
-        template = tree_unflatten([TensorSlot(next(numbers)) if type(x) is Tensor else x for x in flat], tree)
+        places = iter(range(len(ins)))
+        template = tree_unflatten([TensorSlot(next(places)) if type(x) is Tensor else x for x in flat], tree)
         count = len(func._schema.returns)
         with self.lock, _disable_current_modes():
+            called, numbers = cloudpickle.dumps(template), [a._owner.id for a in ins]
             first = self.next_value
             self.next_value += count
             self.turn_to(mesh)
@@ -602,9 +603,7 @@ class TensorEngine:
             body = self._take(mesh)
             place = self.places[self.record] = frames.take(1, 16)
             self.record += 1
-            call = mesh.workers.run_and_describe.call(
-                *body, name, cloudpickle.dumps(template), [a._owner.id for a in ins], first, count, mesh.sharded
-            )
+            call = mesh.workers.run_and_describe.call(*body, name, called, numbers, first, count, mesh.sharded)
         described = list(self.answer(mesh, call).values())
         if any(d != described[0] for d in described):
             differing = next(i for i, d in enumerate(described) if d != described[0])
