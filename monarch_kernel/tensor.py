@@ -25,7 +25,15 @@ from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_r
 from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
-from monarch_kernel.runtime.tensor.api.placement import reduce, reduce_, show, slice_mesh, to_mesh, world_mesh
+from monarch_kernel.runtime.tensor.api.placement import (
+    python_local_mesh,
+    reduce,
+    reduce_,
+    show,
+    slice_mesh,
+    to_mesh,
+    world_mesh,
+)
 from monarch_kernel.runtime.tensor.api.process_groups import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
@@ -112,6 +120,7 @@ __all__ = [
     "no_mesh",
     "opaque_method",
     "process_group",
+    "python_local_mesh",
     "rank_tensor",
     "rank_tensors",
     "reduce",

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, restored
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
 
 class GradientGenerator:
@@ -91,8 +92,8 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
     ```
 
     The second one gets a gradient for each part of the result, and returns one (or None) for each tensor among the
-    arguments, in their order, or for each argument. It runs with the mesh and the stream active that were so in the
-    call. Arguments and results may be nested lists, tuples and dicts.
+    arguments, in their order, or for each argument. It runs with the mesh and the stream of the result active.
+    Arguments and results may be nested lists, tuples and dicts.
     """
 
     @functools.wraps(function)
@@ -100,7 +101,6 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
         flat, tree = tree_flatten((args, kwargs))
         positions = [k for k, x in enumerate(flat) if isinstance(x, torch.Tensor)]
         found: list[Any] = []
-        target = active_target()
 
         class Function(torch.autograd.Function):
             @staticmethod
@@ -115,11 +115,13 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 result, ctx.back = made
                 parts, shape = tree_flatten(result)
                 found.append(shape)
+                there = next((x._spec.mesh for x in parts if type(x) is Tensor), None)
+                ctx.target = active_target() if there is None or there.sharded else (there.procs, there.stream)
                 return tuple(parts)
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
-                with restored(*target):
+                with restored(*ctx.target):
                     back = tree_flatten(ctx.back(*grads), is_leaf=lambda x: x is None)[0]
                 if len(back) == len(flat) and len(flat) != len(positions):
                     back = [back[k] for k in positions]

@@ -581,10 +581,10 @@ class TensorEngine:
         return kind(rank, issued, failed.text, mesh.name)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation whose results' shapes only the ranks can know; returns handles.
+        """Run an operation whose results' shapes only the ranks can know; returns handles, and what is no tensor.
 
         Raises:
-            ValueError: the shapes differ from rank to rank, so that no handle can stand for them all.
+            ValueError: they differ from rank to rank, so that nothing can stand for them all.
         """
         name = operation_name(func)
         if self.recording is not None:
@@ -607,17 +607,21 @@ class TensorEngine:
         described = list(self.answer(mesh, call).values())
         if any(d != described[0] for d in described):
             differing = next(i for i, d in enumerate(described) if d != described[0])
+            other, one = (x[0] if type(x) is tuple else x for x in (described[differing][0], described[0][0]))
+            kind = "shape" if type(described[0][0]) is tuple else "value"
             raise ValueError(
-                f"{name}: its result has another shape on rank {differing} ({described[differing][0][0]}) than on "
-                f"rank 0 ({described[0][0][0]}) of mesh {mesh.name}, so that no tensor can stand for it: use "
-                "call_on_shard_and_fetch(), or a function of the ranks (remote)"
+                f"{name}: its result has another {kind} on rank {differing} ({other}) than on rank 0 ({one}) of mesh "
+                f"{mesh.name}, so that nothing can stand for it: use call_on_shard_and_fetch(), or a function of the "
+                "ranks (remote)"
             )
         results = [
             make_handle(
-                spec_of(mesh, torch.empty_strided(size, stride, dtype=dtype, device="meta")),
+                spec_of(mesh, torch.empty_strided(like[0], like[1], dtype=like[2], device="meta")),
                 ValueOwner(first + i, mesh.dead, place),
             )
-            for i, (size, stride, dtype) in enumerate(described[0])
+            if type(like) is tuple
+            else like
+            for i, like in enumerate(described[0])
         ]
         return results[0] if count == 1 else tuple(results)
 

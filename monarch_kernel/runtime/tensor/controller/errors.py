@@ -51,8 +51,11 @@ class TensorUseError(TypeError):
         self.last.raised = type(self), text  # not the error, which would keep its frames and their tensors
 
 
-class MixedTensorsError(TensorUseError):
-    """Tensors that are not in one place: of several meshes, of several streams, or local ones among those of a mesh."""
+class MixedTensorsError(TensorUseError, ValueError):
+    """Tensors that are not in one place: of several meshes, of several streams, or local ones among those of a mesh.
+
+    It is a TypeError, as Monarch's for operations, and a ValueError, as its for arguments of actors.
+    """
 
 
 class DeviceMeshError(SupervisionError):

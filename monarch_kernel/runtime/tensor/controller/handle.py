@@ -373,7 +373,7 @@ def _pictures() -> Any:
 
 def _operator(name: str) -> Any:
     """A binary operator of torch's that raises why it cannot be."""
-    plain = getattr(torch.Tensor, name)
+    plain = _divided if name == "__rtruediv__" else getattr(torch.Tensor, name)
 
     @functools.wraps(plain)
     def operator(self: Tensor, other: Any) -> Any:
@@ -393,7 +393,16 @@ def _why_not(plain: Any, *operands: Any) -> Any:
     return made
 
 
-# Not __rtruediv__, which rounds otherwise than a division: Python would prefer it for a local tensor on the left.
+def _divided(self: Tensor, other: Any) -> Any:
+    """``other / self``. Torch multiplies by a reciprocal, which rounds otherwise: Python asks it for local tensors."""
+    if not isinstance(other, torch.Tensor):
+        return torch.Tensor.__rtruediv__(self, other)
+    try:
+        return torch.div(other, self)
+    except TypeError:
+        return NotImplemented
+
+
 for _name in [
     "add",
     "sub",
@@ -410,7 +419,7 @@ for _name in [
     "rshift",
 ]:
     for _kind in ("", "i", "r"):
-        if hasattr(torch.Tensor, f"__{_kind}{_name}__") and _kind + _name != "rtruediv":
+        if hasattr(torch.Tensor, f"__{_kind}{_name}__"):
             setattr(Tensor, f"__{_kind}{_name}__", _operator(f"__{_kind}{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Tensor, f"__{_name}__", _operator(f"__{_name}__"))
