@@ -114,7 +114,7 @@ def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorM
         if not name.startswith("_"):
             for handle, path in _handles(value, name):
                 holders.setdefault((id(handle._spec.mesh.engine), number_of(handle._owner)), []).append(path)
-    owners = [each for each in gc.get_objects() if isinstance(each, ValueOwner)]
+    owners = [each for each in gc.get_objects() if issubclass(type(each), ValueOwner)]
     lines: list[MemoryLine] = []
     for engine in all_engines():
         lines += _of_engine(engine, wanted, holders, owners)
