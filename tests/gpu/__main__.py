@@ -35,11 +35,11 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="run this check; may be repeated")
     parser.add_argument("--jobs", type=int, metavar="N", help="how many at a time (one for four cores, at least 2)")
     parser.add_argument("--list", action="store_true", help="print the names")
-    parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
     checks = all_checks()
     if options.child:
-        return child(checks[options.child])
+        return child([checks[name] for name in options.child])
     unknown = [name for name in options.only or () if name not in checks]
     if unknown:
         parser.error(f"there is no check {', '.join(unknown)}; there are {', '.join(checks)}")
@@ -53,8 +53,9 @@ def main() -> int:
     jobs = options.jobs or max(2, (os.cpu_count() or 2) // 4)
     with ThreadPoolExecutor(jobs) as pool:
         running: list[Future[None]] = []
-        for each in chosen:
-            if each.alone and has_gpu():
+        # Without a card there is no state of it to keep apart: one process loads torch once, and runs them in turn.
+        for each in ([one] for one in chosen) if has_gpu() else [chosen]:
+            if has_gpu() and each[0].alone:
                 wait(running)
                 runner.run(each)
             else:
@@ -79,18 +80,24 @@ class Runs:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
 
-    def run(self, check: Check) -> None:
-        """Run a check."""
+    def run(self, checks: list[Check]) -> None:
+        """Run checks in one process."""
         began = time.monotonic()
-        left = self._end - began
-        if not has_gpu() and not check.cpu:
-            self._say("skipped", check, "it needs a GPU", began)
-        elif left < 1:
-            self._say("skipped", check, "no time is left", began)
-        else:
-            # Other programs use these cores, too, where CI runs it.
-            deadline = min(left, check.deadline if has_gpu() else patience(3 * check.deadline))
-            self._say(*_run(check, deadline), began)
+        able = [each for each in checks if has_gpu() or each.cpu]
+        for check in checks:
+            if check not in able:
+                self._say("skipped", check, "it needs a GPU", began)
+        while able:
+            began = time.monotonic()
+            if self._end - began < 1:
+                self._say("skipped", able.pop(0), "no time is left", began)
+                continue
+            process = _Process(able)
+            while able and process.alive:
+                began = time.monotonic()
+                # Other programs use these cores, too, where CI runs it.
+                deadline = able[0].deadline if has_gpu() else patience(3 * able[0].deadline)
+                self._say(*process.result(able.pop(0), min(self._end - began, deadline)), began)
 
     def _say(self, kind: str, check: Check, text: str, began: float) -> None:
         with self._lock:
@@ -99,38 +106,47 @@ class Runs:
             print(f"{kind:7} {check.name:24} {took:5.1f} s  {text}".rstrip(), flush=True)
 
 
-def _run(check: Check, deadline: float) -> tuple[str, Check, str]:
-    """Run a check in a process of its own: what came out, and a text."""
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu", "--child", check.name],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=writer,
-        stderr=writer,
-        start_new_session=True,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"},
-    )
-    os.close(writer)
-    hangs = threading.Event()
-    killer = threading.Timer(deadline, _end_all, [process, hangs])
-    killer.start()
-    output = ""
-    with open(reader, errors="replace") as said:
-        for line in said:
-            output += line
+class _Process:
+    """A process that runs checks in turn."""
+
+    def __init__(self, checks: list[Check]) -> None:
+        self.alive = True
+        reader, writer = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu", "--child", *(check.name for check in checks)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            start_new_session=True,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"},
+        )
+        os.close(writer)
+        self._said = os.fdopen(reader, errors="replace")
+        self._last = checks[-1]
+
+    def result(self, check: Check, deadline: float) -> tuple[str, Check, str]:
+        """Wait for its next check, at most ``deadline`` seconds: what came out, and a text."""
+        hangs = threading.Event()
+        killer = threading.Timer(deadline, _end_all, [self._process, hangs])
+        killer.start()
+        output = result = ""
+        for line in self._said:
             if line.startswith("result: "):
+                result = line.removeprefix("result: ").strip()
                 break
-    code = process.wait()
-    killer.cancel()
-    last = output.rstrip().rsplit("\n", 1)[-1]
-    if code == 0 and last.startswith("result: "):
-        kind, _, text = last.removeprefix("result: ").partition(" ")
-        if kind != "FAILED":
-            return kind, check, text
-        return kind, check, f"{text}\n{_indented(output.rpartition(chr(10) + 'result: ')[0])}"
-    why = f"it did not end within {deadline:.0f} s" if hangs.is_set() else f"its process ended with {code}"
-    return "FAILED", check, f"{why}\n{_indented(output)}"
+            output += line
+        code = 0
+        if not result or check is self._last:
+            self.alive = False
+            self._said.close()
+            code = self._process.wait()
+        killer.cancel()
+        if code or not result:
+            why = f"it did not end within {deadline:.0f} s" if hangs.is_set() else f"its process ended with {code}"
+            return "FAILED", check, f"{why}\n{_indented(output)}"
+        kind, _, text = result.partition(" ")
+        return kind, check, f"{text}\n{_indented(output)}" if kind == "FAILED" else text
 
 
 def _indented(text: str, lines: int = 40) -> str:
@@ -154,19 +170,20 @@ def _end_all(process: subprocess.Popen[bytes], hangs: threading.Event) -> None:
     process.kill()
 
 
-def child(check: Check) -> int:
-    """Run a check in this process, and print how it ended."""
+def child(checks: list[Check]) -> int:
+    """Run checks in this process, and print how each ended."""
     runtime.unhandled_fault_hook = lambda _failure: None  # the death of a rank would end this process, as any script
-    kind = "ok"
-    try:
-        text = check.run() or ""
-    except Skipped as e:
-        kind, text = "skipped", str(e)
-    except BaseException as e:
-        traceback.print_exc()
-        kind, text = "FAILED", f"{type(e).__name__}: {e}"
-    sys.stderr.flush()
-    print("result:", kind, " ".join(text.split())[:WIDTH], flush=True)
+    for check in checks:
+        kind = "ok"
+        try:
+            text = check.run() or ""
+        except Skipped as e:
+            kind, text = "skipped", str(e)
+        except BaseException as e:
+            traceback.print_exc()
+            kind, text = "FAILED", f"{type(e).__name__}: {e}"
+        sys.stderr.flush()
+        print("result:", kind, " ".join(text.split())[:WIDTH], flush=True)
     return 0
 
 

@@ -70,6 +70,21 @@ class Rig:
         assert self.relay.flush(30)
 
 
+class KeptRanks(Ranks):
+    """Ranks that outlive the kernel, until its shutdown has let go of them."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__("kept")
+        self.rig = rig
+        self.shut_down_when_asked = False
+
+    @property
+    def outlives_kernel(self) -> bool:
+        if self.shut_down_when_asked:
+            self.rig.relay.ending.set()
+        return not self.rig.relay.ending.is_set()
+
+
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     rig = Rig()
@@ -333,3 +348,17 @@ def test_a_second_interrupt_by_command_concerns_what_the_first_has_interrupted()
     assert first.unanswered(later) == [0, 2, 3]
     assert first.unanswered(interruption({0: "actor.step", 2: "?", 3: "cells.run"}, {0: 7, 3: 7})) == [2, 3]
     assert interruption({}, {}).unanswered(later) == []
+
+
+# -- the end of the kernel ----------------------------------------------------------------------------------
+
+
+def test_ranks_that_outlive_the_kernel_are_not_interrupted_as_it_ends(rig: Rig) -> None:
+    ranks = KeptRanks(rig)
+    rig.default = [ranks]
+    rig.press()
+    assert ranks.interrupts == 1  # the kernel goes on
+    ranks.shut_down_when_asked = True  # the shutdown comes between the press and the look at its targets
+    rig.now += 60
+    rig.press()
+    assert ranks.interrupts == 1 and ranks.killed == []

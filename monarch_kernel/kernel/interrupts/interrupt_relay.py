@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from operator import itemgetter
 
 from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
 from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, PressLogic
@@ -165,8 +166,11 @@ class InterruptRelay:
                 self._tell(action.cell, f"The interrupt did not reach the ranks: {error}")
         self._concerned = targets
         waited = False
-        for target in sorted(targets, key=_outlives):
-            if not waited and _outlives(target):
+        # Asked before `ending` is looked at: a kernel that ends lets go of its kept hosts, and none then outlives it.
+        for outlives, target in sorted(((_outlives(each), each) for each in targets), key=itemgetter(0)):
+            if self.ending.is_set():
+                return
+            if outlives and not waited:
                 waited = True
                 if any(self.ending.wait(END_GRACE / END_LOOKS) for _ in range(END_LOOKS)):
                     return
