@@ -371,14 +371,21 @@ def _pictures() -> Any:
     return pictures
 
 
-def _operator(name: str) -> Any:
+def _operator(kind: str, name: str) -> Any:
     """A binary operator of torch's that raises why it cannot be."""
-    plain = _divided if name == "__rtruediv__" else getattr(torch.Tensor, name)
+    plain = getattr(torch.Tensor, f"__{kind}{name}__")
+    forward = getattr(torch.Tensor, f"__{name}__")
+
+    def reflected(self: Tensor, other: Any) -> Any:
+        # Python prefers this to the operator of a local tensor, which may be another one: a division, or a reciprocal.
+        return forward(other, self) if isinstance(other, torch.Tensor) else plain(self, other)
+
+    function = reflected if kind == "r" else plain
 
     @functools.wraps(plain)
     def operator(self: Tensor, other: Any) -> Any:
-        made = plain(self, other)
-        return _why_not(plain, self, other) if made is NotImplemented else made
+        made = function(self, other)
+        return _why_not(function, self, other) if made is NotImplemented else made
 
     return operator
 
@@ -393,17 +400,8 @@ def _why_not(plain: Any, *operands: Any) -> Any:
     return made
 
 
-def _divided(self: Tensor, other: Any) -> Any:
-    """``other / self``. Torch multiplies by a reciprocal, which rounds otherwise: Python asks it for local tensors."""
-    if not isinstance(other, torch.Tensor):
-        return torch.Tensor.__rtruediv__(self, other)
-    try:
-        return torch.div(other, self)
-    except TypeError:
-        return NotImplemented
-
-
-for _name in [
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC = (
     "add",
     "sub",
     "mul",
@@ -412,17 +410,16 @@ for _name in [
     "floordiv",
     "mod",
     "pow",
+    "lshift",
+    "rshift",
     "and",
     "or",
     "xor",
-    "lshift",
-    "rshift",
-]:
-    for _kind in ("", "i", "r"):
+)
+for _kind, _names in (("", (*_COMPARISONS, *_ARITHMETIC)), ("i", _ARITHMETIC), ("r", _ARITHMETIC)):
+    for _name in _names:
         if hasattr(torch.Tensor, f"__{_kind}{_name}__"):
-            setattr(Tensor, f"__{_kind}{_name}__", _operator(f"__{_kind}{_name}__"))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Tensor, f"__{_name}__", _operator(f"__{_name}__"))
+            setattr(Tensor, f"__{_kind}{_name}__", _operator(_kind, _name))
 
 
 def _make_of(spec: Spec) -> Any:
