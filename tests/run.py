@@ -45,7 +45,7 @@ LIMIT = 20.0
 #: What is assumed for a file that was never recorded, by its size (seconds a byte).
 GUESS = 1 / 2000
 #: How busy the cores may be when one more batch begins than ``--jobs``, and how many times as many there may be.
-IDLE, MOST = 0.8, 2
+IDLE, MOST = 0.9, 3
 #: Needs another product's engine, a browser, a virtual machine, or jobs of torchrun and other launchers; or trains or
 #: injects faults for a long time: the lane of ``--engines``. Folders, and files.
 ENGINES = [

@@ -19,6 +19,7 @@ SHARED: dict[str, str] = {}
 
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {
+    "UnhandledFault": "a KeyboardInterrupt and a SystemExit, which a script catches as either",
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
     "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
     "PlaceError": "the error of the cell shows its text",

@@ -269,8 +269,16 @@ def test_splits_and_renames(procs: Procs) -> None:
 
 
 def test_options_of_logging_option(procs: Procs) -> None:
+    world = procs(1)
     with pytest.raises(RuntimeError, match="aggregate_window_sec needs stream_to_client=True"):
-        procs(1).logging_option(aggregate_window_sec=3)
+        world.logging_option(aggregate_window_sec=3)
+    for level, error in (("INFO", TypeError), (1.5, TypeError), (-1, ValueError), (999, ValueError)):
+        with pytest.raises(error):
+            world.logging_option(level=level)  # type: ignore[arg-type]
+    for window, error in ((-1, ValueError), (1.5, TypeError), ("3", TypeError)):
+        with pytest.raises(error):
+            world.logging_option(stream_to_client=True, aggregate_window_sec=window)  # type: ignore[arg-type]
+    world.logging_option(level=30).get(60)
 
 
 def test_the_decorators() -> None:

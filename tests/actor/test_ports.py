@@ -359,6 +359,38 @@ def test_a_future_that_waited_is_served_before_later_ones() -> None:
     assert [second.get(PATIENCE), first.get(PATIENCE), called] == ["c", "a", ["b"]]
 
 
+def test_a_task_that_awaits_is_not_collected() -> None:
+    port, receiver = Channel.open()
+
+    async def main() -> list[Any]:
+        got: list[Any] = []
+        here = asyncio.Event()
+
+        async def listen() -> None:
+            got.append(await receiver.recv())
+            here.set()
+
+        asyncio.get_running_loop().create_task(listen())
+        await asyncio.sleep(0)
+        gc.collect()
+        port.send("a")
+        await asyncio.wait_for(here.wait(), PATIENCE)
+        return got
+
+    assert asyncio.run(main()) == ["a"]
+    assert not receiver._inlet.held  # type: ignore[attr-defined]
+
+
+def test_a_port_of_one_value() -> None:
+    port, receiver = Channel.open(once=True)
+    port.send(1)
+    with pytest.raises(RuntimeError, match="a single value"):
+        port.send(2)
+    assert receiver.recv().get(PATIENCE) == 1
+    with pytest.raises(ValueError, match="already used"):
+        receiver.recv()
+
+
 def test_a_callback_is_called_although_nothing_else_holds_its_future() -> None:
     port, receiver = Channel.open()
     called: list[Any] = []

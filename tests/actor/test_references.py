@@ -11,6 +11,7 @@ import pytest
 
 from monarch_kernel.actor import (
     Actor,
+    ActorError,
     Channel,
     Extent,
     Point,
@@ -285,7 +286,7 @@ def test_a_controller_that_fails(faults: Any) -> None:
             return 1
 
     for _ in range(2):
-        with pytest.raises(ValueError, match="no controller today"):
+        with pytest.raises(ActorError, match="no controller today"):
             get_or_spawn_controller("broken", Broken).get(PATIENCE)
     with pytest.raises(ValueError, match="is not an Actor class"):
         get_or_spawn_controller("wrong", int)

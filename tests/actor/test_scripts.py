@@ -276,7 +276,7 @@ class Broken(Actor):
 world = this_host().spawn_procs(per_host={"gpus": 2})
 try:
     world.spawn("broken", Broken).initialized.get()
-except ValueError:
+except ActorError:
     print("seen")
 time.sleep(0.5)
 print(list(world.spawn("w", Worker).echo.call(1).get().values()))
@@ -341,6 +341,37 @@ time.sleep(60)
 """
     )
     assert run.finish()[0] == 7
+
+
+def test_a_fault_is_a_keyboard_interrupt_as_in_monarch(script: Start) -> None:
+    run = script(
+        HEAD
+        + """
+import monarch_kernel.actor as actor
+
+def hook(failure):
+    print("hook")
+    raise ValueError("the hook failed")
+
+def wait_for_a_fault(**options):
+    mesh = this_host().spawn_procs(per_host={"gpus": 1}).spawn("w", Worker)
+    mesh.die.broadcast()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt as e:
+        print("interrupted", e.code)
+
+wait_for_a_fault()
+actor.unhandled_fault_hook = hook
+wait_for_a_fault()
+actor.unhandled_fault_hook = lambda failure: sys.exit(7)
+wait_for_a_fault()
+raise SystemExit(9)
+"""
+    )
+    code, out, err = run.finish()
+    assert (code, out) == (9, "interrupted 1\nhook\ninterrupted 1\ninterrupted 7\n")
+    assert err.count("Unhandled monarch error on the root actor") == 3 and "ValueError: the hook failed" in err
 
 
 # -- interrupts -----------------------------------------------------------------------------------------

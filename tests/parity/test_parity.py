@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from tests.parity.compare import HERE, SCRIPTS, expected, names, output
 def test_a_script_written_for_monarch(script: str) -> None:
     if script in OF_TENSORS:
         pytest.importorskip("torch")
+    if script == "numa" and not os.path.exists("/sys/devices/system/node/node0/cpulist"):
+        pytest.skip("this host has no NUMA nodes")
     assert output(sys.executable, "ours", script) == expected(script)
 
 

@@ -194,7 +194,7 @@ class HostedProcMesh(ProcMesh):
         except Exception as error:
             explain(error, f"{cls.__name__} or an argument of its constructor")
             raise
-        call = ManyCall(self._system.node, f"{name}.__init__", target)
+        call = ManyCall(self._system.node, f"{name}.__init__", target, True)
         living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
         system.send(living, wire.SpawnActor(system.node.id, self._uid, actor, name, call._number, body))
         for rank, ref in enumerate(target.procs):

@@ -80,8 +80,15 @@ def context() -> Context:
     """The context of the running code; outside any actor, the client's context (starts the runtime if necessary)."""
     here = current.get()
     if here is None:
-        return Context(get_system().client, 0, SINGLE)
+        global _outside
+        client = get_system().client
+        if _outside is None or _outside.actor_instance is not client:
+            _outside = Context(client, 0, SINGLE)
+        return _outside
     return here
+
+
+_outside: Context | None = None  # the client's context
 
 
 def current_rank() -> Point:

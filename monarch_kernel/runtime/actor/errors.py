@@ -142,7 +142,10 @@ class ActorError(Exception):
         if outcome.extent is None:
             return ActorError(outcome.exception, outcome.message)
         failures = [*outcome.failures, *outcome.released]
-        return build_actor_error(outcome.call_name, outcome.extent, failures, {}, outcome.unanswered, outcome.called)
+        plain = type(self) is ActorError
+        return build_actor_error(
+            outcome.call_name, outcome.extent, failures, {}, outcome.unanswered, outcome.called, plain
+        )
 
     def __str__(self) -> str:
         outcome = self._outcome
@@ -159,7 +162,7 @@ class ActorError(Exception):
             return ActorError, (outcome.exception, outcome.message)
         failures = [*outcome.failures, *outcome.released]
         parts = (outcome.call_name, outcome.extent, failures, outcome.values, outcome.unanswered, outcome.called)
-        return build_actor_error, parts
+        return build_actor_error, (*parts, type(self) is ActorError)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()
@@ -172,19 +175,20 @@ def build_actor_error(
     values: Mapping[int, Any],
     unanswered: Sequence[int],
     called: Called | None = None,
+    plain: bool = False,
 ) -> ActorError:
     """The error for a call that failed on at least one rank.
 
     `call_name` is as in `actor.endpoint`; `called` names the ranks, by default as in `extent`. When all
     failing ranks raised the same type, the error is also an instance of that type, unless that could run foreign code
-    or mislead (see `_class_for`).
+    or mislead (see `_class_for`), or `plain` is set, as for constructors and bootstraps.
     """
     failures, released = _own_and_released(failures)
     # Unpickled once, not for every rank: the types of the other exceptions are known by name.
     exception = failures[0].exception
     types = {(f.fault.module, f.fault.qualname) for f in failures if f.fault is not None}
     cls = ActorError
-    if exception is not None and len(types) == 1:
+    if exception is not None and len(types) == 1 and not plain:
         cls = _class_for(exception)
     called = called or Called(extent)
     error = cls(exception, error_text.headline(f"Actor call {call_name}", called, [f.rank for f in failures]))

@@ -1,8 +1,8 @@
 """Faults that no actor handles: the ``unhandled_fault_hook``, and the end of a script.
 
 The default hook ends a script as an uncaught exception would: with a report on stderr and exit code 1. The polling
-thread notices the fault, but ``SystemExit`` must be raised in the main thread, and must interrupt its system call. So
-this module sends a real-time signal, which nothing else uses, to the main thread, and its handler calls the hook.
+thread notices the fault, but ``UnhandledFault`` must be raised in the main thread, and must interrupt its system call.
+So this module sends a real-time signal, which nothing else uses, to the main thread, and its handler raises it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from typing import Any
 
 SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 
-_pending: list[Any] = []
+_pending: list[UnhandledFault] = []
 _installed = False
+
+
+class UnhandledFault(SystemExit, KeyboardInterrupt):
+    """Raised in the main thread of a script: a ``KeyboardInterrupt``, as in Monarch, with an exit code."""
 
 
 def default_hook(failure: Any) -> None:
@@ -54,27 +58,28 @@ def install() -> None:
 
 def _handle(_signum: int, _frame: FrameType | None) -> None:
     if _pending:
-        hook()(_pending.pop())
+        raise _pending.pop()
 
 
 def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
-    """Call the user's hook; if it raises ``SystemExit``, the script ends."""
+    """Call the user's hook; if it raises, whatever it is, the fault is not handled, and the script ends."""
     try:
         chosen(failure)
-    except SystemExit:
-        end_script(failure)
-    except Exception as e:
+    except SystemExit as e:
+        end_script(failure, e.code)
+    except BaseException as e:
         sys.excepthook(type(e), e, e.__traceback__)
+        end_script(failure)
 
 
-def end_script(failure: Any) -> None:
+def end_script(failure: Any, code: Any = 1) -> None:
     """Print the report and end the script."""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     head = (
         f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:"
     )
     print(f"{head}\n{failure.report()}", file=sys.stderr, flush=True)
-    _pending.append(failure)
+    _pending.append(UnhandledFault(code))
     ident = threading.main_thread().ident
     if _installed and ident is not None:
         signal.pthread_kill(ident, SIGNAL)

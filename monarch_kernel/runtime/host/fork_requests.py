@@ -188,19 +188,30 @@ def _bound(bind: Mapping[str, str]) -> tuple[list[int], list[int]]:
     Raises:
         OSError: this host lacks one of them.
     """
-    cpus = _numbers(bind.get("physcpubind") or bind.get("cpus") or "")
-    if cpus:
-        missing = cpus - os.sched_getaffinity(0)
-        if missing:
-            have = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise OSError(f"this host has no CPU {min(missing)} to bind it to (it may use {have})")
-    else:
-        for node in sorted(_numbers(bind.get("cpunodebind", ""))):
+    usable = os.sched_getaffinity(0)
+    cpus: set[int] = set()
+    if "physcpubind" in bind or not bind.keys() & {"cpunodebind", "membind"}:  # as numactl, and taskset without it
+        cpus = _chosen(bind.get("physcpubind") or bind.get("cpus") or "", usable)
+    elif "cpunodebind" in bind:
+        for node in sorted(_chosen(bind["cpunodebind"], _nodes())):
             cpus |= _numbers(_of_node(node, "cpulist"))
-    memory = _numbers(bind.get("membind", ""))
+        cpus &= usable
+    if missing := cpus - usable:
+        have = ",".join(map(str, sorted(usable)))
+        raise OSError(f"this host has no CPU {min(missing)} to bind it to (it may use {have})")
+    memory = _chosen(bind["membind"], _nodes()) if "membind" in bind else set[int]()
     for node in sorted(memory):
         _of_node(node, "meminfo")
     return sorted(cpus), sorted(memory)
+
+
+def _nodes() -> set[int]:
+    """The NUMA nodes of this host."""
+    try:
+        with open("/sys/devices/system/node/online") as found:
+            return _numbers(found.read().strip())
+    except FileNotFoundError:
+        return set()
 
 
 def _of_node(node: int, file: str) -> str:
@@ -210,6 +221,19 @@ def _of_node(node: int, file: str) -> str:
             return found.read().strip()
     except FileNotFoundError:
         raise OSError(f"this host has no NUMA node {node} to bind it to") from None
+
+
+def _chosen(text: str, usable: set[int]) -> set[int]:
+    """The numbers of a list as numactl reads it: "all", "+0-1" counts those that may be used, "!0" takes all others."""
+    if text == "all":
+        return usable
+    found = _numbers(text.lstrip("!+"))
+    if text.startswith("!"):
+        return usable - found
+    if text.startswith("+"):
+        ordered = dict(enumerate(sorted(usable)))
+        return {ordered.get(number, number) for number in found}
+    return found
 
 
 def _numbers(text: str) -> set[int]:

@@ -27,8 +27,9 @@ class NDSlice:
 
     A sequence of those numbers, which supports indexing, iteration and membership tests. Immutable and hashable.
 
-    Raises `ValueError` for sizes and strides that do not match or are negative, and for strides with which two
-    coordinates could map to the same number: each stride must exceed the range of all smaller ones.
+    Raises `ValueError` for sizes and strides that do not match or are negative (an `OverflowError`, too), and for
+    strides with which two coordinates could map to the same number: each stride must exceed the range of all smaller
+    ones.
     """
 
     __slots__ = ("_offset", "_sizes", "_strides")
@@ -45,7 +46,7 @@ class NDSlice:
                 f"{len(self._strides)} strides"
             )
         if self._offset < 0 or any(size < 0 for size in self._sizes) or any(stride < 0 for stride in self._strides):
-            raise ValueError(f"offset, sizes and strides of {self!r} must not be negative")
+            raise _NegativeError(f"offset, sizes and strides of {self!r} must not be negative")
         reached = 1
         for stride, size in sorted(zip(self._strides, self._sizes, strict=True)):
             if size > 1:

@@ -417,7 +417,7 @@ class MeshTrait:
 
     def slice(self, **selections: IndexOrSlice) -> Self:
         """Select by dimension: `mesh.slice(hosts=0, gpus=slice(0, 4))`. An index drops its dimension."""
-        return self._new_with_region(self._region.slice(**selections))
+        return self._new_with_region(self._region.slice(**selections)) if selections else self
 
     def split(self, **parts: Sequence[str] | SupportsIndex) -> Self:
         """Split dimensions into several: `mesh.split(gpus=("dp", "pp"), pp=2)`."""

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar, cast, overload
 
+from monarch_kernel.runtime.mesh.ndslice import unsigned
 from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.shape import Extent, IndexOrSlice, MeshTrait, Point, Region, Shape
 
@@ -42,17 +43,18 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     @staticmethod
     def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, Any]]) -> ValueMesh[Any]:
-        """The values of ``(rank, value)`` pairs, in any order.
+        """The values of ``(rank, value)`` pairs, in any order; of several for one rank, the last one counts.
 
         Raises:
-            ValueError: a rank is missing, named twice or out of range.
+            ValueError: a rank is missing or out of range.
         """
         extent = shape if isinstance(shape, Extent) else shape.extent
-        listed = sorted(pairs, key=lambda pair: pair[0])
-        if [rank for rank, _ in listed] != list(range(extent.nelements)):
-            named = [rank for rank, _ in listed]
-            raise ValueError(f"a ValueMesh of {extent} needs each of its {extent.nelements} ranks once, got {named}")
-        return ValueMesh(extent, [value for _, value in listed])
+        found = {unsigned(rank): value for rank, value in pairs}
+        if sorted(found) != list(range(extent.nelements)):
+            raise ValueError(
+                f"a ValueMesh of {extent} needs a value for each of its {extent.nelements} ranks, got {sorted(found)}"
+            )
+        return ValueMesh(extent, [found[rank] for rank in range(extent.nelements)])
 
     @property
     def _region(self) -> Region:

@@ -155,13 +155,22 @@ class Future(Generic[R]):
         return self._result()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """An ``asyncio.Future`` of the running loop with the same outcome."""
+        """An ``asyncio.Future`` of the running loop with the same outcome.
+
+        Raises:
+            RuntimeError: no event loop runs on this thread.
+        """
         import asyncio
+
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("as_asyncio() requires a running asyncio event loop: use get() outside one") from None
 
         async def follow() -> R:
             return await self
 
-        return asyncio.ensure_future(follow())
+        return loop.create_task(follow())
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Future cannot be pickled: get() its value and send that")

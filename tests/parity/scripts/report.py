@@ -14,3 +14,13 @@ def raises(what, kind, attempt):
         show(f"{what}:", kind.__name__ if isinstance(e, kind) else type(e).__name__)
     else:
         show(f"{what}: nothing was raised")
+
+
+def check(what, attempt, *kinds):
+    """Print a result, or which of these kinds the exception that it raises is."""
+    try:
+        result = attempt()
+    except BaseException as e:
+        show(f"{what}:", next((kind.__name__ for kind in kinds if isinstance(e, kind)), type(e).__name__))
+    else:
+        show(f"{what}: {result!r}")

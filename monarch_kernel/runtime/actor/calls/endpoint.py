@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pickle import dumps
+from threading import Thread
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
@@ -399,16 +400,47 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
     return Endpoint(method._mesh, method._name + ("!port" if explicit_response_port else ""), None, propagate)
 
 
+class _Function(Protocol):
+    """What ``send`` needs of a remote function."""
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterable[_Value]: ...
+    def choose(self, *args: Any, **kwargs: Any) -> _Value: ...
+    def broadcast(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class _Value(Protocol):
+    def get(self) -> Any: ...
+
+
 def send(
-    endpoint: Endpoint[Any],
+    endpoint: Endpoint[Any] | _Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     port: Port[Any] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
-    """Send a message; replies go to ``port``. Without a port, an exception in the endpoint ends the actor."""
+    """Send a message; replies go to ``port``. Without a port, an exception in the endpoint ends the actor.
+
+    Args:
+        endpoint: an endpoint, or a remote function, which the ranks of the active mesh call.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        port: receives what each rank returns, or the exceptions that they raise.
+        selection: "choose" takes one rank at random.
+
+    Raises:
+        TypeError: the arguments are wrong, or cannot be pickled.
+    """
     if selection not in ("all", "choose"):
         raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
+    if not isinstance(endpoint, Endpoint):
+        if port is None:
+            endpoint.broadcast(*args, **kwargs)
+            return
+        choose = selection == "choose"
+        given = [endpoint.choose(*args, **kwargs)] if choose else list(endpoint.stream(*args, **kwargs))
+        Thread(target=_pass_on, args=(given, port), name="monarch-send", daemon=True).start()
+        return
     number, reply_to = (port._number, port._ref) if port is not None else (0, None)
     if selection == "choose":
         mesh = endpoint._mesh
@@ -419,6 +451,18 @@ def send(
     endpoint._cast(body, buffers, ports, number, None, reply_to, tensors)
     if tensors is not None:
         tensors.sent()
+
+
+def _pass_on(given: Sequence[_Value], port: Port[Any]) -> None:
+    """Send what a remote function gives to a port, as from its ranks."""
+    for rank, value in enumerate(given):
+        of_rank: Port[Any] = Port(port._ref, port._number, rank)
+        try:
+            result = value.get()
+        except Exception as e:
+            of_rank.exception(e)
+        else:
+            of_rank.send(result)
 
 
 def _any_of(target: Target) -> int:

@@ -121,7 +121,10 @@ class OneCall(Future[Any]):
 
 
 class ManyCall(Future[Any]):
-    """A call of all actors of a slice; resolves to a ValueMesh."""
+    """A call of all actors of a slice; resolves to a ValueMesh.
+
+    With ``starts``, it is the start of ranks or actors: its `ActorError` has no other type.
+    """
 
     __slots__ = (
         "_bodies",
@@ -130,6 +133,7 @@ class ManyCall(Future[Any]):
         "_left",
         "_node",
         "_number",
+        "_starts",
         "_statuses",
         "_target",
         "_timer",
@@ -137,8 +141,9 @@ class ManyCall(Future[Any]):
         "relayed",
     )
 
-    def __init__(self, node: Node, what: str, target: Target) -> None:
+    def __init__(self, node: Node, what: str, target: Target, starts: bool = False) -> None:
         super().__init__(node.poller, what)
+        self._starts = starts
         n = len(target.procs)
         self._node = node
         self._target = target
@@ -282,7 +287,9 @@ class ManyCall(Future[Any]):
                 target.called,
             )
         else:
-            self._error = build_actor_error(self.what, target.extent, failures, values, unanswered, target.called)
+            self._error = build_actor_error(
+                self.what, target.extent, failures, values, unanswered, target.called, self._starts
+            )
 
 
 def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:

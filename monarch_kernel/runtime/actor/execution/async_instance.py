@@ -267,13 +267,22 @@ class AsyncActorInstance(ActorInstance):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=instance.CLEANUP_TIMEOUT)
+        if self.owned:
+            await asyncio.to_thread(self.stop_owned, "its owner ended")
         cleanup = getattr(self._object, "__cleanup__", None)
         if cleanup is not None:
-            await asyncio.to_thread(self.stop_owned, "its owner ended")
             try:
                 await asyncio.wait_for(cleanup(error), instance.CLEANUP_TIMEOUT)
             except Exception:
                 log.exception("%s.__cleanup__ failed", self.class_name)
+            del cleanup
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # those that user code started
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=instance.CLEANUP_TIMEOUT)
+        del left, tasks
+        self._drop_object()  # while the loop runs, for `__del__`
         return error
 
     def _clean_up(self, error: BaseException | None) -> None:

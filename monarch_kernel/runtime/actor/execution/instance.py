@@ -37,7 +37,7 @@ from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.requests import acknowledge
 from monarch_kernel.runtime.actor.context import Context, current, origin, shared
 from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
-from monarch_kernel.runtime.actor.errors import MeshFailure
+from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, build_actor_error
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.local_link import LocalLink
@@ -535,8 +535,15 @@ class ActorInstance(Instance):
                 self._system.reply_dead(link, message, death)
             return error
         if message.call:
-            self._system.reply(link, message, ERROR, fault_body(error))
+            self._system.reply(link, message, ERROR, fault_body(error if message.reply_to is None else self._of(error)))
         return None
+
+    def _of(self, error: BaseException) -> ActorError:
+        """What the receiver of a port raises that got this in the place of an answer (``send``)."""
+        here, node = self._context, self._system.node
+        rank, extent, fault = here.message_rank, here._extent, capture(error)
+        failure = RankFailure(rank.rank, dict(rank), node.ref.host, self._system.pid, self.proc_id, fault)
+        return build_actor_error(f"{self.name}.{here._endpoint}", extent, [failure], {}, [])
 
     def _death_of(self, error: BaseException) -> Death:
         text = capture(error).text
@@ -610,11 +617,7 @@ class ActorInstance(Instance):
         ports = list(self.ports)  # __cleanup__ may still use them
         self.stop_owned("its owner ended")
         self._clean_up(error)
-        if hasattr(self._object, "__del__"):
-            alive = [actor for actor in self._system.finalizing if actor() is not None]
-            self._system.finalizing = [*alive, weakref.ref(self._object)]
-        self._object = None
-        self._functions = {}
+        self._drop_object()
         self.ended = True
         for link, call, rank in askers:
             if call:
@@ -629,6 +632,13 @@ class ActorInstance(Instance):
             node = self._system.node
             node.learn(self.owner_proc)
             node.send(self.owner_proc.id, failed, node.death_body(self.owner_proc.id, self.death))
+
+    def _drop_object(self) -> None:
+        if hasattr(self._object, "__del__"):
+            alive = [actor for actor in self._system.finalizing if actor() is not None]
+            self._system.finalizing = [*alive, weakref.ref(self._object)]
+        self._object = None
+        self._functions = {}
 
     def _clean_up(self, error: BaseException | None) -> None:
         cleanup = getattr(self._object, "__cleanup__", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from monarch_kernel.protocol.messages import Launch
 _MONARCHS_MODULES = ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main")
 
 
-class BootstrapCommand(msgspec.Struct, frozen=True):
+class BootstrapCommand(msgspec.Struct):
     """How to start a proc in a separate interpreter instead of forking it.
 
     Procs that such a proc starts with ``this_host().spawn_procs()`` start in the same way.
@@ -25,23 +25,29 @@ class BootstrapCommand(msgspec.Struct, frozen=True):
         arg0: accepted for compatibility with Monarch; processes always have the program's own name.
         args: interpreter options that come before ``-m``.
         env: environment variables to set; None removes one.
-        inherit_env: whether the rest of the environment is kept.
+        inherit_env: whether the rest of the environment is kept: that of the host, as its worker was started.
     """
 
     program: str
     arg0: str | None = None
-    args: tuple[str, ...] = ()
+    args: Sequence[str] = ()
     env: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """The same command with more environment variables; None removes one."""
-        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
+        """The same command with more environment variables; None removes one.
+
+        Raises:
+            TypeError: a value is neither a string nor None.
+            ValueError: a name or value is invalid in an environment.
+        """
+        env = {**self.env, **checked_env(env, "with_env")}
+        return BootstrapCommand(self.program, self.arg0, list(self.args), env, self.inherit_env)
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
     """The interpreter of this process."""
-    return BootstrapCommand(sys.executable)
+    return BootstrapCommand(sys.executable, None, [])
 
 
 def launch_of(command: Any) -> Launch:
@@ -74,7 +80,7 @@ def command_of(launch: Launch | None) -> BootstrapCommand | None:
     if launch is None or launch.argv is None:
         return None
     program, *args = launch.argv
-    return BootstrapCommand(program, None, tuple(args), launch.env, launch.inherit_env)
+    return BootstrapCommand(program, None, args, dict(launch.env), launch.inherit_env)
 
 
 def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict[str, str | None]:

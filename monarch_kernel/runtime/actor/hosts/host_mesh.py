@@ -83,14 +83,14 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         self._command = command  # starts procs, unless ``spawn_procs`` gets another command
         self._use = use  # None for a reference from another process
         self._name = name
-        self._part = part  # derived from some procs: this handle may not stop the hosts
+        self._part = part  # a slice, or derived from some procs: this handle may not stop the hosts
 
     @property
     def _region(self) -> Region:
         return self._shape
 
     def _new_with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, self._part)
+        return HostMesh(self._system, self._hosts, region, self._command, self._use, self._name, True)
 
     @property
     def region(self) -> Region:
@@ -207,8 +207,9 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         per_proc = self._per_proc(bootstrap_command, extent)
         binds = [_checked_bind(index, bind) for index, bind in enumerate(proc_bind or ())]
         policy = RestartPolicy(restart) if isinstance(restart, str) else restart
+        hosts_env = bootstrap_command is not None
         mesh = self._spawn(
-            name, hosts, count, extent, extra, (body, buffers), per_proc, binds, preload, policy, devices
+            name, hosts, count, extent, extra, (body, buffers), per_proc, binds, preload, policy, devices, hosts_env
         )
         if spares is not None:
             self._system.healer.add_spares(mesh, spares)
@@ -227,8 +228,9 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         preload: Sequence[str],
         policy: RestartPolicy | None,
         devices: int = 0,
+        hosts_env: bool = False,
     ) -> ProcMesh:
-        """Start procs; without a policy they are a tool's."""
+        """Start procs; without a policy they are a tool's. ``hosts_env``: in the environment of other hosts."""
         system = self._system
         node = system.node
         uid = unique(name or "procs")
@@ -247,7 +249,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         modules = list(preload)
         if not tool:  # this process uses these, so the ranks probably will: the agent imports them once, before forking
             modules += (m for m in ("torch", "numpy") if m in sys.modules and m not in preload)
-        call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported))
+        call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported), True)
         mesh = ProcMesh(
             system,
             uid,
@@ -278,7 +280,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
                 procs=[ProcSpec(ref.id, ref.address, at * count + k) for k, ref in enumerate(chosen)],
                 owner=node.ref,
                 root=system.root,
-                env=env if tool and host.agent.site != node.ref.site else _inherited_env(system, host) | env,
+                env=env if tool and host.agent.site != node.ref.site else _inherited_env(system, host, hosts_env) | env,
                 cwd="/" if tool else cwd,
                 sys_path=_tool_path(system, host) if tool else sys_path,
                 labels=extent.names,
@@ -407,12 +409,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         if self._use is None or self._part:
             raise RuntimeError(
                 f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "
-                f"{self!r} is a reference to those hosts"
-            )
-        if self._shape.nelements != len(self._hosts):
-            raise RuntimeError(
-                f"{what}() is for the whole host mesh: this is a slice, with {self._shape.nelements} of its "
-                f"{len(self._hosts)} hosts"
+                f"{self!r} is a reference to those hosts, or to some of them (a slice)"
             )
 
     def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
@@ -457,15 +454,15 @@ def _rebuild_host_mesh(
     return HostMesh(get_system(), hosts, region, command, name=name)
 
 
-def _inherited_env(system: System, host: HostRef) -> dict[str, str | None]:
+def _inherited_env(system: System, host: HostRef, hosts_env: bool) -> dict[str, str | None]:
     """The part of this process's environment that ranks of a host inherit in addition to their agent's own.
 
     This process's agent has the environment that this process had when it started the agent; later changes are sent. A
-    worker gets the changes since the start of this process.
+    worker gets the changes since the start of this process, unless its ranks have a command of their own.
     """
-    if not system.is_root:
-        return {}
     own = system.agent is not None and host.agent.id == system.agent.id
+    if not system.is_root or (hosts_env and not own):
+        return {}
     known = system.agent_env if own else _environment_at_start()
     changed: dict[str, str | None] = {key: value for key, value in os.environ.items() if known.get(key) != value}
     if own:
@@ -506,9 +503,12 @@ def _checked_bind(index: int, bind: Mapping[str, str]) -> dict[str, str]:
     for name, value in bind.items():
         if name not in _BINDS:
             raise ValueError(f"proc_bind[{index}]={dict(bind)}: {name!r} is none of {', '.join(map(repr, _BINDS))}")
-        if not isinstance(value, str) or not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+        if not isinstance(value, str) or not re.fullmatch(r"all|[!+]?\d+(-\d+)?(,\d+(-\d+)?)*", value):
             what = "nodes" if name in ("cpunodebind", "membind") else "CPUs"
-            raise ValueError(f"proc_bind[{index}]: {value!r} is not a list of {what} such as '0-3,8'")
+            raise ValueError(
+                f"proc_bind[{index}]: {value!r} is not a list of {what} such as '0-3,8', '+0-1' (of those that the "
+                "worker may use), '!0' (all others) or 'all'"
+            )
     return dict(bind)
 
 

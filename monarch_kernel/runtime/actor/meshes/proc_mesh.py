@@ -35,6 +35,7 @@ from monarch_kernel.runtime.actor.mocks import stand_in
 from monarch_kernel.runtime.actor.names import unique
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.process import System, get_system
+from monarch_kernel.runtime.mesh.ndslice import unsigned
 from monarch_kernel.runtime.mesh.rankset import shrunk
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, MeshTrait, Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
@@ -164,7 +165,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
         except Exception as e:
             explain(e, f"{cls.__name__} or an argument of its constructor")
             raise
-        call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported))
+        call = ManyCall(node, f"{name}.__init__", Target(name, actor, extent, target.procs, system.reported), True)
         mesh: ActorMesh[T] = ActorMesh(
             system, actor, name, self.name, cls, target.procs, Region.from_extent(extent), _Ready(call, actor)
         )
@@ -406,15 +407,23 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
             stream_to_client: prefix each line with its rank, ``[3] text``.
             aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once. What is held
                 when this is called is shown at once.
-            level: the level of the actors' ``logger``.
+            level: the level of the actors' ``logger``, as a number: ``logging.WARNING``.
+
+        Raises:
+            RuntimeError: there is a window, but no stream.
+            TypeError: the window or the level is no whole number.
+            ValueError: the window or the level is negative, or the level is above 255.
         """
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError(
                 "aggregate_window_sec needs stream_to_client=True: there is nothing to aggregate otherwise"
             )
+        if unsigned(level) > 255:
+            raise ValueError(f"level={level} is no level of logging: use logging.INFO and its like")
         from monarch_kernel.runtime.actor.output import output_hub as output
 
-        return output.set_option(self, stream_to_client, aggregate_window_sec, level)
+        window = None if aggregate_window_sec is None else unsigned(aggregate_window_sec)
+        return output.set_option(self, stream_to_client, window, int(level))
 
     async def __aenter__(self) -> ProcMesh:
         return await self

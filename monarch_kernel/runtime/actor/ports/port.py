@@ -89,7 +89,19 @@ class Answering(Protocol):
     def open_ports(self) -> set[ReplyPort[Any]]: ...
 
 
-class ReplyPort(Port[R]):
+class OncePort(Port[R]):
+    """A port that takes one value; sending another one raises."""
+
+    _used = False
+
+    def _send(self, status: int, body: Body, buffers: Buffers) -> None:
+        if self._used:
+            raise RuntimeError("this port takes a single value, which was already sent")
+        self._used = True
+        super()._send(status, body, buffers)
+
+
+class ReplyPort(OncePort[R]):
     """The port that an endpoint with an explicit response port receives; it takes one answer for one call.
 
     A second answer through the actor's own copy ends the actor, as there is no call left to answer.
@@ -98,7 +110,6 @@ class ReplyPort(Port[R]):
     def __init__(self, ref: ProcRef, number: int, rank: int, instance: Answering | None = None) -> None:
         super().__init__(ref, number, rank)
         self._instance = instance
-        self._used = False
         if instance is not None and number:
             instance.open_ports.add(self)
 
@@ -109,12 +120,10 @@ class ReplyPort(Port[R]):
             self._send(DEAD, get_system().node.death_body(self._ref.id, death), ())
 
     def _send(self, status: int, body: Body, buffers: Buffers) -> None:
-        if self._used:
-            raise RuntimeError("this port takes a single reply, which was already sent")
-        self._used = True
         self._leave_instance()
-        if self._number:  # 0: a broadcast, which has no answer
+        if self._number or self._used:  # 0: a broadcast, which has no answer
             super()._send(status, body, buffers)
+        self._used = True
 
     def _leave_instance(self) -> None:
         if self._instance is not None:

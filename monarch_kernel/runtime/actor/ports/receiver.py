@@ -22,7 +22,7 @@ from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of
 from monarch_kernel.runtime.actor.errors import RankFailure, SupervisionError, build_port_error
 from monarch_kernel.runtime.actor.ports.holders import NobodyLeft
-from monarch_kernel.runtime.actor.ports.port import Port, R
+from monarch_kernel.runtime.actor.ports.port import OncePort, Port, R
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.wire_types import Buffers, ReplyBody
 from monarch_kernel.runtime.mesh.shape import Extent
@@ -33,12 +33,13 @@ from monarch_kernel.runtime.supervision.senders import Sender, Senders
 class _Inlet:
     """The sink for a receiver's values; does not keep the receiver alive, unless a callback waits for one."""
 
-    __slots__ = ("_receiver", "called_back")
+    __slots__ = ("_receiver", "held")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self._receiver = weakref.ref(receiver)
-        #: Futures with callbacks: they live until these are called, although nothing else may hold them.
-        self.called_back: set[_Received] = set()
+        #: Futures with callbacks, and those that are awaited: they live until these are called or go on, although
+        #: nothing else may hold them, as a loop does not hold its tasks.
+        self.held: set[_Received] = set()
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
         receiver = self._receiver()
@@ -82,6 +83,7 @@ class PortReceiver(Generic[R]):
         self._number = self._node.new_call(self._inlet)
         self._ranked = ranked
         self._once = once
+        self._received = False  # with `once`: whether the value was read
         self._lock = threading.RLock()  # reentrant, as a future may be garbage-collected anywhere
         self._values: deque[_Item] = deque()  # values that no future waits for yet
         self._waiting: deque[weakref.ref[_Received]] = deque()  # in the order of their first wait
@@ -99,7 +101,12 @@ class PortReceiver(Generic[R]):
 
         Futures get values in the order in which they are first waited for (``get``, ``await``, a callback). A future
         that is dropped before that takes none.
+
+        Raises:
+            ValueError: the port was opened with ``once``, and its value was received.
         """
+        if self._received:
+            raise ValueError("this port was opened with once=True and is already used: its one value was received")
         return _Received(self)
 
     def _hand_out(self) -> None:
@@ -201,7 +208,7 @@ class PortReceiver(Generic[R]):
 class _Received(Future[Any]):
     """The next value of a receiver, claimed at the first wait."""
 
-    __slots__ = ("_awaiting", "_claims", "_ranked", "_read", "_receiver")
+    __slots__ = ("_awaiting", "_called_back", "_claims", "_ranked", "_read", "_receiver")
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         super().__init__(receiver._node.poller, "recv()")
@@ -210,6 +217,7 @@ class _Received(Future[Any]):
         self._claims = False
         self._read = False
         self._awaiting = 0
+        self._called_back = False
 
     def _claim(self) -> None:
         with self._receiver._lock:
@@ -229,30 +237,33 @@ class _Received(Future[Any]):
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
         """Call ``callback(self)`` once the value has arrived."""
-        waiting = self._receiver._inlet.called_back
-        waiting.add(self)
-        self._claim()
+        self._called_back = True
+        self._hold()
         super().add_done_callback(callback)
+
+    def _hold(self) -> None:
+        """Claim the next value, and live until it has come."""
+        held = self._receiver._inlet.held
+        held.add(self)
+        self._claim()
         if self._done:
-            waiting.discard(self)
+            held.discard(self)
 
     def _finish(self) -> None:
         super()._finish()
-        self._receiver._inlet.called_back.discard(self)
+        self._receiver._inlet.held.discard(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         __tracebackhide__ = True
-        self._claim()
+        self._hold()
         self._awaiting += 1
         try:
             return (yield from super().__await__())
         finally:
             self._awaiting -= 1
-            if not self._done and not self._awaiting and not self._is_called_back() and self._receiver.dismiss(self):
+            if not self._done and not self._awaiting and not self._called_back and self._receiver.dismiss(self):
                 self._claims = False  # cancelled: the next wait claims again
-
-    def _is_called_back(self) -> bool:
-        return self in self._receiver._inlet.called_back
+                self._receiver._inlet.held.discard(self)
 
     def __del__(self) -> None:
         try:
@@ -264,6 +275,7 @@ class _Received(Future[Any]):
     def _result(self) -> Any:
         __tracebackhide__ = True
         self._read = True
+        self._receiver._received = self._receiver._once
         if isinstance(self._error, NobodyLeft):
             self._error = self._receiver._error(self._error)
         rank, status, body, buffers = super()._result()
@@ -283,7 +295,7 @@ class Channel(Generic[R]):
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
         """A port and its receiver, which stays in this process. With ``once`` it takes a single value."""
         receiver: PortReceiver[R] = PortReceiver(once=once)
-        return Port(receiver._node.ref, receiver._number), receiver
+        return (OncePort if once else Port)(receiver._node.ref, receiver._number), receiver
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[int, R]]]:
