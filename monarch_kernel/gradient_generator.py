@@ -1,5 +1,5 @@
 """What programs import from ``monarch.gradient_generator``; the names are also in ``monarch_kernel.tensor``."""
 
-from monarch_kernel.tensor import grad_function, grad_generator
+from monarch_kernel.tensor import GradientGenerator, grad_function, grad_generator, gradient_execution_order
 
-__all__ = ["grad_function", "grad_generator"]
+__all__ = ["GradientGenerator", "grad_function", "grad_generator", "gradient_execution_order"]

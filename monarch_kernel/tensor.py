@@ -5,16 +5,35 @@ This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
 
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from monarch_kernel.runtime.tensor.api.activation import activate, get_active_mesh, get_active_stream, no_mesh
+from monarch_kernel.runtime.tensor.api.activation import (
+    activate,
+    end_tensors,
+    get_active_mesh,
+    get_active_stream,
+    no_mesh,
+)
 from monarch_kernel.runtime.tensor.api.coalescing import coalescing
 from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
-from monarch_kernel.runtime.tensor.api.gradients import grad_function, grad_generator
+from monarch_kernel.runtime.tensor.api.gradients import (
+    GradientGenerator,
+    grad_function,
+    grad_generator,
+    gradient_execution_order,
+)
 from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
 from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
 from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
-from monarch_kernel.runtime.tensor.api.placement import reduce, reduce_, show, slice_mesh, to_mesh, world_mesh
+from monarch_kernel.runtime.tensor.api.placement import (
+    python_local_mesh,
+    reduce,
+    reduce_,
+    show,
+    slice_mesh,
+    to_mesh,
+    world_mesh,
+)
 from monarch_kernel.runtime.tensor.api.process_groups import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
 from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
@@ -52,6 +71,7 @@ __all__ = [
     "DeviceMeshError",
     "Explanation",
     "FetchedValues",
+    "GradientGenerator",
     "MixedTensorsError",
     "NanWatching",
     "NonFiniteError",
@@ -83,6 +103,7 @@ __all__ = [
     "coalescing",
     "compile",
     "create_pipe",
+    "end_tensors",
     "explain",
     "fetch_shard",
     "function_resolvers",
@@ -90,6 +111,7 @@ __all__ = [
     "get_active_stream",
     "grad_function",
     "grad_generator",
+    "gradient_execution_order",
     "inspect",
     "keep_result",
     "lend_arguments",
@@ -98,6 +120,7 @@ __all__ = [
     "no_mesh",
     "opaque_method",
     "process_group",
+    "python_local_mesh",
     "rank_tensor",
     "rank_tensors",
     "reduce",

@@ -104,10 +104,12 @@ ALLOWED: dict[str, set[str]] = {
         f"monarch_kernel.{name}": FACADES
         for name in (
             "mesh_controller",
+            "gradient",
             "gradient_generator",
             "opaque_object",
             "opaque_module",
             "cached_remote_function",
+            "python_local_mesh",
             "fetch",
             "simulator",
         )

@@ -66,6 +66,8 @@ def test_actors_elsewhere_are_refused(four: Any) -> None:
         x: Any = torch.ones(2)
         with pytest.raises(MixedTensorsError, match="not all on its ranks"):
             keeper.total.call({"x": x})
+        with pytest.raises(ValueError, match=r"send the number \(t\.item\(\)\)"):
+            keeper.total.call({"x": x.sum()})
         part = x.slice_mesh(gpus=slice(0, 2))
         with pytest.raises(MixedTensorsError, match="not all on its ranks"):
             four.spawn("all", Keeper).total.call({"x": part})
@@ -202,3 +204,45 @@ def test_an_actor_that_ends_does_not_hold_operations_up(four: Any) -> None:
         assert inspect(x).tolist() == [1, 1]
         with pytest.raises(RemoteException, match="stopped: its test is over"):
             inspect(y)
+
+
+class Described(Actor):
+    """Tells in other ways what it gives."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    @endpoint(propagate="inspect")
+    def note(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(float(x.sum()))
+        if len(self.seen) == 2:
+            raise ValueError("twice")
+        return x
+
+    @endpoint(propagate="mocked")
+    def rows(self, x: torch.Tensor) -> Any:
+        return {"sums": x.sum(1), "count": len(x)}
+
+    @endpoint
+    def all(self) -> list[float]:
+        return self.seen
+
+    @endpoint(propagate="mocked")
+    def kept(self, x: torch.Tensor) -> Any:
+        return x * len(self.seen)
+
+
+def test_endpoints_that_describe_themselves(four: Any) -> None:
+    actors = four.spawn("described", Described)
+    with four.activate():
+        x = torch.ones(3, 2) * four.rank_tensor("gpus")
+        for _ in range(3):
+            assert actors.note.rref(x) is None  # whatever it gives or raises
+        assert actors.all.call().get().item(gpus=2) == [12.0] * 3
+        found = actors.rows.rref(x)
+        assert found["count"] == 3 and inspect(found["sums"], gpus=3).tolist() == [6, 6, 6]
+        with pytest.raises(AttributeError, match="seen"):  # it is called with None for self
+            actors.kept.rref(x)
+        with pytest.raises(ValueError, match='"inspect"'):
+            as_endpoint(actors.rows, propagate="unknown").rref(x)
+        assert inspect(x, gpus=1)[0, 0] == 1

@@ -14,6 +14,7 @@ from monarch_kernel.tensor import (
     RemoteException,
     Stream,
     compile,  # noqa: A004  # Monarch's name
+    grad_function,
     inspect,
     no_mesh,
     remote,
@@ -281,3 +282,24 @@ def test_a_recorded_step_has_the_same_gradients(grid: Any) -> None:
             found.append(inspect([*losses, w], gpus=1))
     with no_mesh.activate():
         assert all(map(torch.equal, *found))
+
+
+def test_functions_with_gradients_over_nested_values(grid: Any) -> None:
+    @grad_function
+    def scaled(values: dict[str, Any], factor: float, *, more: Any) -> Any:
+        result = {"rows": [values["a"] * factor, more + values["b"]], "factor": factor}
+        return result, lambda first, second, _: (first * factor, second, second * 2)
+
+    @grad_function
+    def wrong(x: Any) -> Any:
+        return x * 2
+
+    with grid.activate():
+        a, b, c = (torch.full((2,), float(k), requires_grad=True) for k in (1, 2, 3))
+        result = scaled({"a": a, "b": b}, 4.0, more=c)
+        assert result["factor"] == 4.0
+        (result["rows"][0] + result["rows"][1]).sum().backward()
+        # one for each tensor: those of the first argument, then that of the keyword
+        assert [inspect(x.grad).tolist() for x in (a, b, c)] == [[4, 4], [1, 1], [2, 2]]
+        with pytest.raises(TypeError, match="wrong gave no pair"):
+            wrong(a)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from typing import Any
 
 import pytest
 import torch
 
-from monarch_kernel.actor import this_host
-from monarch_kernel.tensor import MixedTensorsError, RanksDifferWarning, RemoteException, inspect, remote
+from monarch_kernel.actor import Actor, endpoint, this_host
+from monarch_kernel.tensor import (
+    DeviceMeshError,
+    MixedTensorsError,
+    RanksDifferWarning,
+    RemoteException,
+    get_active_mesh,
+    inspect,
+    remote,
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +146,45 @@ def test_to_the_mesh_of_another_world(grid: Any) -> None:
         assert inspect(y.to_mesh(grid), hosts=1, gpus=0).tolist() == [0, 2, 4, 6, 8]
     finally:
         other.stop("its test is over").get()
+
+
+def test_the_active_mesh_tells_where_ranks_are(grid: Any) -> None:
+    with grid.activate():
+        mesh = get_active_mesh()
+        assert mesh.names == ("hosts", "gpus") and mesh.size() == 4 and mesh.size("gpus") == 2
+        place = mesh.rank(("hosts", "gpus"))
+        assert [int(inspect(place, hosts=h, gpus=g)) for h in (0, 1) for g in (0, 1)] == [0, 1, 2, 3]
+        assert inspect(mesh.rank(["gpus", "hosts"]), hosts=0, gpus=1) == 2
+        assert {name: int(x) for name, x in inspect(mesh.ranks, hosts=1, gpus=0).items()} == {"hosts": 1, "gpus": 0}
+        assert mesh.coordinates(2) == {"hosts": 1, "gpus": 0}
+        assert mesh.process_group(("hosts", "gpus")).size() == 4
+        part = mesh(hosts=1)
+        assert part.names == ("gpus",) and values(part, torch.ones(1).slice_mesh(hosts=1) * part.rank("gpus")) == [0, 1]
+        for wrong, kind in ((lambda: mesh(hosts=2), IndexError), (lambda: mesh.rank("racks"), KeyError)):
+            with pytest.raises(kind):
+                wrong()
+        with pytest.raises(IndexError):
+            mesh.coordinates(4)
+
+
+def test_tensors_end_and_processes_live(runtime: None) -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2}, name="ended")
+    with procs.activate():
+        x = torch.ones(2)
+        y = x + 1
+        get_active_mesh().exit()
+        for use in (lambda: x + 1, lambda: inspect(y), lambda: torch.ones(1)):
+            with pytest.raises(DeviceMeshError, match=r"exit\(\) has ended its tensors"):
+                use()
+    with pytest.raises(DeviceMeshError, match="spawn other processes"), procs.slice(gpus=0).activate():
+        pass
+    assert procs.spawn("here", Here).pid.call().get().sizes == {"gpus": 2}
+    procs.stop("its test is over").get()
+
+
+class Here(Actor):
+    """Answers."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()

@@ -108,6 +108,9 @@ def test_shapes_that_differ_between_ranks_have_no_handle(four: Any) -> None:
         with pytest.raises(ValueError, match=r"nonzero.*another shape on rank 1"):
             torch.nonzero(x < four.rank_tensor("gpus"))
         assert call_on_shard_and_fetch(lambda t: t.tolist(), x, shard={"gpus": 1}).get() == [0, 1, 2, 3]
+        assert torch.equal(x, x + 0) is True and torch.allclose(x, x + 1) is False
+        with pytest.raises(ValueError, match=r"equal.*another value on rank 1 \(False\) than on rank 0 \(True\)"):
+            torch.equal(x, x + four.rank_tensor("gpus"))
 
 
 def test_mistakes_are_told_at_once(four: Any) -> None:
@@ -116,8 +119,22 @@ def test_mistakes_are_told_at_once(four: Any) -> None:
         x = torch.ones(3)
         with pytest.raises(RuntimeError, match="size"):
             x @ torch.ones(4)
-        with pytest.raises(MixedTensorsError, match="local tensor"):
-            x + local
+        for mix in (
+            lambda: x + local,
+            lambda: local + x,
+            lambda: local / x,
+            lambda: local == x,
+            lambda: x < local,
+            lambda: local.add_(x),
+            lambda: torch.nn.Parameter(local) - x,
+            lambda: torch.add(x, local),
+        ):
+            with pytest.raises(MixedTensorsError, match=r"^\w+: a local tensor \[3\]") as mixed:
+                mix()
+            assert isinstance(mixed.value, TypeError)
+        with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \+: 'Tensor' and 'str'"):
+            x + "not a number"
+        assert 1 - x is not None and (x == "other") is False
         with pytest.raises(IndexError, match="gpus=4"):
             fetch_shard(x, gpus=4)
         with pytest.raises(KeyError, match="no dimension 'hosts'"):

@@ -228,3 +228,39 @@ def test_functions_may_be_resolved_by_the_program(four: Any) -> None:
         function_resolvers.remove(resolve)
     with four.activate():
         assert call_on_shard_and_fetch(length, 3, 4, shard={"gpus": 1}).get() == 5
+
+
+def test_functions_that_are_called_for_what_they_do(four: Any) -> None:
+    fill = remote(lambda x, value: x.fill_(value), propagate="inspect")
+    with four.activate(), explain() as plan:
+        x = torch.zeros(2)
+        assert fill(x, 3.0) is None
+        y = x + 1
+    assert plan.synchronisations == 0
+    assert inspect(y, gpus=3).tolist() == [4, 4]
+    with pytest.raises(ValueError, match='"inspect", "mocked", or "cached"'):
+        remote(len, propagate="unknown")
+
+
+def test_builtins_are_found_by_name(four: Any) -> None:
+    with four.activate():
+        x = torch.arange(3.0) - 1
+        assert call_on_shard_and_fetch(remote("len"), x).get() == 3
+        assert inspect(remote("abs", propagate=lambda x: x)(x), gpus=1).tolist() == [1, 0, 1]
+        with pytest.raises(ValueError, match="name it as module.function"):
+            remote("no_builtin")
+
+
+def test_a_device_that_a_function_sets_is_refused(four: Any) -> None:
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda.set_device(7)
+        return x
+
+    with four.activate():
+        with pytest.raises(RemoteException, match=r"set_device\(7\).*this rank computes on (cpu|cuda:\d).*Leave the"):
+            inspect(remote(choose, propagate=lambda x: x)(torch.ones(1)))
+        with pytest.raises(MixedTensorsError, match="(?s)choose: a local tensor.*with mesh.activate"):
+            remote(choose, propagate=lambda x: x)(LOCAL)
+
+
+LOCAL = torch.ones(2)

@@ -18,6 +18,7 @@ from monarch_kernel.tensor import (
     Simulator,
     Stream,
     compile,  # noqa: A004  # Monarch's name
+    get_active_mesh,
     inspect,
     memory,
     remote,
@@ -174,3 +175,12 @@ def test_what_needs_values_says_so() -> None:
     for wrong in ({"hosts": 0, "gpus": 1}, {"hosts": 1, "gpus": 1, "build_ir": True}):
         with pytest.raises(ValueError, match="Simulator"):
             Simulator(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_simulated_mesh_has_what_meshes_have() -> None:
+    sim = Simulator(hosts=2, gpus=4)
+    with sim.mesh.activate():
+        mesh = get_active_mesh()
+        assert mesh.names == ("host", "gpu") and mesh(host=1).names == ("gpu",)
+        assert mesh.coordinates(5) == {"host": 1, "gpu": 1}
+        assert mesh.rank(("host", "gpu")).dtype == torch.int64 and set(mesh.ranks) == {"host", "gpu"}

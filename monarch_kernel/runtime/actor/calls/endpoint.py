@@ -174,8 +174,9 @@ class Endpoint(Generic[R]):
         The endpoint's ``propagate`` tells the shapes: a function of the arguments (without ``self``) that gives tensors
         of the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; what else is in those is
         returned as it is. With "cached", or without one, the result of the first call of a kind tells them, which costs
-        a round trip then. Later operations run when the endpoint has ended. If it raises, what depends on the
-        result fails with a ``RemoteException``.
+        a round trip then; with "mocked" the endpoint itself, called here with None for ``self``; with "inspect" it is
+        called for what it does, and the reference is None. Later operations run when the endpoint has ended. If it
+        raises, what depends on the result fails with a ``RemoteException``.
 
         Raises:
             ValueError: no mesh is active, and no argument is a tensor of one; or the endpoint answers through a port.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.mocks import mock_mesh
+from monarch_kernel.runtime.mesh.shape import MeshTrait
 
 
-class TensorMethods:
-    """`activate`, `rank_tensor`, `rank_tensors` and `process_group` of a proc mesh (or slice)."""
+class TensorMethods(MeshTrait):
+    """Tensors over a proc mesh (or slice): the names of Monarch's proc meshes, and of its device meshes."""
 
     def activate(self) -> Any:
         """``with mesh.activate():`` runs torch operations on every rank of the mesh.
@@ -31,6 +33,45 @@ class TensorMethods:
     def rank_tensors(self) -> Any:
         """The coordinates of every rank, as a dict from dimension to tensor."""
         return tensor_functions().rank_tensors(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its dimensions."""
+        return self.extent.names
+
+    def rank(self, dims: Sequence[str] | str) -> Any:
+        """A number on every rank: its coordinate in a dimension, or its place in several, the last counting fastest.
+
+        Raises:
+            KeyError: the mesh has no such dimension.
+        """
+        if isinstance(dims, str):
+            return self.rank_tensor(dims)
+        place: Any = 0
+        for dim in dims:
+            place = place * self.extent[dim] + self.rank_tensor(dim)
+        return place
+
+    @property
+    def ranks(self) -> dict[str, Any]:
+        """The coordinates of every rank, as a dict from dimension to tensor."""
+        return self.rank_tensors()
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The coordinates of a rank, by dimension.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        return dict(self.extent.point(rank))
+
+    def __call__(self, **coords: int | builtins.slice) -> Any:
+        """The part of the mesh at these coordinates, as `slice` gives it."""
+        return self.slice(**coords)
+
+    def exit(self) -> None:
+        """End its tensors, and those of all of its processes, when what was issued has run; the processes live on."""
+        tensor_functions().end_tensors(self)
 
     def process_group(self, dims: Sequence[str] | str) -> Any:
         """Process groups over dimensions of the mesh, as an argument of functions of the ranks (``remote``).

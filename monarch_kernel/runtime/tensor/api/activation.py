@@ -72,6 +72,11 @@ def engine_of(procs: ProcMesh) -> TensorEngine:
     return TensorEngine.of(procs)
 
 
+def end_tensors(procs: ProcMesh) -> None:
+    """See ``ProcMesh.exit``."""
+    engine_of(procs).exit()
+
+
 def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> TensorMesh:
     """The target for operations on `procs` (default: the active mesh) and `stream` (default: the active one).
 
@@ -136,6 +141,13 @@ def activate_stream(stream: Stream) -> Generator[Stream]:
 
 
 Stream._activation = staticmethod(activate_stream)
+
+
+@contextmanager
+def restored(procs: ProcMesh | None, stream: Stream) -> Generator[None]:
+    """What `active_target` gave is active in this block."""
+    with no_mesh.activate() if procs is None else activate(procs), activate_stream(stream):
+        yield
 
 
 class NoMesh:

@@ -9,6 +9,7 @@ from typing import Any
 from monarch_kernel.runtime.actor.calls.endpoint import Endpoint
 from monarch_kernel.runtime.tensor.api.activation import tensor_mesh
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
+from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
@@ -23,7 +24,7 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coords: int)
     Raises:
         IndexError: a coordinate is out of range.
         KeyError: the mesh has no such dimension.
-        TypeError: handles of several meshes.
+        MixedTensorsError: handles of several meshes.
     """
     mesh = mesh_of_all(obj)
     return mesh.engine.fetch(mesh, obj, rank_at(mesh, {**(shard or {}), **coords}))
@@ -59,7 +60,7 @@ def mesh_of_all(obj: Any) -> TensorMesh:
     """The mesh of all handles in `obj`; the active one if there are none.
 
     Raises:
-        TypeError: they are of several meshes.
+        MixedTensorsError: they are of several meshes.
     """
     handles = handles_in(obj)
     if not handles:
@@ -67,7 +68,10 @@ def mesh_of_all(obj: Any) -> TensorMesh:
     mesh = handles[0]._spec.mesh
     for handle in handles:
         if handle._spec.mesh is not mesh:
-            raise TypeError(f"tensors of different meshes, {mesh!r} and {handle._spec.mesh!r}: fetch them one by one")
+            raise MixedTensorsError(
+                f"tensors of different meshes, {mesh!r} and {handle._spec.mesh!r}: fetch them one by one, or bring "
+                "them together first (to_mesh, stream.borrow)"
+            )
     return mesh
 
 

@@ -3,26 +3,83 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from monarch_kernel.runtime.tensor.api.activation import active_target, restored
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
-def grad_generator(roots: Any, wrt: Sequence[torch.Tensor], grad_roots: Any = None) -> Generator[torch.Tensor | None]:
-    """Gradients of `roots`, one for each tensor of `wrt` in turn; None for one that the roots do not depend on.
+
+class GradientGenerator:
+    """Gradients, one by one; `grad_generator` makes it."""
+
+    def __init__(self, roots: Sequence[Any], with_respect_to: Sequence[Any], grad_roots: Sequence[Any] = ()) -> None:
+        self._steps = self._run(roots, with_respect_to, grad_roots)
+
+    def __iter__(self) -> GradientGenerator:
+        return self
+
+    def __next__(self) -> torch.Tensor | None:
+        return next(self._steps)
+
+    def _run(self, roots: Any, with_respect_to: Any, grad_roots: Any) -> Generator[torch.Tensor | None]:
+        if not with_respect_to:
+            return
+        given = [*grad_roots, *[None] * (len(roots) - len(grad_roots))]
+        for k, root in enumerate(roots):
+            if given[k] is None and isinstance(root, torch.Tensor):
+                given[k] = torch.ones_like(root)
+        yield from torch.autograd.grad([*roots], [*with_respect_to], given, allow_unused=True)
+
+
+def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_roots: Any = ()) -> GradientGenerator:
+    """Gradients of `roots`, one for each tensor of `with_respect_to` in turn; None where the roots do not depend on it.
 
     The operations of the backward pass are issued at the first step; the ranks run them while the program goes on.
 
     Args:
-        roots: a tensor, or several.
-        wrt: what is differentiated by.
-        grad_roots: gradients of the roots, where they are not single numbers.
+        roots: a tensor or ``GradientEdge``, or several.
+        with_respect_to: what is differentiated by: tensors and ``GradientEdge`` objects.
+        grad_roots: gradients of the roots; ones, where there is none or it is None.
     """
-    outputs = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-    given = [grad_roots] if isinstance(grad_roots, torch.Tensor) else grad_roots
-    yield from torch.autograd.grad(outputs, list(wrt), given, allow_unused=True)
+    outputs = [roots] if isinstance(roots, (torch.Tensor, GradientEdge)) else roots
+    given = [grad_roots] if isinstance(grad_roots, torch.Tensor) else grad_roots or ()
+    return GradientGenerator(outputs, with_respect_to, given)
+
+
+def gradient_execution_order(roots: Sequence[Any], with_respect_to: Sequence[Any]) -> list[int]:
+    """Positions in `with_respect_to` in the order in which a backward pass of `roots` has their gradients.
+
+    That is the reverse order of their first uses; what is not used is first.
+
+    Args:
+        roots, with_respect_to: tensors that require grad, or ``GradientEdge`` objects.
+    """
+    first_use: dict[tuple[Any, int], int] = {}
+    found = {_edge_of(root).node for root in roots}
+    left = list(found)
+    while left:
+        node = left.pop()
+        for source, number in node.next_functions:
+            if source is None:
+                continue
+            use = node._sequence_nr()
+            first_use[source, number] = min(use, first_use.get((source, number), use))
+            if source not in found:
+                found.add(source)
+                left.append(source)
+    edges = [_edge_of(x) for x in with_respect_to]
+    uses = [first_use.get((edge.node, edge.output_nr), math.inf) for edge in edges]
+    return sorted(range(len(uses)), key=lambda k: -uses[k])
+
+
+def _edge_of(x: Any) -> Any:
+    return get_gradient_edge(x) if isinstance(x, torch.Tensor) else x
 
 
 def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
@@ -34,8 +91,9 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
         return x * 2, lambda grad: grad * 2
     ```
 
-    The second one gets a gradient for each tensor of the result, and returns one (or None) for each tensor among the
-    arguments, in their order.
+    The second one gets a gradient for each part of the result, and returns one (or None) for each tensor among the
+    arguments, in their order, or for each argument. It runs with the mesh and the stream of the result active.
+    Arguments and results may be nested lists, tuples and dicts.
     """
 
     @functools.wraps(function)
@@ -50,15 +108,24 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 for k, tensor in zip(positions, tensors):
                     flat[k] = tensor
                 again, named = tree_unflatten(flat, tree)
-                result, ctx.back = function(*again, **named)
+                made = function(*again, **named)
+                if not (type(made) is tuple and len(made) == 2 and callable(made[1])):
+                    name = getattr(function, "__name__", function)
+                    raise TypeError(f"grad_function: {name} gave no pair of a result and a function of its gradients")
+                result, ctx.back = made
                 parts, shape = tree_flatten(result)
                 found.append(shape)
+                there = next((x._spec.mesh for x in parts if type(x) is Tensor), None)
+                ctx.target = active_target() if there is None or there.sharded else (there.procs, there.stream)
                 return tuple(parts)
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
-                back = ctx.back(*grads)
-                return back if isinstance(back, tuple) else (back,)
+                with restored(*ctx.target):
+                    back = tree_flatten(ctx.back(*grads), is_leaf=lambda x: x is None)[0]
+                if len(back) == len(flat) and len(flat) != len(positions):
+                    back = [back[k] for k in positions]
+                return tuple(back)
 
         parts = Function.apply(*[flat[k] for k in positions])
         return tree_unflatten(list(parts), found[0])

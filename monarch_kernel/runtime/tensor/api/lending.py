@@ -7,6 +7,7 @@ and what they write does not reach it.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -156,18 +157,24 @@ def _expected(
 ) -> tuple[Any, ResultLike | None]:
     """What the result of a call looks like, with its key; None if only the result itself can tell."""
     flat, tree = tree_flatten(arguments)
-    key = label, propagate if callable(propagate) else function, tree, tuple(map(argument_key, flat))
+    key = label, propagate, function, tree, tuple(map(argument_key, flat))
     known = mesh.engine.extras.setdefault(_CACHED, {})
     if key in known:
         return key, known[key]
     if propagate is None or propagate == "cached":
         return key, None
-    if not callable(propagate):
+    if propagate == "inspect":
+        known[key] = ResultLike(None)
+    elif propagate == "mocked" and function is not None and not inspect.iscoroutinefunction(function):
+        known[key] = mesh.propagated(functools.partial(function, None), arguments)
+    elif callable(propagate):
+        known[key] = mesh.propagated(propagate, arguments)
+    else:
         raise ValueError(
-            f"{label}: propagate={propagate!r} is not supported: give a function of its arguments (without self) that "
-            'returns tensors like its results, or "cached"'
+            f"{label}: propagate={propagate!r} is not possible: give a function of its arguments (without self) that "
+            'returns tensors like its results; "inspect", if it is called for what it does; "mocked", to call it with '
+            'None for self (if it is no coroutine); or "cached"'
         )
-    known[key] = mesh.propagated(propagate, arguments)
     return key, known[key]
 
 

@@ -6,8 +6,10 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_map
 
+from monarch_kernel.runtime.actor.hosts.host_mesh import this_host
 from monarch_kernel.runtime.tensor.api.fetching import inspect
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
@@ -66,3 +68,13 @@ def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) 
         hosts: a host mesh.
     """
     return hosts.flatten("host").spawn_procs({"gpu": gpu_per_host})
+
+
+def python_local_mesh(*, gpus: int | None = None, hosts: int = 1) -> Any:
+    """Procs on this host, with the dimensions ``host`` and ``gpu``; they end with this process, or by ``stop()``.
+
+    Args:
+        gpus: how many of each of `hosts`; by default as many as this host has GPUs, and one if it has none.
+    """
+    count = torch.cuda.device_count() or 1 if gpus is None else gpus
+    return this_host().spawn_procs({"host": hosts, "gpu": count})

@@ -45,13 +45,15 @@ class RemoteFunction:
             self.name, self.function = getattr(function, "__qualname__", repr(function)), function
             self.path: str | None = None
             functools.update_wrapper(self, function)
-        if propagate == "inspect":
-            raise ValueError('propagate="inspect" is not supported: give a function of the shapes')
-        if isinstance(propagate, str) and propagate not in ("mocked", "cached"):
-            raise ValueError(f'propagate={propagate!r}: give a function of the shapes, "mocked", or "cached" (None)')
+        if not (propagate is None or callable(propagate) or propagate in ("inspect", "mocked", "cached")):
+            raise ValueError(
+                f'propagate={propagate!r}: give a function of the shapes, "inspect", "mocked", or "cached" (None)'
+            )
         self._propagate = propagate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._propagate == "inspect":
+            return self.broadcast(*args, **kwargs)
         mesh = mesh_of_all((args, kwargs))
         shapes = self.shapes
         if shapes is None:
@@ -130,7 +132,7 @@ def remote(function: Any = None, *, propagate: Propagate = None) -> Any:
         propagate: a function of fake tensors that returns what the results look like; "mocked": the function itself is
             called with such; None or "cached": the first call of a kind of arguments waits for its result to learn it,
             and what is no tensor in later results is what it was then. A function that returns nothing waits at no
-            call with ``propagate=lambda *args: None``.
+            call with "inspect": it is called for what it does, and what it gives is None here.
     """
     if function is None:
         return lambda f: RemoteFunction(f, propagate)

@@ -1,12 +1,14 @@
-"""`Borrow`: a tensor of one stream, in use in another.
+"""`Borrow`: a tensor of one stream, in use in another; and `drop`: a tensor that is used no more.
 
-The owner of a lent value changes its class, so that each use of a handle is checked only while something is lent.
+Both concern the memory of a tensor, and so all its views. Owners of values that share memory have one `Storage`, and a
+class of their own: the use of a tensor that has no views, and is not lent, is not checked.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import BorrowError
@@ -17,48 +19,102 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 _number: Any = ValueOwner.id  # pyright: ignore[reportUnknownMemberType]  # the slot, under the property of a subclass
-#: What errors say of what is lent, by the identity of its owner. Not the borrows: they keep the owners.
-_loans: dict[int, list[str]] = {}
 
 
-class _SharedOwner(ValueOwner):
-    """Owns a value that other streams read."""
+class Loan(NamedTuple):
+    """What a borrow is, for errors."""
 
-    __slots__ = ()
+    mutable: bool
+    text: str
+    place: frames.Frames
 
-    def __del__(self) -> None:
-        _loans.pop(id(self), None)
-        super().__del__()
+    @property
+    def traceback(self) -> str:
+        """Where it was made."""
+        return f"Traceback of borrow (most recent call last):\n{frames.text(self.place)}"
 
 
-class _LentOwner(ValueOwner):
-    """Owns a value that another stream may write."""
+class Storage:
+    """What the values of one stream share that are views of one another.
+
+    Attributes:
+        owned: the numbers of those that the stream owns, with where each is put to be deleted.
+        borrow: by which the stream has them; None: they are its own.
+        loans: to other streams, until they are dropped. Not the borrows: those keep the owners.
+        unusable: why none may be used now; else empty.
+    """
+
+    __slots__ = ("__weakref__", "borrow", "dropped", "loans", "owned", "unusable")
+
+    def __init__(self, borrow: Borrow | None = None) -> None:
+        self.owned: dict[int, list[int]] = {}
+        self.borrow = borrow
+        self.loans: list[Loan] = []
+        self.unusable = ""
+        self.dropped = False
+
+    def drop(self, why: str) -> None:
+        """None may be used any more; they are deleted, when nobody has borrowed them any more."""
+        if not self.dropped:
+            self.dropped, self.unusable = True, why
+            self.delete_unlent()
+
+    def delete_unlent(self) -> None:
+        """Have what was dropped deleted, unless it is lent."""
+        while self.dropped and self.owned and not self.loans:
+            number, dead = self.owned.popitem()
+            dead.append(number)
+
+    def add(self, loan: Loan) -> None:
+        """Another stream uses them."""
+        self.loans.append(loan)
+        if loan.mutable:
+            self.unusable = f"a tensor is used while it is lent: {loan.text}: drop() it first.\n{loan.traceback}"
+
+    def remove(self, loan: Loan) -> None:
+        """That has ended."""
+        self.loans.remove(loan)
+        if loan.mutable and not self.dropped:
+            self.unusable = ""
+        self.delete_unlent()
+
+
+class _SharingOwner(ValueOwner):
+    """Owns a value that others are views of, or that is lent, or borrowed."""
 
     __slots__ = ()
 
     @property
     def id(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # in place of the slot, so as to refuse
-        raise BorrowError(f"a tensor is used while it is lent: {_loans[id(self)][0]}: drop() it first")
+        if self.storage.unusable:
+            raise BorrowError(self.storage.unusable)
+        return _number.__get__(self)
 
     def __del__(self) -> None:
-        _loans.pop(id(self), None)
-        self._dead.append(_number.__get__(self))
+        number = _number.__get__(self)
+        if self.storage.owned.pop(number, None) is not None:
+            self._dead.append(number)
 
 
-class _BorrowedOwner:
-    """Stands for a value in the stream that has borrowed it."""
+def storage_of(owner: ValueOwner) -> Storage:
+    """What a value shares with its views."""
+    if type(owner) is ValueOwner:
+        owner.storage = Storage()
+        owner.storage.owned[owner.id] = owner._dead
+        owner.__class__ = _SharingOwner
+    return owner.storage
 
-    __slots__ = ("_borrow", "_source")
 
-    def __init__(self, source: ValueOwner, borrow: Borrow) -> None:
-        self._source = source
-        self._borrow = borrow
+def share(base: ValueOwner, view: ValueOwner) -> None:
+    """A new value has the memory of another one."""
+    storage = view.storage = storage_of(base)
+    storage.owned[view.id] = view._dead
+    view.__class__ = _SharingOwner
 
-    @property
-    def id(self) -> int:
-        if self._borrow.dropped:
-            raise BorrowError(f"a borrowed tensor is used after drop(): {self._borrow}. Borrow it again")
-        return _number.__get__(self._source)
+
+def number_of(owner: ValueOwner) -> int:
+    """The number of a value that may be lent."""
+    return _number.__get__(owner)
 
 
 class Borrow:
@@ -72,32 +128,53 @@ class Borrow:
     def __init__(self, source: Tensor, target: TensorMesh, mutable: bool) -> None:
         self.mutable = mutable
         self.dropped = False
-        self._owner = source._owner
+        self._owner: ValueOwner | None = source._owner  # its value stays until the drop
         self._from = source._spec.mesh
         self._to = target
         file, line, _ = frames.here()
         how = "to be written" if mutable else "to be read"
-        self._text = (
-            f"borrow from stream {self._from.stream.name} into {target.stream.name}, {how}, made at {file}:{line}"
-        )
+        text = f"borrow from stream {self._from.stream.name} into {target.stream.name}, {how}, made at {file}:{line}"
+        self._loan = Loan(mutable, text, frames.take(2, 16))
+        self._lent: weakref.ref[Storage] | None = None
+
+    @property
+    def traceback_string(self) -> str:
+        """Where it was made, as in a traceback."""
+        return frames.text(self._loan.place)
+
+    def lend(self) -> ValueOwner:
+        """The owner of the value in the stream that borrows it."""
+        assert self._owner is not None
+        storage_of(self._owner).add(self._loan)
+        lent = ValueOwner(number_of(self._owner), self._to.dead, self._owner.place)
+        lent.storage = Storage(self)
+        lent.__class__ = _SharingOwner
+        self._lent = weakref.ref(lent.storage)
+        return lent
 
     def drop(self) -> None:
         """End the use: the tensor's own stream goes on with it when the operations here so far have run.
 
-        A second call does nothing.
+        The borrowed tensor and its views are gone. A second call does nothing.
+
+        Raises:
+            BorrowError: the borrowed tensor is lent itself.
         """
         if self.dropped:
             return
+        lent = self._lent() if self._lent is not None else None
+        if lent is not None and lent.loans:
+            raise BorrowError(f"drop(): what was borrowed is lent itself: {lent.loans[0].text}: drop() that first")
+        assert self._owner is not None
         self.dropped = True
-        self._give_back()
         self._from.engine.order(self._to, self._from)
-
-    def _give_back(self) -> None:
-        left = _loans[id(self._owner)]
-        left.remove(self._text)
-        if not left:
-            del _loans[id(self._owner)]
-            self._owner.__class__ = ValueOwner
+        if lent is not None:
+            lent.drop(
+                f"a borrowed tensor is used after drop(): {self}. Borrow it again.\nIt is dropped at (most recent call "
+                f"last):\n{frames.text(frames.take(1, 16))}"
+            )
+        self._owner.storage.remove(self._loan)
+        self._owner = None
 
     def __enter__(self) -> Borrow:
         return self
@@ -106,12 +183,12 @@ class Borrow:
         self.drop()
 
     def __repr__(self) -> str:
-        return f"<{self._text}>"
+        return f"<{self._loan.text}>"
 
     def __del__(self) -> None:
         if not self.dropped and not self._from.engine._closed:
             warnings.warn(
-                f"{self._text} was never dropped, so the tensor stays lent: call drop(), or use `with borrow:`",
+                f"{self._loan.text} was never dropped, so the tensor stays lent: call drop(), or use `with borrow:`",
                 RuntimeWarning,
                 stacklevel=1,
             )
@@ -122,27 +199,35 @@ def lend(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Bor
     source = tensor._spec.mesh
     if target.stream is source.stream:
         raise BorrowError(f"stream {source.stream.name} borrows a tensor that is its own: use it as it is")
-    owner = tensor._owner
-    if type(owner) not in (ValueOwner, _SharedOwner):
-        raise BorrowError("a tensor that is lent, or is itself borrowed, cannot be borrowed: drop() first")
-    if mutable and type(owner) is _SharedOwner:
+    storage = storage_of(tensor._owner)
+    if storage.unusable:
+        raise BorrowError(f"borrow: {storage.unusable}")
+    if mutable and storage.loans:
         raise BorrowError(
-            f"a tensor that is lent cannot be borrowed to be written: {_loans[id(owner)][0]}: drop() it first"
+            f"a tensor that is lent cannot be borrowed to be written: {storage.loans[0].text}: drop() it first"
         )
+    if mutable and storage.borrow is not None and not storage.borrow.mutable:
+        raise BorrowError(f"a tensor that was borrowed to be read is borrowed to be written: {storage.borrow}")
     source.engine.order(source, target)
     borrow = Borrow(tensor, target, mutable)
-    _loans.setdefault(id(owner), []).append(borrow._text)
-    owner.__class__ = _LentOwner if mutable else _SharedOwner
-    made = make_handle(spec_on(target, tensor._spec), _BorrowedOwner(owner, borrow))  # pyright: ignore[reportArgumentType]  # it owns nothing, and has the same use
-    return made, borrow
+    return make_handle(spec_on(target, tensor._spec), borrow.lend()), borrow
+
+
+def drop(owner: ValueOwner) -> None:
+    """See `Tensor.drop`."""
+    storage_of(owner).drop(
+        "a tensor is used that was dropped: it, or a view of it, was explicitly deleted with drop() and is no longer "
+        f"usable.\nIt is dropped at (most recent call last):\n{frames.text(frames.take(2, 16))}"
+    )
 
 
 def check_write(owner: Any) -> None:
     """Raise if a value must not be written now."""
-    if isinstance(owner, _BorrowedOwner):
-        if not owner._borrow.mutable:
-            raise BorrowError(f"a tensor is written that was borrowed to be read: {owner._borrow}. Use mutable=True")
-    elif isinstance(owner, _SharedOwner):
+    storage: Storage = owner.storage
+    if storage.borrow is not None and not storage.borrow.mutable:
+        raise BorrowError(f"a tensor is written that was borrowed to be read: {storage.borrow}. Use mutable=True")
+    if storage.loans:
+        loan = storage.loans[0]
         raise BorrowError(
-            f"a tensor is written while it is lent: {_loans[id(owner)][0]}. Call drop() on that borrow first"
+            f"a tensor is written while it is lent: {loan.text}. Call drop() on that borrow first.\n{loan.traceback}"
         )

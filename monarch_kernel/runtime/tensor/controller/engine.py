@@ -92,6 +92,8 @@ class TensorEngine:
     replays: ClassVar[bool] = True
     recording: ClassVar[ReplayRecorder | None] = None
     watching: ClassVar[Watching | None] = None
+    #: What is raised once its tensors were ended by the program.
+    exited: DeviceMeshError | None = None
     #: Called before a function is recorded for a replay.
     before_recording: ClassVar[list[Callable[[], None]]] = []
 
@@ -152,10 +154,13 @@ class TensorEngine:
 
         Raises:
             RuntimeError: the mesh was stopped.
+            DeviceMeshError: its tensors were ended.
         """
         if procs._stopped:
             raise RuntimeError(f"proc mesh {procs.name} was stopped: there are no ranks for tensors")
         engine: TensorEngine | None = procs._shared.get(_KEY)
+        if engine is not None and engine.exited is not None:
+            raise engine.exited
         if engine is None:
             engine = procs._shared[_KEY] = cls(procs)
         return engine
@@ -415,6 +420,18 @@ class TensorEngine:
         self._closed = True
         self._wake.set()
 
+    def exit(self) -> None:
+        """End its workers when what was issued has run: values are gone, and later operations raise."""
+        self.finish()
+        with self.lock:
+            self.close()
+            self.exited = DeviceMeshError(f"mesh {self.name}: exit() has ended its tensors: spawn other processes")
+            for mesh in self.meshes.values():
+                mesh.error = self.exited
+            streams = {mesh.stream: None for mesh in self.meshes.values()}
+        for stream in streams:
+            stream.workers_of(self).stop().get()
+
     def finish(self) -> None:
         """Wait until all living ranks have run what was issued so far, in all streams."""
         with self.lock, _disable_current_modes():
@@ -465,11 +482,11 @@ class TensorEngine:
         self.plan.line().fetched += sum(flat[i].numel() * flat[i].element_size() for i in positions)
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            numbers = [flat[i]._owner.id for i in positions]
             self.turn_to(mesh)
             self._send_definitions(mesh)
             body = self._take(mesh)
             try:
-                numbers = [flat[i]._owner.id for i in positions]
                 call = mesh.workers.fetch.call(*body, numbers, mesh.ranks[rank], compare)
             except SupervisionError as e:
                 raise mesh.lost(e) from e
@@ -486,13 +503,12 @@ class TensorEngine:
             self.recording.stop("it asks the ranks for something")
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            # what may raise comes before the records are taken, which would be lost
+            called = cloudpickle.dumps(function)
+            numbers = [v._owner.id if type(v) is Tensor else v for v in values]
             self.turn_to(mesh)
             self._send_definitions(mesh)
-            return mesh.workers.ask.call(
-                *self._take(mesh),
-                cloudpickle.dumps(function),
-                [v._owner.id if type(v) is Tensor else v for v in values],
-            )
+            return mesh.workers.ask.call(*self._take(mesh), called, numbers)
 
     def call_and_fetch(
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
@@ -518,13 +534,14 @@ class TensorEngine:
         )
         with self.lock, _disable_current_modes():
             mesh.check_alive()
+            called = cloudpickle.dumps((function, template))
             self.turn_to(mesh)
             self._send_definitions(mesh)
             body = self._take(mesh)
             self.places[self.record] = frames.take(1, 16)
             self.record += 1
             wanted = rank if rank < 0 else mesh.ranks[rank]
-            return mesh.workers.call_and_fetch.call(*body, cloudpickle.dumps((function, template)), values, wanted)
+            return mesh.workers.call_and_fetch.call(*body, called, values, wanted)
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
         """The result of a call of workers, with their failures as errors of the program."""
@@ -564,20 +581,21 @@ class TensorEngine:
         return kind(rank, issued, failed.text, mesh.name)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation whose results' shapes only the ranks can know; returns handles.
+        """Run an operation whose results' shapes only the ranks can know; returns handles, and what is no tensor.
 
         Raises:
-            ValueError: the shapes differ from rank to rank, so that no handle can stand for them all.
+            ValueError: they differ from rank to rank, so that nothing can stand for them all.
         """
         name = operation_name(func)
         if self.recording is not None:
             self.recording.stop(f"the shape of what {name} gives depends on values")
         flat, tree = tree_flatten((list(args), kwargs or {}))
         ins: list[Tensor] = [x for x in flat if type(x) is Tensor]
-        numbers = iter(range(len(ins)))
-        template = tree_unflatten([TensorSlot(next(numbers)) if type(x) is Tensor else x for x in flat], tree)
+        places = iter(range(len(ins)))
+        template = tree_unflatten([TensorSlot(next(places)) if type(x) is Tensor else x for x in flat], tree)
         count = len(func._schema.returns)
         with self.lock, _disable_current_modes():
+            called, numbers = cloudpickle.dumps(template), [a._owner.id for a in ins]
             first = self.next_value
             self.next_value += count
             self.turn_to(mesh)
@@ -585,23 +603,25 @@ class TensorEngine:
             body = self._take(mesh)
             place = self.places[self.record] = frames.take(1, 16)
             self.record += 1
-            call = mesh.workers.run_and_describe.call(
-                *body, name, cloudpickle.dumps(template), [a._owner.id for a in ins], first, count, mesh.sharded
-            )
+            call = mesh.workers.run_and_describe.call(*body, name, called, numbers, first, count, mesh.sharded)
         described = list(self.answer(mesh, call).values())
         if any(d != described[0] for d in described):
             differing = next(i for i, d in enumerate(described) if d != described[0])
+            other, one = (x[0] if type(x) is tuple else x for x in (described[differing][0], described[0][0]))
+            kind = "shape" if type(described[0][0]) is tuple else "value"
             raise ValueError(
-                f"{name}: its result has another shape on rank {differing} ({described[differing][0][0]}) than on "
-                f"rank 0 ({described[0][0][0]}) of mesh {mesh.name}, so that no tensor can stand for it: use "
-                "call_on_shard_and_fetch(), or a function of the ranks (remote)"
+                f"{name}: its result has another {kind} on rank {differing} ({other}) than on rank 0 ({one}) of mesh "
+                f"{mesh.name}, so that nothing can stand for it: use call_on_shard_and_fetch(), or a function of the "
+                "ranks (remote)"
             )
         results = [
             make_handle(
-                spec_of(mesh, torch.empty_strided(size, stride, dtype=dtype, device="meta")),
+                spec_of(mesh, torch.empty_strided(like[0], like[1], dtype=like[2], device="meta")),
                 ValueOwner(first + i, mesh.dead, place),
             )
-            for i, (size, stride, dtype) in enumerate(described[0])
+            if type(like) is tuple
+            else like
+            for i, like in enumerate(described[0])
         ]
         return results[0] if count == 1 else tuple(results)
 

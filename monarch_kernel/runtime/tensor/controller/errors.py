@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from monarch_kernel.runtime.actor.errors import SupervisionError
 
 
@@ -35,10 +37,24 @@ class NonFiniteError(RemoteException):
         return f"an operation made a NaN or Inf on rank {self.rank}{where}, of inputs without."
 
 
-class MixedTensorsError(RuntimeError):
+class TensorUseError(TypeError):
+    """Tensors cannot be used so.
+
+    Torch's operators make NotImplemented of a TypeError, from which Python makes "unsupported operand type(s)": handles
+    look here for the last one that was raised on this thread.
+    """
+
+    last = threading.local()
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.last.raised = type(self), text  # not the error, which would keep its frames and their tensors
+
+
+class MixedTensorsError(TensorUseError, ValueError):
     """Tensors that are not in one place: of several meshes, of several streams, or local ones among those of a mesh.
 
-    Not a TypeError: torch turns those into "unsupported operand type(s)" in operators, and the reason would be lost.
+    It is a TypeError, as Monarch's for operations, and a ValueError, as its for arguments of actors.
     """
 
 
@@ -50,5 +66,5 @@ class RanksDifferWarning(UserWarning):
     """A program takes the value of one rank for that of all, and other ranks hold other values."""
 
 
-class BorrowError(RuntimeError):
-    """A tensor of one stream is used in a way that its borrow by another excludes."""
+class BorrowError(TensorUseError):
+    """A tensor is used in a way that its borrow by another stream excludes, or after it was dropped."""

@@ -6,6 +6,7 @@ it, and each operation goes to the ranks. `TensorMesh` issues the operations.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
+from monarch_kernel.runtime.tensor.controller.errors import TensorUseError
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.controller.borrowing import Storage
     from monarch_kernel.runtime.tensor.controller.frames import Frames
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
@@ -37,11 +40,13 @@ class ValueOwner:
         id: the number of the value.
         place: where it was made, for tools.
         layout: of a sharded tensor, its placements as text, if they were asked for; else there is no such attribute.
+        storage: what it shares with its views, of a value that has some or is lent; else there is no such attribute.
     """
 
-    __slots__ = ("_dead", "id", "layout", "place")
+    __slots__ = ("_dead", "id", "layout", "place", "storage")
 
     layout: tuple[str, ...]
+    storage: Storage
 
     def __init__(self, number: int, dead: list[int], place: Frames | None = None) -> None:
         self.id = number
@@ -106,6 +111,20 @@ class Tensor(torch.Tensor):
     def stream(self) -> Any:
         """The stream in which operations on it run."""
         return self._spec.mesh.stream
+
+    def drop(self) -> None:
+        """Delete its value, and those of its views, on the ranks: what uses one of them later raises.
+
+        What was issued before still runs with it; so does a stream that has borrowed it, until it drops that.
+        """
+        self._constant = None
+        self._spec.mesh.drop(self._owner)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it, or one that it is a view of, was dropped."""
+        storage = getattr(self._owner, "storage", None)
+        return storage is not None and storage.dropped
 
     def item(self) -> Any:
         """Its value as a Python number: one round trip, unless it is known here."""
@@ -350,6 +369,57 @@ def _pictures() -> Any:
     from monarch_kernel.runtime.tensor.inspection import pictures
 
     return pictures
+
+
+def _operator(kind: str, name: str) -> Any:
+    """A binary operator of torch's that raises why it cannot be."""
+    plain = getattr(torch.Tensor, f"__{kind}{name}__")
+    forward = getattr(torch.Tensor, f"__{name}__")
+
+    def reflected(self: Tensor, other: Any) -> Any:
+        # Python prefers this to the operator of a local tensor, which may be another one: a division, or a reciprocal.
+        return forward(other, self) if isinstance(other, torch.Tensor) else plain(self, other)
+
+    function = reflected if kind == "r" else plain
+
+    @functools.wraps(plain)
+    def operator(self: Tensor, other: Any) -> Any:
+        made = function(self, other)
+        return _why_not(function, self, other) if made is NotImplemented else made
+
+    return operator
+
+
+def _why_not(plain: Any, *operands: Any) -> Any:
+    TensorUseError.last.raised = None
+    made = plain(*operands)
+    raised: Any = TensorUseError.last.raised
+    if raised is not None:
+        kind, text = raised
+        raise kind(text)
+    return made
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+)
+for _kind, _names in (("", (*_COMPARISONS, *_ARITHMETIC)), ("i", _ARITHMETIC), ("r", _ARITHMETIC)):
+    for _name in _names:
+        if hasattr(torch.Tensor, f"__{_kind}{_name}__"):
+            setattr(Tensor, f"__{_kind}{_name}__", _operator(_kind, _name))
 
 
 def _make_of(spec: Spec) -> Any:

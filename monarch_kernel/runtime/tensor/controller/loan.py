@@ -76,8 +76,9 @@ class TensorLoan:
         ranks = ranks_in(mesh.engine, self._procs)
         if not set(ranks) <= set(mesh.ranks):
             raise MixedTensorsError(
-                f"{what!r} is an argument of a call of actors that are not all on its ranks: call those on its "
-                "mesh, or bring it there first (to_mesh)"
+                f"{what!r} is an argument of a call of actors that are not all on its ranks: call those on its mesh, "
+                "bring it there first (to_mesh), or send "
+                + ("the number (t.item())" if getattr(what, "ndim", None) == 0 else "one rank's value (inspect(t))")
             )
         return ranks
 

@@ -22,6 +22,7 @@ class Signature:
         template: ``(args, kwargs)`` with slots.
         inputs, floats: how many there are.
         mutates: positions of the inputs that it writes.
+        views: for each result, the position of the input whose memory it has, or -1; empty if there are none.
         follows: whether it may change what is known here of values (see `constants`).
         draws: whether it draws random numbers.
     """
@@ -40,6 +41,7 @@ class Signature:
         "spec",
         "template",
         "tree",
+        "views",
     )
 
     number: int
@@ -53,6 +55,7 @@ class Signature:
     inputs: int
     floats: int
     mutates: tuple[int, ...]
+    views: tuple[int, ...]
     follows: bool
     draws: bool
 

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import SupervisionError
 from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
-from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write
-from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, MixedTensorsError
+from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, drop, share
+from monarch_kernel.runtime.tensor.controller.errors import BorrowError, DeviceMeshError, MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make_of, make_handle
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
@@ -209,14 +209,17 @@ class TensorMesh:
         if self.error is not None:
             self.check_alive()
         record = [signature.number]
-        for a in ins:
-            record.append(a._owner.id)
+        try:
+            for a in ins:
+                record.append(a._owner.id)
+            for k in signature.mutates:
+                if type(ins[k]._owner) is not ValueOwner:
+                    check_write(ins[k]._owner)
+        except BorrowError as e:
+            raise BorrowError(f"{signature.label}: {e}") from None
         result: Any = None
         spec = signature.spec
         place = frames.take(2, FRAMES)
-        for k in signature.mutates:
-            if type(ins[k]._owner) is not ValueOwner:
-                check_write(ins[k]._owner)
         with engine.lock:
             if engine.target is not self:
                 engine.turn_to(self)
@@ -232,6 +235,8 @@ class TensorMesh:
                 result._spec = spec
                 result._owner = ValueOwner(number, self.dead, place)
                 result._constant = None
+                if signature.views:
+                    share(ins[signature.views[0]]._owner, result._owner)
             elif signature.outs is not None:
                 results = self._results(signature, ins, record, place)
                 result = results[0] if signature.tree is None else tree_unflatten(results, signature.tree)
@@ -252,12 +257,15 @@ class TensorMesh:
     def _results(self, signature: Signature, ins: list[Tensor], record: list[int], place: frames.Frames) -> list[Any]:
         engine = self.engine
         results: list[Any] = []
-        for out in signature.outs or ():
+        for k, out in enumerate(signature.outs or ()):
             if isinstance(out, Spec):
                 number = engine.next_value
                 engine.next_value = number + 1
                 record.append(number)
-                results.append(make_handle(out, ValueOwner(number, self.dead, place)))
+                owner = ValueOwner(number, self.dead, place)
+                if signature.views and signature.views[k] >= 0:
+                    share(ins[signature.views[k]]._owner, owner)
+                results.append(make_handle(out, owner))
             else:
                 results.append(None if out is None else ins[out])
         return results
@@ -404,6 +412,9 @@ class TensorMesh:
             signature.tree = None if isinstance(out, torch.Tensor) else tree
             if signature.tree is not None:
                 new = tuple(type(o) is Spec for o in signature.outs)
+        if not fresh:
+            views = [_viewed(o, inputs) for o in (flat if signature.spec is None else results)]
+            signature.views = tuple(views) if max(views, default=-1) >= 0 else ()
         outputs = 1 if signature.spec is not None else sum(type(o) is Spec for o in signature.outs or ())
         signature.number = self.engine.define(
             Definition(
@@ -490,7 +501,8 @@ class TensorMesh:
                     for k, x in enumerate(flat):
                         if isinstance(x, torch.Tensor) and type(x) is not Tensor:
                             raise MixedTensorsError(
-                                f"{what}: a local tensor {list(x.shape)} among tensors of mesh {self.name}"
+                                f"{what}: a local tensor {list(x.shape)} among tensors of mesh {self.name}. Write\n"
+                                "  with mesh.activate(): there = torch.tensor(local.numpy())    to bring it there"
                             )
                         if type(x) is Tensor:
                             inputs.append(x._spec.fake())
@@ -577,6 +589,10 @@ class TensorMesh:
     def lend(self, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
         """See `Stream.borrow`."""
         return adjoints.borrow(tensor, self.engine.mesh_of(self.procs, stream), mutable)
+
+    def drop(self, owner: ValueOwner) -> None:
+        """See `Tensor.drop`."""
+        drop(owner)
 
     # -- local tensors ------------------------------------------------------------------------------
 
@@ -671,6 +687,14 @@ def _fake_of(x: Any) -> Any:
     return torch.empty_like(x) if isinstance(x, torch.Tensor) else x
 
 
+def _viewed(out: Any, inputs: list[torch.Tensor]) -> int:
+    """The position of the input whose memory a result has; -1 if there is none."""
+    if not isinstance(out, torch.Tensor):
+        return -1
+    aliased: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
+    return next((k for k, x in enumerate(inputs) if aliased(out, x)), -1)
+
+
 def _part_of_key(x: Any) -> Any:
     if type(x) is Tensor:
         return x._spec
@@ -690,5 +714,5 @@ def without_record(number: int, answer: Any) -> Signature:
     signature.spec = signature.outs = signature.tree = signature.shared = None
     signature.label, signature.template = "", None
     signature.inputs = signature.floats = 0
-    signature.mutates, signature.follows, signature.draws = (), False, False
+    signature.mutates, signature.views, signature.follows, signature.draws = (), (), False, False
     return signature

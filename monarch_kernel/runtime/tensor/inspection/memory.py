@@ -14,6 +14,7 @@ from monarch_kernel.display.places import shown_place, source_line
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.borrowing import number_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 from monarch_kernel.runtime.tensor.rank.held import HeldValue, held_here
@@ -107,13 +108,13 @@ def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorM
         found = [handle for handle, _ in _handles(of, "")]
         if not found:
             raise TypeError(f"memory(): there is no tensor of a mesh in this {type(of).__name__}")
-        wanted = {(id(handle._spec.mesh.engine), handle._owner.id) for handle in found}
+        wanted = {(id(handle._spec.mesh.engine), number_of(handle._owner)) for handle in found}
     holders: dict[tuple[int, int], list[str]] = {}
     for name, value in list(names.items()):
         if not name.startswith("_"):
             for handle, path in _handles(value, name):
-                holders.setdefault((id(handle._spec.mesh.engine), handle._owner.id), []).append(path)
-    owners = [each for each in gc.get_objects() if type(each) is ValueOwner]
+                holders.setdefault((id(handle._spec.mesh.engine), number_of(handle._owner)), []).append(path)
+    owners = [each for each in gc.get_objects() if issubclass(type(each), ValueOwner)]
     lines: list[MemoryLine] = []
     for engine in all_engines():
         lines += _of_engine(engine, wanted, holders, owners)
@@ -171,7 +172,9 @@ def _places(engine: TensorEngine, owners: list[ValueOwner]) -> dict[int, tuple[s
     """Where the values were made that have handles."""
     mine: set[int] = {id(mesh.dead) for mesh in engine.meshes.values()}
     return {
-        each.id: frames.innermost(each.place) if each.place else _NOWHERE for each in owners if id(each._dead) in mine
+        number_of(each): frames.innermost(each.place) if each.place else _NOWHERE
+        for each in owners
+        if id(each._dead) in mine
     }
 
 

@@ -20,6 +20,11 @@ def here() -> TensorWorker:
     return worker
 
 
+def runs_one() -> bool:
+    """Whether a worker has this thread."""
+    return getattr(_local, "worker", None) is not None
+
+
 def runs_here(worker: TensorWorker) -> None:
     """Note that a worker has this thread."""
     _local.worker = worker

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, wraps
+from typing import Any
 
 import torch
+
+from monarch_kernel.runtime.tensor.rank.current_worker import runs_one
 
 
 @cache
@@ -18,3 +21,27 @@ def of_rank() -> torch.device:
     torch.cuda.init()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local % torch.cuda.device_count())
+
+
+@cache
+def keep_device() -> None:
+    """Have functions of the ranks that set another device than their rank's fail with what to do instead.
+
+    Operations of the rank name its device: what the function makes would be on another. Other threads are free to.
+    """
+    plain = torch.cuda.set_device
+
+    @wraps(plain)
+    def set_device(device: Any) -> None:
+        if runs_one():
+            mine = of_rank()
+            wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            if mine.type != "cuda" or wanted.index not in (None, mine.index):
+                raise ValueError(
+                    f"torch.cuda.set_device({device}) in a function of the ranks: this rank computes on {mine}, and on "
+                    "nothing else. Leave the call away; which devices a process sees is said when it is spawned "
+                    "(CUDA_VISIBLE_DEVICES in its environment)"
+                )
+        plain(device)
+
+    torch.cuda.set_device = set_device

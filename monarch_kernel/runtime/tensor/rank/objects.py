@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,14 +18,14 @@ class NamedFunction:
     """A function or class by name, looked up where it is called: the controller need not have it.
 
     Raises:
-        ValueError: the name has no module.
+        ValueError: the name has no module, and is none of Python's builtins.
     """
 
     def __init__(self, name: str) -> None:
         module, _, rest = name.rpartition(".")
-        if not module:
+        if not module and not hasattr(builtins, name):
             raise ValueError(f"{name!r}: name it as module.function")
-        self.module, self.name = module, rest
+        self.module, self.name = module or "builtins", rest
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

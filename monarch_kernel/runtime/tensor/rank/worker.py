@@ -41,6 +41,7 @@ class TensorWorker(Actor):
 
     def __init__(self, engine: str, stream: str, together: int) -> None:
         runs_here(self)
+        device.keep_device()
         share_cores(together)
         self.engine = engine
         self.stream = stream
@@ -304,8 +305,11 @@ class TensorWorker(Actor):
         first: int,
         count: int,
         sharded: bool,
-    ) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]:
-        """Run an operation, and tell size, stride and dtype of its results, which only their values decide."""
+    ) -> list[Any]:
+        """Run an operation, and tell size, stride and dtype of its results, which only their values decide.
+
+        Results that are no tensors (of ``allclose``) are told themselves.
+        """
         self._run(ints, floats, record)
         inputs = [self.value(number) for number in ins]
         args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, pickle.loads(template))
@@ -320,14 +324,19 @@ class TensorWorker(Actor):
             raise self._failed_alone(e, inputs) from None
         else:
             if self.nan_watch is not None:
-                self.nan_watch.check(operation, inputs, [out] if count == 1 else list(out))
+                made = [out] if count == 1 else list(out)
+                self.nan_watch.check(operation, inputs, [x for x in made if isinstance(x, torch.Tensor)])
                 self._tell_found()
         finally:
             self.record += 1
         results = [out] if count == 1 else list(out)
+        described: list[Any] = []
         for i, result in enumerate(results):
-            self.store.values[first + i] = result
-        return [(tuple(r.shape), r.stride(), r.dtype) for r in results]
+            if isinstance(result, torch.Tensor):
+                self.store.values[first + i] = result
+                result = tuple(result.shape), result.stride(), result.dtype
+            described.append(result)
+        return described
 
     @endpoint
     def held(self) -> int:

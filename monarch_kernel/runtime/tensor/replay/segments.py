@@ -104,6 +104,7 @@ def _segment(
     at: dict[Any, int] = {}
     steps: list[tuple[int, ...]] = []
     written: set[int] = set()
+    bases: dict[int, int] = {}
     specs: dict[int, Spec] = {}
     for step in run:
         record = [step.signature.number, *(places[number] for number in step.ins)]
@@ -120,6 +121,9 @@ def _segment(
             record.append(places[number])
         specs.update(zip(step.outs, _specs(step.signature)))
         written.update(step.ins[k] for k in step.signature.mutates)
+        for number, k in zip(step.outs, _views(step.signature)):
+            if k >= 0:
+                bases[number] = bases.get(step.ins[k], step.ins[k])
         steps.append(tuple(record))
     outs = [number for number in made if number in after]
     mutates = tuple(k for number, k in ins.items() if number in written)
@@ -131,6 +135,7 @@ def _segment(
     signature.outs = [specs[number] for number in outs]
     signature.tree = _tree_of(len(outs))
     signature.inputs, signature.floats, signature.mutates = len(ins), len(given), mutates
+    signature.views = tuple(ins.get(bases.get(number, 0), -1) for number in outs)  # no value has the number 0
     signature.number = mesh.engine.define(
         Definition(
             0,
@@ -148,6 +153,13 @@ def _segment(
     )
     mesh.recorded(signature, [step.signature.number for step in run])
     return ReplaySegment(mesh, signature, tuple(ins), tuple(given), tuple(outs), tuple(step.place for step in run))
+
+
+def _views(signature: Signature) -> list[int]:
+    """For each new result, the position of the input whose memory it has, or -1."""
+    if signature.spec is not None:
+        return list(signature.views)
+    return [k for k, out in zip(signature.views, signature.outs or ()) if isinstance(out, Spec)]
 
 
 def _specs(signature: Signature) -> list[Spec]:

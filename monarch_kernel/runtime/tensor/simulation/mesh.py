@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from monarch_kernel.runtime.mesh.shape import Extent, MeshTrait, Region
+from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
+from monarch_kernel.runtime.mesh.shape import Extent, Region
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValues
@@ -34,7 +35,7 @@ from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, T
 _names = itertools.count()
 
 
-class SimulatedMesh(MeshTrait):
+class SimulatedMesh(TensorMethods):
     """A mesh of ranks that are not there: ``with mesh.activate():`` as with any, and its slices are such meshes.
 
     Tensors have shapes, and no values: what reads one gets zeros.
@@ -52,24 +53,6 @@ class SimulatedMesh(MeshTrait):
 
     def _new_with_region(self, region: Region) -> SimulatedMesh:
         return SimulatedMesh(self.name, region, self._shared)
-
-    def activate(self) -> Any:
-        """Torch operations in the block are those of its ranks."""
-        from monarch_kernel.runtime.tensor.api.activation import activate
-
-        return activate(self)  # pyright: ignore[reportArgumentType]  # it has what tensors need of a proc mesh
-
-    def rank_tensor(self, dim: str) -> Any:
-        """A number on every rank: its coordinate in dimension `dim`."""
-        from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor
-
-        return rank_tensor(self, dim)  # pyright: ignore[reportArgumentType]  # as above
-
-    def rank_tensors(self) -> dict[str, Any]:
-        """The coordinates of every rank, by dimension."""
-        from monarch_kernel.runtime.tensor.api.coordinates import rank_tensors
-
-        return rank_tensors(self)  # pyright: ignore[reportArgumentType]  # as above
 
     def exit(self) -> None:
         """End the simulation: write its trace to the simulator's path."""
