@@ -1,4 +1,4 @@
-"""The repository itself: nothing of one machine in it, files of a readable size, pins that are only pins."""
+"""The repository itself: nothing of one machine in it, pages that name what exists, pins that are only pins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 import monarch_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 600  # lines; a longer file says at its top why
-BUILT = ("labextension/prebuilt/", "monarch_kernel/widgets/static/")  # nobody reads these
 
 
 def tracked() -> list[Path]:
@@ -55,18 +53,6 @@ def test_no_path_of_one_machine_is_named() -> None:
     homes = r"(?<![\w.])/(home|Users|root|work|opt/(pypi|wheels))/"
     assert not matching(homes + r"\w", but=("tests/test_project.py",))
     assert not matching(re.escape(str(ROOT)) + r"\b")
-
-
-def test_no_file_is_too_long() -> None:
-    long = []
-    for path in tracked():
-        if path.suffix not in {".py", ".ts", ".tsx", ".js"} or str(path.relative_to(ROOT)).startswith(BUILT):
-            continue
-        text = path.read_text()
-        # A file that must be long says so in its first lines, with the words "long because".
-        if text.count("\n") > LONGEST and "long because" not in text[:2000]:
-            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
-    assert not long, f"over {LONGEST} lines; split it, or say at the top why ('long because ...'): {long}"
 
 
 def test_files_that_pages_name_exist() -> None:
