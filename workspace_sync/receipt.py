@@ -1,4 +1,4 @@
-"""The receipt of a sync and its progress, as tables and lines. Pure."""
+"""Render receipts and progress of syncs as tables and lines. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView
 
 if TYPE_CHECKING:
-    from workspace_sync.model.progress import SyncProgress
-    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.store.records import Generation
     from workspace_sync.transfer.messages import HostState
 
@@ -117,7 +116,7 @@ def _phases(phases: Phases) -> str:
 
 
 def forgotten_table(found: Sequence[Forgotten], command: str) -> TableView:
-    """What hosts had of a workspace, one row for each; the note says what stays.
+    """Render the content of a workspace on hosts, one row for each; the note lists what stays.
 
     Args:
         command: what removes the files of ranks, too, for the note.
@@ -152,7 +151,7 @@ def _fate(host: Forgotten) -> str:
 
 
 def kept_text(files: int, size: int) -> str:
-    """How many files of ranks were kept; empty if there are none."""
+    """Render the number and size of kept files of ranks; empty if there are none."""
     return f"{files:,} file{'s' * (files != 1)} of ranks, {text_size(size)}" if files else ""
 
 

@@ -1,4 +1,4 @@
-"""Environments from lock files, on a host that has its own package cache, or reaches the packages' addresses.
+"""Create environments from lock files, on a host that has its own package cache or can reach the packages.
 
 ``locked.py`` uses this when a sync has a lock file.
 

@@ -1,12 +1,11 @@
-"""Files of an environment as its installer would have made them at the prefix of a host."""
+"""Rewrite files of an environment as its installer would have made them at the prefix of a host."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from workspace_sync.environment import binary, compiled
-from workspace_sync.environment.rewriting import rewritten
+from workspace_sync.environment.rewriting import CompiledError, PrefixTooLongError, rewritten
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import FileEntry, printable
 
@@ -62,13 +61,13 @@ class Rewriter:
             return rewritten(
                 (how.kind, how.prefix, how.space, how.files, how.places), data, self.target, self.tree, path, read
             )
-        except binary.PrefixTooLongError as e:
+        except PrefixTooLongError as e:
             raise IncompatibleError(
                 f"{printable(path)} has the environment's prefix {printable(how.prefix)} compiled into it, with space "
                 f"for {e.space} bytes; the prefix on this host, {printable(self.target)}, has {len(self.target)}: "
                 f"{_WHAT_TO_DO}"
             ) from None
-        except compiled.CompiledError as e:
+        except CompiledError as e:
             raise IncompatibleError(
                 f"{printable(path)} cannot be moved to another prefix: {e}; remove it, and sync again"
             ) from None

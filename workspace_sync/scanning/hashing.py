@@ -1,4 +1,4 @@
-"""Files as digests: read once, in pieces, on several threads.
+"""Hash files: read each once, in pieces, on several threads, and offer the content while it is in memory.
 
 Files are read and not mapped: one that is truncated while it is mapped would end the process (SIGBUS).
 """
@@ -11,15 +11,59 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from blake3 import blake3
 
-from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, digest_of
+from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, EarlyFile, digest_of, thread_buffer
+from workspace_sync.scanning.announcement import Announcement
 from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
-from workspace_sync.scanning.streaming import ABOUT, CONTENT, ROW, ContentTaker
+
+#: The most content in one memory (bytes), and the most bytes of paths and digests that describe it.
+CONTENT = 7 << 19
+ABOUT = 1 << 19
+#: What a row takes beside its path and its digests, at most (bytes).
+ROW = 64
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """Content that a scan is about to read.
+
+    Attributes:
+        roots: the folders of the client by their places in the tree.
+        files: how many.
+        bytes: their sizes, as listed.
+        announcement: what a person should know before it is sent; None: it is not much.
+    """
+
+    roots: dict[bytes, bytes]
+    files: int
+    bytes: int
+    announcement: Announcement | None
+
+
+class ContentTaker(Protocol):
+    """Takes content while a scan goes on. Called by the threads of the scan."""
+
+    def planned(self, plan: ScanPlan) -> None:
+        """The scan knows what it reads, and begins."""
+        ...
+
+    def take(self) -> memoryview | None:
+        """Memory for ``CONTENT`` and its description, perhaps after a wait; None: nothing is wanted any more."""
+        ...
+
+    def give(self, memory: memoryview, used: int, files: list[EarlyFile]) -> None:
+        """Memory of ``take`` is filled.
+
+        Args:
+            used: so many bytes of it are content.
+            files: what that is, in its order; without any, the memory goes back.
+        """
+        ...
+
 
 #: Threads that read and hash; more of them only wait for the disk.
 THREADS = min(8, os.cpu_count() or 1)
@@ -29,8 +73,6 @@ _BATCH = 64
 _TRIES = 4
 #: How much of a large file is read at once (bytes); at least a chunk.
 _BLOCK = 8 * CHUNK
-
-_local = threading.local()
 
 
 @dataclass(slots=True)
@@ -249,7 +291,7 @@ def _hash_once(
         size = before.st_size
         if size <= CHUNK:
             room = filling.room(size) if size else None
-            data = _buffer()[:size] if room is None else room
+            data = thread_buffer()[:size] if room is None else room
             if not read_fully(fd, data, 0):
                 return None
             found = Hashed(*_hint(before), digest_of(data))
@@ -274,18 +316,6 @@ def _hash_once(
         mode = before.st_mode & MODE_BITS
         filling.fill(EarlyFile(file.place, size, mode, before.st_mtime_ns, 0, (found.digest,), (size,)), size)
     return found
-
-
-def _buffer() -> memoryview:
-    """Memory for a small file, which this thread uses again and again.
-
-    Fresh memory of this size comes from the system, which clears it page by page; that takes longer than the reading.
-    """
-    try:
-        return _local.buffer
-    except AttributeError:
-        buffer = _local.buffer = memoryview(bytearray(CHUNK))
-        return buffer
 
 
 def _hint(about: os.stat_result) -> tuple[int, int, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""What processes of this user are using on this host: the folders in which they work, the files that they have open."""
+"""Find out which folders and files processes of this user use on this host."""
 
 from __future__ import annotations
 

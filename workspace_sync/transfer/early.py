@@ -1,4 +1,4 @@
-"""Blocks that a first sync sends while the scan goes on: content, and behind it the files that it belongs to.
+"""Blocks that a first sync sends during the scan: content, followed by the files that it belongs to.
 
 A block is the bytes of all pieces, then a list of ``EarlyFile`` (MessagePack), then its length (``<u32>``). The list
 stands at the end, as it is known only when all have been read.
@@ -14,13 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import ScanError, TamperedError
-from workspace_sync.model.manifest import digest_of, printable
-from workspace_sync.scanning.hashing import read_at
-from workspace_sync.scanning.result import path_at_client
-from workspace_sync.scanning.streaming import ABOUT, CONTENT, ScanPlan
-from workspace_sync.transfer.block_pool import BlockPool
+from workspace_sync.model.manifest import EarlyFile, digest_of, printable
+from workspace_sync.scanning.hashing import ABOUT, CONTENT, ScanPlan, read_at
+from workspace_sync.scanning.scanner import path_at_client
+from workspace_sync.transfer.blocks import BlockPool
 
 _LENGTH = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
@@ -149,7 +147,7 @@ class EarlyPipe:
     # -- who sends --------------------------------------------------------------------------------------
 
     def plan(self) -> ScanPlan | None:
-        """What the scan is about to read, once it knows; None: it is over without."""
+        """Wait for the plan of the scan; None: it ended without one."""
         with self._changed:
             self._changed.wait_for(lambda: self._plan is not None or self._over)
             return self._plan
@@ -172,7 +170,7 @@ class EarlyPipe:
             self._changed.notify()
 
     def close(self) -> None:
-        """Nothing is wanted any more."""
+        """Refuse further content."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What an agent does on its host: it asks the store, fetches blocks, and passes them on. No actors; threads call it."""
+"""Work of an agent on its host: stage and switch trees, fetch blocks and pass them on. No actors; called by threads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from workspace_sync.model.manifest import (
     printable,
 )
 from workspace_sync.store import EarlyTree, Staging, Store, WorkspaceFolder
-from workspace_sync.transfer.block_pool import BlockPool
-from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
+from workspace_sync.store.staging import SlotReader
+from workspace_sync.transfer.blocks import BlockPool, Piece, block_bytes, fill, piece_order, pieces_in
 from workspace_sync.transfer.early import files_in, refill
 from workspace_sync.transfer.messages import (
     Collected,
@@ -38,7 +38,6 @@ from workspace_sync.transfer.messages import (
     Switched,
     encode_missing,
 )
-from workspace_sync.transfer.slot_reader import SlotReader
 
 log = logging.getLogger(__name__)
 
@@ -172,11 +171,11 @@ class HostWork:
     # -- what a request belongs to --------------------------------------------------------------------
 
     def open_job(self, session: str) -> None:
-        """Know a sync from now on: called in the order in which messages arrive."""
+        """Register a sync; called in the order in which messages arrive."""
         self._jobs.setdefault(session, _Job())
 
     def cancel_job(self, session: str) -> None:
-        """Whatever runs for this sync ends as soon as it can; called in the order in which messages arrive."""
+        """Cancel all work for a sync; called in the order in which messages arrive."""
         job = self._jobs.get(session)
         if job is not None:
             job.cancelled = True
@@ -188,10 +187,18 @@ class HostWork:
         job.check()
         return job
 
+    @contextmanager
+    def _changing(self, session: str) -> Generator[_Job]:
+        """A sync whose staging changes as a whole: one request at a time."""
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            yield job
+
     # -- what is here -----------------------------------------------------------------------------------
 
     def describe(self, workspace: str, kept: bool = False) -> HostState:
-        """What the host has of a workspace; changes nothing.
+        """Describe the content of a workspace on the host; changes nothing.
 
         Args:
             kept: count the files of ranks that are kept, too.
@@ -215,7 +222,7 @@ class HostWork:
         return found
 
     def facts(self, bases: list[str]) -> MachineFacts:
-        """What decides whether an environment runs here."""
+        """Return the facts that decide whether an environment runs here."""
         return facts(bases)
 
     # -- blocks -----------------------------------------------------------------------------------------
@@ -311,9 +318,7 @@ class HostWork:
         Raises:
             WorkspaceBusyError: another client is at it.
         """
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
             job.lock(folder, owner, wait)
@@ -328,9 +333,7 @@ class HostWork:
             BaseGoneError: a delta is for a manifest that is not here.
             StoreError: the trees cannot be made.
         """
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(request.workspace)
             if not request.dry:
                 self._stop_following(request.workspace)
@@ -401,7 +404,7 @@ class HostWork:
                 clear(folder.path)
 
     def _would_stage(self, folder: WorkspaceFolder, targets: dict[str, Manifest], job: _Job) -> Staged:
-        """What would be missing and deleted: what is in the current trees and in the store's objects is here."""
+        """Report the missing and deleted content; the current trees and the store's objects count as present."""
         digests = folder.state().digests
         here = self.store.objects.names()
         missing: dict[bytes, int] = {}
@@ -429,9 +432,7 @@ class HostWork:
 
     def rollback(self, session: str, workspace: str, owner: str, wait: float, steps: int, tree: str) -> Staged:
         """Stage the trees of an earlier generation, which are on this host."""
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
             job.lock(folder, owner, wait)
@@ -446,9 +447,7 @@ class HostWork:
 
     def finish(self, session: str) -> Staged:
         """Finish the trees, whose pieces have all arrived."""
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             return self._answer(job.opened(), job.order)
 
     def _answer(self, staging: Staging, order: dict[bytes, int]) -> Staged:

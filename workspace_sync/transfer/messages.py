@@ -1,4 +1,4 @@
-"""What crosses between the client and the agents. ``docs/sync.md`` says who sends what, and what a death does."""
+"""Messages between the client and the agents. ``docs/sync.md`` describes the protocol and what a death does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PartState(msgspec.Struct, array_like=True):
 
 
 class HostState(msgspec.Struct, array_like=True):
-    """What a host has of a workspace.
+    """Content of a workspace on a host.
 
     Attributes:
         host: its name.
@@ -59,7 +59,7 @@ class HostState(msgspec.Struct, array_like=True):
 
 
 class PartTarget(msgspec.Struct, array_like=True):
-    """How one part becomes the new one.
+    """New content of one part.
 
     Attributes:
         part: "tree" or "env".
@@ -156,7 +156,7 @@ class Switched(msgspec.Struct, array_like=True):
 
 
 class Collected(msgspec.Struct, array_like=True):
-    """What was removed from the store of a host.
+    """Content that was removed from the store of a host.
 
     Attributes:
         host: its name.
@@ -180,7 +180,7 @@ class Collected(msgspec.Struct, array_like=True):
 
 
 class Remains(msgspec.Struct, array_like=True):
-    """What a host has of a workspace, or had before it was forgotten.
+    """Content of a workspace on a host, now or before it was forgotten.
 
     Attributes:
         path: the folder of the workspace.

@@ -1,4 +1,4 @@
-"""Blocks at the client: built from the scan when they are needed, and dropped when no host needs them from here."""
+"""Build blocks at the client when hosts need them, and drop them afterwards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.transfer.block_pool import BlockPool
-from workspace_sync.transfer.blocks import ContentBlock, fill
+from workspace_sync.transfer.blocks import BlockPool, ContentBlock, fill
 from workspace_sync.transfer.early import EarlyBlock, EarlyPipe
 
 #: Threads that read files and build blocks.
@@ -61,7 +60,7 @@ class Supply:
             self._ready[number] = RDMABuffer(memory), memory, partial(pipe.back, memory)
 
     def want(self, number: int) -> None:
-        """Have a block built; ``built`` is told of it, at once if it is there."""
+        """Build a block, or report one that is there at once; ``built`` is called with it."""
         with self._lock:
             ready = self._ready.get(number)
             if ready is None:
