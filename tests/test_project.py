@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import monarch_kernel
+from tests.line_counts import FileSize, size_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -105,6 +106,26 @@ def test_every_dependency_is_pinned_for_every_python() -> None:
         text = (ROOT / "constraints" / f"py3.{minor}.txt").read_text()
         pinned = {line.partition("==")[0] for line in text.splitlines()}
         assert names <= pinned, f"not pinned for 3.{minor}: {sorted(names - pinned)}; run make lock with that Python"
+
+
+def test_lines_of_code_are_neither_blank_nor_prose() -> None:
+    source = '''"""What it is.
+
+More.
+"""
+
+from typing import Any  # for x
+
+
+# A comment.
+class A:
+    """A class."""
+
+    #: An attribute.
+    x: Any = """two
+lines"""
+'''
+    assert size_of(source) == FileSize(lines=15, code=4, anys=2)
 
 
 def test_the_version_is_single_sourced() -> None:

@@ -145,11 +145,7 @@ def _watch(options: argparse.Namespace) -> int:
     """Sync at every save, until Ctrl-C."""
 
     def tell(event: WatchEvent) -> None:
-        if options.json:
-            _print_json(event)
-        else:
-            print(f"{time.strftime('%H:%M:%S')} {event.text}")
-        sys.stdout.flush()
+        print(_json(event) if options.json else f"{time.strftime('%H:%M:%S')} {event.text}", flush=True)
 
     with watch(_hosts(options), _workspace(options), on_event=tell, how=None) as watcher:
         try:
@@ -162,10 +158,7 @@ def _watch(options: argparse.Namespace) -> int:
 def _rollback(options: argparse.Namespace) -> int:
     if options.list:
         states = session.status(_hosts(options), _workspace(options))
-        if options.json:
-            _print_json(states)
-        else:
-            print(table_text(trees_table(states, time.time())))
+        _print(states, options, lambda: trees_table(states, time.time()))
         return 0
     with _Bar() as bar:
         report = rollback(_hosts(options), _workspace(options), steps=options.steps, tree=options.to, progress=bar)
@@ -182,32 +175,23 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     states = session.status(_hosts(options), _workspace(options))
-    if options.json:
-        _print_json(states)
-    else:
-        print(table_text(_state_table(states)))
+    _print(states, options, lambda: _state_table(states))
     return 0
 
 
 def _collect(options: argparse.Namespace) -> int:
     found = session.collect(_hosts(options), limit=options.limit, kept=options.kept)
-    if options.json:
-        _print_json(found)
-    else:
-        print(table_text(_collected_table(found)))
+    _print(found, options, lambda: _collected_table(found))
     return 1 if any(each.error for each in found) else 0
 
 
 def _forget(options: argparse.Namespace) -> int:
     found = session.forget(_hosts(options), _workspace(options), kept=options.kept, dry_run=options.dry_run)
-    if options.json:
-        _print_json(found)
-    else:
-        print(table_text(forgotten_table(found, "forget --kept")))
+    _print(found, options, lambda: forgotten_table(found, "forget --kept"))
     return 0
 
 
-# -- what they are about ----------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def _hosts(options: argparse.Namespace) -> Any:
@@ -227,20 +211,21 @@ def _workspace(options: argparse.Namespace) -> Workspace:
     return Workspace(options.dirs or ["."], env, links=options.links)
 
 
-# -- what they print --------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------
 
 
 def _show(report: SyncReport, options: argparse.Namespace) -> None:
-    if options.json:
-        _print_json(report)
-        return
-    print(table_text(receipt_table(report)))
-    for note in report.notes:
+    _print(report, options, lambda: receipt_table(report))
+    for note in report.notes if not options.json else ():
         print(f"note: {note}")
 
 
-def _print_json(what: Any) -> None:
-    print(msgspec.json.encode(_plain(what)).decode())
+def _print(what: Any, options: argparse.Namespace, table: Callable[[], TableView]) -> None:
+    print(_json(what) if options.json else table_text(table()))
+
+
+def _json(what: Any) -> str:
+    return msgspec.json.encode(_plain(what)).decode()
 
 
 def _plain(what: Any) -> Any:

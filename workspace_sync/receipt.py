@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DIGITS = 8
 #: How many names are listed before the rest is counted.
 MOST_NAMES = 8
+#: The width of a progress bar.
+_WIDTH = 24
 #: Phases shorter than this are not worth a word (seconds).
 _SHORT = 0.05
 
@@ -236,11 +238,11 @@ def names(found: Sequence[str]) -> str:
     return ", ".join(found[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def bar(share: float, width: int = 24) -> str:
+def bar(share: float) -> str:
     """A progress bar as text, in half steps."""
-    halves = round(max(0.0, min(1.0, share)) * 2 * width)
+    halves = round(max(0.0, min(1.0, share)) * 2 * _WIDTH)
     full, half = divmod(halves, 2)
-    return "━" * full + "╸" * half + "─" * (width - full - half)
+    return "━" * full + "╸" * half + "─" * (_WIDTH - full - half)
 
 
 _DOING = {

@@ -27,10 +27,10 @@ from workspace_sync.scanning import Announcement, ContentTaker
 from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
 from workspace_sync.transfer.agent import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Answer, Calls
-from workspace_sync.transfer.early import EarlyPipe
 from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
 from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
+from workspace_sync.transfer.supply import EarlyPipe
 
 #: How long a workspace that another client syncs is waited for (seconds).
 BUSY_WAIT = 5.0
@@ -215,7 +215,7 @@ class SyncClient:
     def forget(self, *, kept: bool, dry_run: bool) -> list[Forgotten]:
         """See ``forget``."""
         found = self._ask_to_forget(self._calls.hosts, kept, dry=True)
-        users = {host: found[host.key].users for host in self._hosts if host.key in found and found[host.key].users}
+        users = {host: those for host in self._hosts if (those := found[host.key].footprint.users)}
         if users and not dry_run:
             lines = "".join(f"\n  {host.name}: {each}" for host, those in users.items() for each in those)
             raise WorkspaceBusyError(
@@ -227,28 +227,18 @@ class SyncClient:
         had = set[str]()
         if not dry_run:
             for host in self._hosts:
-                if host.key in found:
-                    unplace_ranks(host.mesh, found[host.key].path).get()
+                unplace_ranks(host.mesh, found[host.key].path).get()
             before, found = found, found | self._ask_to_forget(makers.values(), kept, dry=False)
-            had = {host for host, about in before.items() if about.generations or about.files or about.kept_files}
+            about = {host: each.footprint for host, each in before.items()}
+            had = {host for host, each in about.items() if each.generations or each.files or each.kept_files}
         name_of = {host.key: host.name for host in self._hosts}
         entries: list[Forgotten] = []
         for host in self._hosts:
             maker = makers[found[host.key].store]
-            about = found[maker]
-            entries.append(
-                Forgotten(
-                    host.name,
-                    about.path,
-                    about.generations,
-                    about.files,
-                    about.bytes,
-                    about.kept_files,
-                    about.kept_bytes,
-                    maker in had,
-                    "" if maker == host.key else name_of[maker],
-                )
-            )
+            path, each = found[maker].path, found[maker].footprint
+            counts = each.generations, each.files, each.size, each.kept_files, each.kept_size
+            shares = "" if maker == host.key else name_of[maker]
+            entries.append(Forgotten(host.name, path, *counts, maker in had, shares))
         return entries
 
     def _ask_to_forget(self, hosts: Iterable[str], kept: bool, *, dry: bool) -> dict[str, Remains]:
@@ -408,10 +398,11 @@ class SyncClient:
         """Describe what hosts made from a lock file."""
         for host in self._hosts:
             each = run.hosts.get(host.key)
-            if each is not None and each.made:
-                yield f"{host.name} made {text_size(each.made)} of the environment itself, from {lock}"
-            if each is not None and each.unmade:
-                yield f"{host.name} could not make the environment from {lock}, so it was sent: {each.unmade}"
+            staged = each.staged if each is not None else None
+            if staged is not None and staged.made:
+                yield f"{host.name} made {text_size(staged.made)} of the environment itself, from {lock}"
+            if staged is not None and staged.unmade:
+                yield f"{host.name} could not make the environment from {lock}, so it was sent: {staged.unmade}"
 
     def _run(self, states: dict[str, HostState], dry_run: bool) -> StagingRun:
         session = uuid.uuid4().hex
@@ -533,11 +524,12 @@ class SyncClient:
             entry.generation = switched.generation
         if entry.shares:  # the work is that of the other host
             return entry
-        entry.files, entry.received, entry.reused = each.files, each.received, each.reused
-        entry.notes = each.notes or entry.notes
-        entry.made = each.made
-        entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
-        entry.problems += each.problems
+        staged = each.staged
+        entry.files, entry.received, entry.reused = staged.files, each.received, staged.reused
+        entry.notes = staged.notes or entry.notes
+        entry.made = staged.made
+        entry.deleted, entry.lacks = staged.deleted, sum(size for _, size in each.missing)
+        entry.problems += staged.problems
         if switched is not None:
             entry.moved, entry.kept, entry.files = switched.moved, switched.kept, switched.files
         return entry

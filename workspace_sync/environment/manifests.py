@@ -199,7 +199,7 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
     return applied(manifest, made, prefix, os.fsencode(about.folder))
 
 
-# -- what is remembered between runs --------------------------------------------------------------
+# -- memory between runs -------------------------------------------------------------------------
 
 # Another version of the rules is another memory.
 _MEMORY_VERSION = 2

@@ -23,12 +23,12 @@ class Rewriter:
 
     Args:
         target: the prefix on this host, absolute.
-        tree: the folder of the workspace's tree on this host, for editable installs. None: beside the prefix.
     """
 
-    def __init__(self, target: str | bytes, tree: str | bytes | None = None) -> None:
+    def __init__(self, target: str | bytes) -> None:
         self.target = os.fsencode(target)
-        self.tree = os.path.join(os.path.dirname(self.target), b"tree") if tree is None else os.fsencode(tree)
+        #: The folder of the workspace's tree on this host, for editable installs.
+        self.tree = os.path.join(os.path.dirname(self.target), b"tree")
         if not self.target.startswith(b"/") or b"\0" in self.target or b"\n" in self.target:
             raise ValueError(
                 f"{printable(self.target)!r} is no absolute path that an environment can have as its prefix"

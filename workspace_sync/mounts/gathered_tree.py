@@ -19,7 +19,7 @@ from typing import Any
 from monarch_kernel.actor import Future
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, InodeTable, Listed, Request, ignore
+from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, InodeTable, Listed, Request
 from workspace_sync.mounts.served_folder import START, Seen, ServedFolder
 
 #: How long the kernel may trust names, sizes and times (seconds).
@@ -315,7 +315,7 @@ class _OpenFile:
     def close(self) -> None:
         self._host.close.broadcast(self.remote)
         if self._buffer is not None:
-            self._buffer.drop().add_done_callback(ignore)
+            self._buffer.drop().add_done_callback(lambda _: None)
 
     def _arrived(self, asked: Future[int]) -> None:
         count = _result(asked)

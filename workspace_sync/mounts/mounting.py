@@ -305,7 +305,7 @@ def _mount_with(program: str, path: str, source: str) -> int:
     )
 
 
-# -- processes ---------------------------------------------------------------------------------------
+# -- identity of processes ---------------------------------------------------------------------------
 
 
 def _pid_namespace() -> bytes:

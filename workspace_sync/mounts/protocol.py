@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -200,9 +200,9 @@ class Request:
             out += each.name + bytes(padding)
         self.data(out)
 
-    def space(self, total: int, free: int, files: int, block: int = 4096) -> None:
+    def space(self, total: int, free: int, files: int) -> None:
         """Answer ``statfs``: bytes in all and free, and the number of files."""
-        self.data(_STATFS.pack(total // block, free // block, free // block, files, 0, block, 255, block, 0))
+        self.data(_STATFS.pack(total // 4096, free // 4096, free // 4096, files, 0, 4096, 255, 4096, 0))
 
     def end_if_killed(self) -> None:
         """Answer if the thread that waits is being killed, which it cannot be before.
@@ -434,10 +434,6 @@ def _is_killed(thread: int) -> bool:
     except OSError:
         return thread != 0  # 0: it is in another namespace
     return any(signals & 1 << (signal.SIGKILL - 1) for signals in pending)
-
-
-def ignore(_result: Any) -> None:
-    """A callback for answers that nothing waits for."""
 
 
 # -- inodes ---------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Refreshed(msgspec.Struct):
         return not self.errors and not self.modules(KEPT, FAILED, STALE)
 
 
-# -- which modules --------------------------------------------------------------------------------
+# -- selection of modules -------------------------------------------------------------------------
 
 
 class ModuleSelection(msgspec.Struct, array_like=True, frozen=True):

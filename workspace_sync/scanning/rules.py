@@ -214,7 +214,7 @@ def read_rules(path: bytes, base: bytes, shown: str) -> RuleFile | None:
             return None
 
 
-# -- which rules hold within a folder -------------------------------------------------------------
+# -- rules within a folder ------------------------------------------------------------------------
 
 
 class Scope:

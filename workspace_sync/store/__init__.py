@@ -4,6 +4,7 @@
 """
 
 from workspace_sync.store.early_tree import EarlyTree
+from workspace_sync.store.kept import Footprint
 from workspace_sync.store.records import Generation
 from workspace_sync.store.staging import Staging
 from workspace_sync.store.store import Store
@@ -11,6 +12,7 @@ from workspace_sync.store.workspace_folder import WorkspaceFolder, WorkspaceStat
 
 __all__ = [
     "EarlyTree",
+    "Footprint",
     "Generation",
     "Staging",
     "Store",

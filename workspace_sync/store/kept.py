@@ -8,6 +8,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.manifest import Folder, Manifest, join, printable
 from workspace_sync.store.processes import open_files, resolved
@@ -125,25 +127,24 @@ class Inventory:
     size: int = 0
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(msgspec.Struct, array_like=True):
     """Content of a workspace on a host.
 
     Attributes:
         generations: how many a rollback can go to, the current one among them.
         files: how many files its trees have.
         size: of these (bytes). Trees may share bytes.
-        kept_files: how many files of ranks were in the way of a tree and are kept.
+        kept_files: how many files of ranks are kept, as they were in the way of a tree, or in a forgotten one.
         kept_size: of these (bytes).
         users: the processes of this user that use the trees, for messages.
     """
 
-    generations: int
-    files: int
-    size: int
-    kept_files: int
-    kept_size: int
-    users: list[str]
+    generations: int = 0
+    files: int = 0
+    size: int = 0
+    kept_files: int = 0
+    kept_size: int = 0
+    users: list[str] = []
 
 
 def inventory(tree: TreeFolder) -> Inventory:

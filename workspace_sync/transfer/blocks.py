@@ -4,6 +4,9 @@ A block is ``<u32 pieces>``, then ``<32 bytes digest><u64 size>`` for each piece
 a host needs nothing but the block to store what is in it, and to pass it on.
 
 Pieces are packed by the set of hosts that lack them: a host either wants all of a block or nothing of it.
+
+A block that a first sync sends during the scan is the bytes of all pieces, then a list of ``EarlyFile`` (MessagePack),
+then its length (``<u32>``). The list stands at the end, as it is known only when all have been read.
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from workspace_sync.model.errors import TamperedError
-from workspace_sync.model.manifest import DIGEST_SIZE, ManifestDelta
+from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, ManifestDelta, digest_of
 
 #: A piece: its digest, and its size (bytes).
 Piece = tuple[bytes, int]
 
 _COUNT = struct.Struct(">I")
 _ROW = struct.Struct(f">{DIGEST_SIZE}sQ")
+
+_LENGTH = struct.Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[EarlyFile]).decode
 
 #: The size of blocks (bytes); a piece that is larger travels alone.
 LARGEST = 4 << 20
@@ -156,6 +165,62 @@ def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
                 for digest, _, size in entry.pieces():
                     order[digest] = size
     return order
+
+
+# -- blocks of a first sync ----------------------------------------------------------------------------
+
+
+def finished(memory: memoryview, used: int, files: list[EarlyFile]) -> tuple[memoryview, bytes]:
+    """A block whose content is in its place, and its end: what describes that."""
+    text = _encode(files)
+    end = text + _LENGTH.pack(len(text))
+    block = memory[: used + len(end)]
+    block[used:] = end
+    return block, end
+
+
+def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], bytes]:
+    """The files of a block, each with the bytes of its pieces, and the end of the block.
+
+    Raises:
+        TamperedError: this is no such block.
+    """
+    try:
+        (length,) = _LENGTH.unpack(block[-_LENGTH.size :])
+        end = bytes(block[len(block) - _LENGTH.size - length :])
+        files = _decode(end[:length])
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise TamperedError(f"a block that arrived does not say what is in it: {e}") from None
+    found: list[tuple[EarlyFile, memoryview]] = []
+    at = 0
+    for file in files:
+        size = sum(file.sizes)
+        found.append((file, block[at : at + size]))
+        at += size
+    if at + len(end) != len(block):
+        raise TamperedError("a block that arrived is not as long as it says")
+    return found, end
+
+
+def refill(block: memoryview, end: bytes, read: Callable[[bytes, int, memoryview], bool]) -> EarlyFile | None:
+    """Write a block once more; the file that is not as it was, if there is one.
+
+    Args:
+        block: as long as it was.
+        end: of the block.
+        read: reads bytes of a path in the tree from an offset; whether they are all there.
+    """
+    block[len(block) - len(end) :] = end
+    at = 0
+    for file in _decode(end[: -_LENGTH.size]):
+        offset = file.offset
+        for digest, size in zip(file.digests, file.sizes, strict=True):
+            view = block[at : at + size]
+            if not read(file.path, offset, view) or digest_of(view) != digest:
+                return file
+            at += size
+            offset += size
+    return None
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
@@ -26,8 +26,7 @@ from workspace_sync.model.manifest import (
 )
 from workspace_sync.store import EarlyTree, Staging, Store, WorkspaceFolder
 from workspace_sync.store.staging import SlotReader
-from workspace_sync.transfer.blocks import BlockPool, Piece, block_bytes, fill, piece_order, pieces_in
-from workspace_sync.transfer.early import files_in, refill
+from workspace_sync.transfer.blocks import BlockPool, Piece, block_bytes, files_in, fill, piece_order, pieces_in, refill
 from workspace_sync.transfer.messages import (
     Collected,
     HostState,
@@ -150,12 +149,11 @@ class HostWork:
 
     Args:
         host: the name of the host.
-        store: where trees are kept; None: the user's.
     """
 
-    def __init__(self, host: str, store: Store | None = None) -> None:
+    def __init__(self, host: str) -> None:
         self.host = host
-        self._given = store
+        self._store_of_user: Store | None = None
         self._jobs: dict[str, _Job] = {}
         self._followers: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._guard = threading.Lock()
@@ -164,9 +162,9 @@ class HostWork:
     def store(self) -> Store:
         """The store, opened at first use."""
         with self._guard:
-            if self._given is None:
-                self._given = Store()
-            return self._given
+            if self._store_of_user is None:
+                self._store_of_user = Store()
+            return self._store_of_user
 
     # -- what a request belongs to --------------------------------------------------------------------
 
@@ -544,17 +542,8 @@ class HostWork:
             if not dry and not about.users:
                 folder.forget(kept=kept)
                 left = folder.kept()
-                about = replace(about, kept_files=len(left.files), kept_size=left.size)
-        return Remains(
-            folder.path,
-            store,
-            about.generations,
-            about.files,
-            about.size,
-            about.kept_files,
-            about.kept_size,
-            about.users,
-        )
+                about.kept_files, about.kept_size = len(left.files), left.size
+        return Remains(folder.path, store, about)
 
     def _objects_size(self) -> int:
         return sum(about.st_size for _, about in self.store.objects.all())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from workspace_sync.environment import LockFile
-from workspace_sync.store import Generation
+from workspace_sync.store import Footprint, Generation
 from workspace_sync.transfer.blocks import Piece
 
 #: Content of up to this size travels in the request to stage (bytes), which saves a round trip. Each host then gets it
@@ -185,22 +185,12 @@ class Remains(msgspec.Struct, array_like=True):
     Attributes:
         path: the folder of the workspace.
         store: the identity of its store.
-        generations: how many a rollback can go to, the current one among them.
-        files: how many files its trees have.
-        bytes: of these.
-        kept_files: files of ranks that are kept, as they were in the way of a tree, or in one that was forgotten.
-        kept_bytes: of these.
-        users: the processes that use the trees; as long as there are any, nothing is removed.
+        footprint: the content; while it has users, nothing is removed.
     """
 
     path: str
     store: str
-    generations: int = 0
-    files: int = 0
-    bytes: int = 0
-    kept_files: int = 0
-    kept_bytes: int = 0
-    users: list[str] = []
+    footprint: Footprint = msgspec.field(default_factory=Footprint)
 
 
 class Failed(msgspec.Struct, array_like=True):

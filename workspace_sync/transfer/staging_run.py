@@ -17,11 +17,11 @@ from workspace_sync.environment import LockFile
 from workspace_sync.model.report import SyncProgress
 from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
-from workspace_sync.transfer.early import EarlyPipe
 from workspace_sync.transfer.messages import (
     INLINE,
     Failed,
     HostState,
+    Missing,
     PartTarget,
     Staged,
     StageRequest,
@@ -30,7 +30,7 @@ from workspace_sync.transfer.messages import (
 )
 from workspace_sync.transfer.parts import Changes, PartChange
 from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, Scheduler
-from workspace_sync.transfer.supply import Supply
+from workspace_sync.transfer.supply import EarlyPipe, Supply
 
 #: Blocks of large manifests (bytes).
 _MANIFEST_BLOCK = 1 << 20
@@ -74,15 +74,11 @@ class HostRun:
         error: why it failed.
         kind: the class of that error.
         received: bytes that it got.
-        reused: bytes that it had.
-        problems: damaged content that was found.
-        notes: what else was not in order, and what was done with it.
-        switched: its last answer.
+        staged: its last answer on staging, with what it made from a lock file in any.
+        switched: its answer to the commit.
         rounds: how often it was found to lack something.
         kept: blocks in its memory, by number: their sizes.
         missing: what it lacks.
-        made: bytes that it made from a lock file.
-        unmade: why it could not.
     """
 
     state: HostState
@@ -91,17 +87,11 @@ class HostRun:
     error: str = ""
     kind: str = ""
     received: int = 0
-    reused: int = 0
-    files: int = 0
-    problems: list[str] = field(default_factory=list[str])
-    notes: list[str] = field(default_factory=list[str])
-    deleted: list[str] = field(default_factory=list[str])
+    staged: Staged = field(default_factory=lambda: Staged(False, Missing()))
     switched: Switched | None = None
     rounds: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     missing: list[Piece] = field(default_factory=list[Piece])
-    made: int = 0
-    unmade: str = ""
 
 
 class StagingRun:
@@ -362,12 +352,8 @@ class StagingRun:
             self._go_on(answer.host, run)
 
     def _on_staged(self, run: HostRun, staged: Staged, now: float) -> None:
-        run.files = staged.files
-        run.reused = staged.reused
-        run.problems = staged.problems
-        run.notes = staged.notes
-        run.made, run.unmade = run.made or staged.made, run.unmade or staged.unmade
-        run.deleted = staged.deleted
+        staged.made, staged.unmade = run.staged.made or staged.made, run.staged.unmade or staged.unmade
+        run.staged = staged
         if staged.finished:
             run.step = Step.STAGED
             return
