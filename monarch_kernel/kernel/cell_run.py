@@ -12,7 +12,7 @@ from monarch_kernel.debugger.controller.common_point import NO_POINT, agree
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import capture
+from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
@@ -204,8 +204,10 @@ class CellRun:
         failures = getattr(error, "failures", None) or []
         if isinstance(error, SupervisionError):
             for failure in failures:
-                cause = failure.death.cause if failure.death is not None else str(error)
-                self._fail(CellFailure(part.ranks[failure.rank], failure.host, failure.pid, death=cause))
+                death = failure.death
+                cause = death.cause if death is not None else str(error)
+                failed = CellFailure(part.ranks[failure.rank], failure.host, failure.pid, death=cause)
+                self._fail(failed, goes_on=death is not None and death.kind is DeathKind.LEFT)
             return
         for failure in failures:
             fault = failure.fault or capture(error)
@@ -213,8 +215,8 @@ class CellRun:
         if not failures:
             raise error
 
-    def _fail(self, failed: CellFailure) -> None:
-        first = not self.failures
+    def _fail(self, failed: CellFailure, goes_on: bool = False) -> None:
+        first = not self.failures and not goes_on
         self.failures[failed.rank] = failed
         self._progress.fail(failed.rank, "released" if failed.of_peer and not first else failed.line)
         if first:  # otherwise the other ranks would wait for this one in their next collective

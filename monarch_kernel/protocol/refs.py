@@ -75,6 +75,7 @@ class DeathKind(enum.IntEnum):
     ACTOR_FAILED = 11  # an actor, by an error that it raised
     NO_ACTOR = 12  # an actor that never existed, or could not be created
     HOST_ENDING = 13  # a proc whose host agent stops all procs, as its host is about to end
+    LEFT = 14  # a proc that this process no longer controls, and that may go on: not a failure
 
     @classmethod
     def _missing_(cls, value: object) -> "DeathKind":
@@ -85,9 +86,15 @@ class DeathKind(enum.IntEnum):
         """What has died, for ``Death.what``."""
         return _WHAT.get(self, "proc")
 
+    @property
+    def intended(self) -> bool:
+        """Whether it is no failure."""
+        return self in (DeathKind.STOPPED, DeathKind.LEFT)
+
 
 _WHAT = {
     DeathKind.STOPPED: "stopped",
+    DeathKind.LEFT: "stopped",
     DeathKind.AGENT_CLOSED: "agent",
     DeathKind.AGENT_EXITED: "agent",
     DeathKind.AGENT_UNREACHABLE: "agent",

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -127,6 +128,66 @@ def test_work_goes_on_and_its_output_is_there(how: str, start_kernel: Callable[.
     assert "[0-1] meanwhile" in str([*found.displays, *found.updates])
     bell.path.with_suffix(".two").touch()
     assert "'yes'" in str(after.ok("%%mesh\ndone").displays)
+
+
+TRAIN = """
+import os, time, torch
+import torch.distributed as dist
+
+total = torch.ones(1)
+dist.all_reduce(total)
+{ring}
+ring("begun")
+while dist.get_rank() == 1 and not os.path.exists({gate!r}):
+    time.sleep(0.01)
+dist.all_reduce(total)
+ring(str(int(total)))
+"""
+
+TRAINER = """
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel import get_mesh
+
+class Trainer(Actor):
+    @endpoint
+    def train(self):
+{body}
+
+trainers = get_mesh("m").spawn("trainers", Trainer)
+"""
+
+
+@pytest.mark.parametrize("how", ["restart", "detach", "taken"])
+@pytest.mark.parametrize("what", ["cell", "endpoint"])
+def test_ranks_stay_in_their_collective_when_their_kernel_lets_go(
+    how: str, what: str, start_kernel: Callable[..., Kernel], bell: Bell
+) -> None:
+    kernel = start_kernel()
+    kernel.ok("%mesh up m --procs 3 --keep --dist gloo")
+    body = TRAIN.format(ring=bell.code(), gate=str(bell.path.with_suffix(".gate")))
+    if what == "endpoint":
+        kernel.ok(TRAINER.format(body=indent(body, " " * 8)))
+    if how == "detach":
+        kernel.ok(f"%%mesh --no-wait\n{body}" if what == "cell" else "running = trainers.train.call()")
+    else:
+        kernel.send(f"%%mesh\n{body}" if what == "cell" else "await trainers.train.call()")
+    assert bell.wait(3) == ["begun"] * 3
+    after = kernel
+    if how == "taken":
+        after = start_kernel()
+        after.ok("%mesh attach m --force")
+    elif how == "detach":
+        kernel.ok("%mesh detach m")
+    else:
+        end(kernel, how)
+    if how != "taken":
+        wait_until(lambda: kept()[0].held_by == 0, "the keeper has noticed")
+        after.ok("%mesh attach m")
+    # A rank is released from a wait that has not moved for a while: none is, though rank 1 comes late.
+    after.ok("import time; time.sleep(2)")
+    bell.path.with_suffix(".gate").touch()
+    assert bell.wait(3) == ["9"] * 3
+    after.ok("%mesh down m")
 
 
 def test_a_cell_on_a_kept_mesh_is_interrupted(start_kernel: Callable[..., Kernel], bell: Bell) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from monarch_kernel.protocol.faults import Fault, static_base
-from monarch_kernel.protocol.messages import Death, DeathKind
+from monarch_kernel.protocol.messages import Death
 from monarch_kernel.runtime.actor import error_text
 from monarch_kernel.runtime.actor.error_text import Called
 from monarch_kernel.runtime.mesh.shape import Extent
@@ -392,7 +392,7 @@ def build_supervision_error(
     dead = [failure for failure in failures if failure.death is not None]
     raised = [failure for failure in failures if failure.fault is not None]
     lines = error_text.deaths(f"Endpoint call {call_name}() failed: ", mesh_name, dead, called)
-    failed = [failure for failure in dead if failure.death is not None and failure.death.kind is not DeathKind.STOPPED]
+    failed = [failure for failure in dead if failure.death is not None and not failure.death.kind.intended]
     if actor_class and failed and failed[0].death is not None:
         ranks = [failure.rank for failure in failed]
         text = error_text.have_failed(actor_class, mesh_name, ranks, called)

@@ -415,7 +415,7 @@ class ActorSystem:
         if self._closed:
             return
         self._tell_unless_restarted(proc, death, self.tree.proc_died(proc, death))
-        if death.kind is not DeathKind.STOPPED:
+        if not death.kind.intended:
             self.healer.ask_root(proc)
         # Actors whose owner was in that process end with it.
         for actor in list(self.actors.values()):

@@ -686,7 +686,7 @@ class Node:
             callback()
         self._closed = True
         self.segments.close()
-        gone = Death.of(DeathKind.STOPPED, "this process has shut its runtime down")
+        gone = Death.of(DeathKind.LEFT, "this process has shut its runtime down")
         for sink in list(self.calls.values()):
             for proc in list(self.links):
                 sink.on_peer_dead(proc, gone)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
+from monarch_kernel.protocol.messages import Death, ProcRef
 from monarch_kernel.runtime.mesh.shape import Extent
 
 
@@ -125,7 +125,7 @@ class Tree:
         """
         asked = proc in self._ending
         self._ending.discard(proc)
-        if death.kind is DeathKind.STOPPED or asked:
+        if death.kind.intended or asked:
             return []
         on_it = [mesh for mesh in self._on_proc.get(proc, []) if not mesh.tool]
         return [

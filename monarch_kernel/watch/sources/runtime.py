@@ -9,7 +9,6 @@ from typing import Any
 from monarch_kernel.introspection import (
     ActorActivity,
     Death,
-    DeathKind,
     MeshObserver,
     Observed,
     ObservedMesh,
@@ -66,7 +65,7 @@ class RuntimeSource:
 
     def proc_died(self, proc: str, death: Death) -> None:
         """See ``ObserverEvents``."""
-        if death.kind is DeathKind.STOPPED:
+        if death.kind.intended:
             self._give(Condition(proc, RankState.ENDED, True, cause=death.cause))
         else:
             failure = FailureFact("death", death.cause, (proc,))

@@ -24,6 +24,7 @@ class Asking(Cell):
         self.events: list[dict[str, Any]] = []
         self._idle = False
         self._seen = 0
+        self._is_asked = False
         message = client.session.msg("execute_request", {"code": code, "silent": False, "allow_stdin": stdin})
         message["header"]["subshell_id"] = subshell
         self.msg_id = message["header"]["msg_id"]
@@ -71,11 +72,15 @@ class Asking(Cell):
                     self._step(deadline)
                 continue
             assert message["parent_header"]["msg_id"] == self.msg_id, "a question in another cell"
+            self._is_asked = True
             return str(message["content"]["prompt"])
         raise AssertionError(f"no question came in {PATIENCE} s; so far: {self.outcome}")
 
     def type(self, line: str) -> None:
-        """Answer the question."""
+        """Answer the question, once there is one: a kernel drops what comes before it asks."""
+        if not self._is_asked:
+            self.asked()
+        self._is_asked = False
         self._client.input(line)
 
     def printed(self, text: str) -> None:

@@ -55,13 +55,17 @@ def mesh(kernel: Kernel) -> Kernel:
 def nothing_left(mesh: Kernel) -> Iterator[None]:
     """What a test leaves stopped goes on, and its breakpoints are gone, before the next one."""
     yield
-    mesh.ok(
-        "_d = get_debugger()\n"
-        "_d.clear()\n"
-        "_d.resume(_d.stops())\n"
-        "assert _d.wait(lambda stops: not stops, timeout=10) == []\n"
-        "assert _d.viewers.names() == [], _d.viewers.names()"
-    )
+    try:
+        mesh.ok(
+            "_d = get_debugger()\n"
+            "_d.clear()\n"
+            "_d.resume(_d.stops())\n"
+            "assert _d.wait(lambda stops: not stops, timeout=10) == []\n"
+            "assert _d.viewers.names() == [], _d.viewers.names()"
+        )
+    except AssertionError:
+        mesh.interrupt()  # of a prompt that holds the notebook, so that no later test waits for it
+        raise
 
 
 def refused(kernel: Kernel, code: str, said: str) -> None:

@@ -525,7 +525,7 @@ class Caster:
 
     def _on_close(self) -> None:
         """Fail all open casts, as this process shuts its runtime down."""
-        gone = Death.of(DeathKind.STOPPED, "this process has shut its runtime down")
+        gone = Death.of(DeathKind.LEFT, "this process has shut its runtime down")
         with self._lock:
             for record in self._open.values():
                 if record.sink is not None:

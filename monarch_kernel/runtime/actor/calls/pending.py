@@ -13,7 +13,7 @@ from typing import Any, cast
 from monarch_kernel import environment
 from monarch_kernel.protocol.casts import GONE
 from monarch_kernel.protocol.faults import decode_fault
-from monarch_kernel.protocol.messages import DEAD, OK, Death, PeersFailed, death_of, decode_death
+from monarch_kernel.protocol.messages import DEAD, OK, Death, DeathKind, PeersFailed, death_of, decode_death
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.actor.calls.target import Target, failure_of, unresponsive_text
 from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error, build_supervision_error
@@ -212,7 +212,7 @@ class ManyCall(Future[Any]):
     def _end_within(self, grace: float) -> None:
         if self._timer is None:
             self._timer = self._node.poller.call_later(grace, self._end)
-            failed = [rank for rank, status in enumerate(self._statuses) if status > OK]
+            failed = {rank: self._bodies[rank] for rank, status in enumerate(self._statuses) if status > OK}
             release_others(self._node, self._target, self.asked, failed, self.unanswered())
         elif grace < environment.ERROR_GRACE.get():
             self._timer.cancel()
@@ -346,7 +346,7 @@ class StreamCall(Iterator[Future[Any]]):
             self._node.calls.pop(self._number, None)
         elif status != OK and not self._has_failed:
             self._has_failed = True
-            release_others(self._node, self._target, self.asked, [rank], self.unanswered())
+            release_others(self._node, self._target, self.asked, {rank: body}, self.unanswered())
         slot._resolve(element)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
@@ -394,12 +394,15 @@ class _Slot(Future[Any]):
 
 
 def release_others(
-    node: Node, target: Target, asked: CallKey | None, failed: list[int], waiting: Sequence[int]
+    node: Node, target: Target, asked: CallKey | None, failed: dict[int, ReplyBody], waiting: Sequence[int]
 ) -> None:
-    """Notify ranks that have not answered that others failed, as they may wait for these in a collective."""
-    if asked is None:
+    """Notify ranks that have not answered that others failed, as they may wait for these in a collective.
+
+    Ranks that this process has let go of go on, and so do those that wait for them.
+    """
+    if asked is None or any(isinstance(why, Death) and why.kind is DeathKind.LEFT for why in failed.values()):
         return
-    message = PeersFailed(asked, failed)
+    message = PeersFailed(asked, list(failed))
     for rank in waiting:
         node.learn(target.procs[rank])
         node.send(target.procs[rank].id, message)

@@ -683,7 +683,7 @@ class Healer:
         Args:
             give_up: called with a reason if the replacement fails.
         """
-        if death.kind is DeathKind.STOPPED:
+        if death.kind.intended:
             return False
         mesh = self._mesh_of(proc)
         if mesh is None:

@@ -434,7 +434,7 @@ class KeptHost:
         why = f"mesh {self.name!r} was taken over by process {by.pid} on {by.host}"
         _taken_over[self.name] = why
         for ref in self._forget(why):
-            self._system.node.declare_dead(ref.id, Death.of(DeathKind.STOPPED, why, ref.id, ref.host))
+            self._system.node.declare_dead(ref.id, Death.of(DeathKind.LEFT, why, ref.id, ref.host))
 
     def __repr__(self) -> str:
         meshes = ", ".join(mesh.name for mesh in self.proc_meshes) or "nothing yet"

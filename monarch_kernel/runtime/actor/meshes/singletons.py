@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch_kernel.protocol.messages import DeathKind, ProcRef
+from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, spec_of
 from monarch_kernel.runtime.actor.errors import MeshFailure
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh
@@ -67,7 +67,7 @@ class _Directory(Actor):
             return
         failure = self._failed.pop(name, None)
         holders = self._holders.pop(name, set())
-        if death.kind is not DeathKind.STOPPED:
+        if not death.kind.intended:
             text = failure.report() if failure is not None else death.cause
             self._untold.update(((name, holder), text) for holder in holders)
         del self._made[name]
