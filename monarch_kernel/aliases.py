@@ -30,10 +30,13 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "common.future": ("actor",),
     "common.invocation": ("exceptions", "tensor"),
     "common.selection": ("",),
+    "distributed_telemetry": ("watch",),
+    "distributed_telemetry.profiler": ("watch.profiler",),
     "proc_mesh": ("actor",),
     "simulator.interface": ("tensor:Simulator=SimulatorInterface",),
     "simulator.simulator": ("tensor",),
     "tensor_engine": ("tensor",),
+    "tools.cli": ("cli.monarch",),
     "_src.actor.actor_mesh": (
         "actor",
         "runtime.actor.context:_context=current",

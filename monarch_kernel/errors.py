@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
     from monarch_kernel.protocol.worker_addresses import AddressError
     from monarch_kernel.runtime.actor.healing.report import HealError
+    from monarch_kernel.runtime.actor.hosts.attachment import AttachTimeoutError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.host.devices import DeviceError
     from monarch_kernel.runtime.tensor.controller.errors import (
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorError",
     "AddressError",
+    "AttachTimeoutError",
     "BorrowError",
     "CellSyntaxError",
     "Death",
@@ -130,6 +132,7 @@ __all__ = [
 
 _LOADED_AT_FIRST_USE = {
     "AddressError": "monarch_kernel.protocol.worker_addresses",
+    "AttachTimeoutError": "monarch_kernel.runtime.actor.hosts.attachment",
     "BorrowError": "monarch_kernel.runtime.tensor.controller.errors",
     "CellSyntaxError": "monarch_kernel.kernel.output.cell_errors",
     "DeviceError": "monarch_kernel.runtime.host.devices",

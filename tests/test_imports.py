@@ -97,6 +97,7 @@ ALLOWED: dict[str, set[str]] = {
     "monarch_kernel.job": {LAUNCHERS},
     # A former place of names, for programs: nothing of ours may import it.
     "monarch_kernel.tools": FACADES,
+    "monarch_kernel.tools.commands": {*FACADES, LAUNCHERS, "monarch_kernel.cli.monarch"},
     # Monarch's modules of these names.
     **{f"monarch_kernel.{name}": {SYNC} for name in ("tools.config", "remotemount", "gather_mount")},
     **{
@@ -164,6 +165,7 @@ ALLOWED: dict[str, set[str]] = {
         f"{RUNTIME}.host.worker_exec",
         f"{RUNTIME}.host.worker_start",
         f"{ENGINES}.join",
+        f"{WATCH}.profiler",
     },
     "monarch_kernel.__main__": {"monarch_kernel.cli", f"{KERNEL}.app"},
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
@@ -191,6 +193,9 @@ EXCEPTIONS = {
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
     # The mounts of a job, by the names that users have for them.
     f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
+    # The telemetry of a job, and its servers: what the watch sees.
+    f"{LAUNCHERS}.services": {WATCH},
+    f"{LAUNCHERS}.job": {WATCH},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }

@@ -49,10 +49,11 @@ def add_exec_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
     parser.add_argument("--fold", action="store_true", help="print at the end, and equal output once")
     add_json(parser)
-    parser.set_defaults(run=guarded(_exec))
+    parser.set_defaults(run=guarded(run_exec))
 
 
-def _exec(options: argparse.Namespace) -> int:
+def run_exec(options: argparse.Namespace) -> int:
+    """Run what a line says; returns the first code other than 0."""
     from monarch_kernel.launchers.remote_command import HostCommand, run_command
 
     words = options.command[1:] if options.command[:1] == ["--"] else options.command

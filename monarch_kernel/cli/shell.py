@@ -25,10 +25,11 @@ def add_shell_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("host", nargs="?", type=int, default=0, metavar="HOST", help="its number in the mesh (0)")
     add_mesh(parser)
     add_environment(parser)
-    parser.set_defaults(run=guarded(_shell))
+    parser.set_defaults(run=guarded(run_shell_line))
 
 
-def _shell(options: argparse.Namespace) -> int:
+def run_shell_line(options: argparse.Namespace) -> int:
+    """Open the shell that a line names; returns its code."""
     from monarch_kernel.launchers.remote_shell import run_shell
 
     env = variables(options.env)

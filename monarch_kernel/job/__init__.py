@@ -4,6 +4,8 @@
 names only; ``monarch_kernel.launchers`` has the code.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from monarch_kernel.launchers.current_job import (
     exec_command,
     hosts_from_config,
@@ -30,9 +32,13 @@ from monarch_kernel.launchers.service_ids import (
     service_proc_addr,
     service_proc_addrs,
 )
+from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
 from monarch_kernel.launchers.sky_job import SkyPilotJob
 from monarch_kernel.launchers.slurm_job import SlurmJob
 from monarch_kernel.launchers.ssh import SSHJob
+
+if TYPE_CHECKING:
+    from monarch_kernel.launchers.port_forward import PortForwarder
 
 __all__ = [
     "DEFAULT_JOB_PATH",
@@ -44,11 +50,14 @@ __all__ = [
     "KubernetesJob",
     "LightningJob",
     "LocalJob",
+    "MeshAdminConfig",
+    "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
     "SkyPilotJob",
     "SlurmJob",
+    "TelemetryConfig",
     "deserialize_service_proc_ids",
     "exec_command",
     "hosts_from_config",
@@ -63,3 +72,11 @@ __all__ = [
     "set_current_job",
     "shell",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PortForwarder":  # not with the others, as it loads asyncio
+        from monarch_kernel.launchers.port_forward import PortForwarder
+
+        return PortForwarder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """Programs written for torchrun as jobs, by Monarch's names; ``monarch_kernel.launchers`` has the code."""
 
 from monarch_kernel.launchers.spmd_job import SPMDJob, serve
+from monarch_kernel.launchers.store_job import StoreJob
 
-__all__ = ["SPMDJob", "serve"]
+__all__ = ["SPMDJob", "StoreJob", "serve"]

@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+import zmq
 from ipykernel.ipkernel import IPythonKernel
 from traitlets import Type
 
@@ -124,6 +125,9 @@ class MonarchKernel(IPythonKernel):
         try:
             with self._sigint.request(parent):
                 await super().execute_request(stream, ident, parent)
+        except zmq.ZMQError:
+            if not self.interrupts.ending.is_set():  # else the shutdown has ended the cell, and closed the sockets
+                raise
         finally:
             if on_main:
                 with self._status_lock:

@@ -5,6 +5,7 @@ The names are those of ``monarch.job``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from monarch_kernel.actor import Future, HostMesh, returns_future
-from monarch_kernel.launchers.job import CACHED_PATH, Job
+from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.job import CACHED_PATH, Job, job_load
 from monarch_kernel.private_files import read_own_file, write_own_file
 
 #: The file of ``set_current_job``, beside the state of the job.
@@ -42,6 +45,63 @@ def load_current_job() -> Job:
             f"this folder has no current job ({SPEC_PATH} is missing): call set_current_job('MODULE.NAME')"
         ) from None
     return defined_job(spec)
+
+
+def apply_current_job(module_path: str | None = None) -> EngineJob:
+    """Apply the job of this folder, if it is not active, and wait for its hosts; returns it.
+
+    Args:
+        module_path: makes this the job of the folder first; see ``set_current_job``.
+
+    Raises:
+        FileNotFoundError, PermissionError, ValueError: as ``load_current_job``.
+        LaunchError: its hosts cannot be had, or end with the program that asks for them.
+    """
+    if module_path is not None:
+        defined_job(module_path)
+        set_current_job(module_path)
+    job = load_current_job()
+    if not isinstance(job, EngineJob):
+        raise LaunchError(
+            f"the hosts of a {type(job).__name__} end with the program that applies it: name a job of an engine, such "
+            "as ProcessJob or SlurmJob"
+        )
+    new = job.find_or_apply()
+    try:
+        job.wait()
+    except BaseException:
+        if new:
+            job.kill()
+        raise
+    return job
+
+
+def applied_job() -> Job:
+    """The job of this folder as it was applied.
+
+    Raises:
+        LaunchError: it was not, or its hosts have gone.
+        PermissionError, ValueError: as ``load_current_job``.
+    """
+    try:
+        job = job_of_file(CACHED_PATH)
+    except FileNotFoundError:
+        job = None
+    if job is None or not job.active:
+        raise LaunchError("the job of this folder is not active: apply it first (monarch apply MODULE.NAME)")
+    return job
+
+
+def job_of_file(path: str) -> Job:
+    """The job that a file describes; its class may be one of the program that defines the job of this folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        PermissionError, ValueError: as ``load_current_job``.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        load_current_job()
+    return job_load(path)
 
 
 def hosts_from_config(name: str) -> HostMesh:

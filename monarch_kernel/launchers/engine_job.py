@@ -54,6 +54,8 @@ _AT_ONCE = 16
 #: How often an engine is asked while hosts start: soon at first, then less often (seconds).
 _FIRST_POLL, _LAST_POLL = 0.05, 2.0
 _LOG_LINES = 20
+#: How long a host that is up may take to answer (seconds).
+_ATTACH_TIME = 30.0
 #: How long a host may take to end in good order (seconds).
 _RELEASE_TIME = 5.0
 #: How long the port of one that is to end may take to answer (seconds).
@@ -533,7 +535,7 @@ class EngineJob(Job):
             return self._launcher.route(ticket, host)
 
         urls = each_at_once(_AT_ONCE, route, new, "monarch-route")
-        attach_to_workers(workers=urls, name=self._name, key_file=self._job_key())
+        attach_to_workers(workers=urls, name=self._name, key_file=self._job_key(), timeout=_ATTACH_TIME)
         self._workers.update({host.worker: host.host for host in new})
         self._urls.update({host.host: url for host, url in zip(new, urls)})
         self._walltime.add(new)
@@ -544,7 +546,7 @@ class EngineJob(Job):
         assert ticket is not None
         self._hold(ticket, [host for host in status.hosts if host.host in numbers])
         urls = [self._urls[number] for number in numbers]
-        return attach_to_workers(workers=urls, name=name, key_file=self._job_key())
+        return attach_to_workers(workers=urls, name=name, key_file=self._job_key(), timeout=_ATTACH_TIME)
 
     def _walltime_ends(self, hosts: tuple[HostStatus, ...]) -> None:
         """Warn of the end of the walltime of hosts; on the thread of ``WalltimeWatch``."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
 from monarch_kernel.actor import HostMesh
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.mounts import GatheredMount, JobMounts, RemoteMount
+from monarch_kernel.launchers.services import JobServices, MeshAdminConfig, QueryEngineClient, TelemetryConfig
 from monarch_kernel.private_files import read_own_file, write_own_file
+
+if TYPE_CHECKING:
+    from monarch_kernel.watch.profiler import profile
 
 #: Where ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
@@ -43,25 +48,36 @@ class _OtherJobError(ValueError):
 
 
 class JobState:
-    """The hosts of an applied job: each of its meshes is an attribute."""
+    """The hosts of an applied job: each of its meshes is an attribute.
 
-    def __init__(self, meshes: dict[str, HostMesh]) -> None:
-        self._meshes = meshes
+    Attributes:
+        query_engine_client: asks its telemetry; None: there is none.
+        telemetry_url, admin_url, dashboard_url: where the servers are that the job was asked for; else None.
+    """
+
+    def __init__(self, meshes: dict[str, HostMesh], services: JobServices | None = None) -> None:
+        self._hosts = meshes
+        services = services or JobServices()
+        self.telemetry_url = services.telemetry_url
+        self.admin_url = services.admin_url
+        self.dashboard_url = services.dashboard_url
+        url = self.telemetry_url
+        self.query_engine_client = None if url is None else QueryEngineClient(url)
 
     def __getattr__(self, name: str) -> HostMesh:
         if name.startswith("_"):
             raise AttributeError(name)
         try:
-            return self._meshes[name]
+            return self._hosts[name]
         except KeyError:
-            known = ", ".join(self._meshes) or "none"
+            known = ", ".join(self._hosts) or "none"
             raise AttributeError(f"this job has no mesh {name!r} (its meshes: {known})") from None
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._meshes]
+        return [*super().__dir__(), *self._hosts]
 
     def __repr__(self) -> str:
-        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._meshes.items())}>"
+        return f"<JobState {', '.join(f'{name}={len(mesh)}' for name, mesh in self._hosts.items())}>"
 
 
 class Job(ABC):
@@ -80,6 +96,7 @@ class Job(ABC):
     def __init__(self) -> None:
         self.apply_id = None
         self._mounts = JobMounts()
+        self._services = JobServices()
 
     # -- the methods that a subclass implements -----------------------------------------------------------------
 
@@ -109,7 +126,7 @@ class Job(ABC):
 
     def _adopt(self, known: Job) -> None:
         """Become an equal job that an earlier program has applied."""
-        vars(self).update(vars(known), _mounts=self._mounts)
+        vars(self).update(vars(known), _mounts=self._mounts, _services=self._services)
 
     @classmethod
     @abstractmethod
@@ -147,15 +164,19 @@ class Job(ABC):
         Args:
             cached_path: the file through which the next run of a script finds the job; None: no file is used.
 
-        Mounts that were declared are made now; those that are there show their folders as they are now.
+        Mounts that were declared are made now; those that are there show their folders as they are now. Telemetry and
+        servers that were asked for are started.
 
         Raises:
+            OSError: the port of the admin server is taken.
             PermissionError: another user wrote that file, or could have written it.
             ValueError: that file does not belong to a job; it is not changed. Or a mount is for an unknown mesh.
             MountError: a host cannot mount.
         """
         self.find_or_apply(cached_path)
-        return JobState(self._mounts.make(self._hosts()))
+        meshes = self._mounts.make(self._hosts())
+        self._services.start(self.apply_id or "", cached_path)
+        return JobState(meshes, self._services)
 
     def find_or_apply(self, cached_path: Path | None = CACHED_PATH) -> bool:
         """Be an equal job that was applied earlier and is still active, or ask for new hosts; does not wait for them.
@@ -172,6 +193,7 @@ class Job(ABC):
         new = False
         if not self.active:
             self._mounts.close()
+            self._services.stop()
             known = _load_cached(cached_path)
             if known is not None and type(known) is type(self) and known.can_run(self) and known.active:
                 self._adopt(known)
@@ -224,9 +246,65 @@ class Job(ABC):
     def kill(self) -> None:
         """Release the hosts, and end all processes on them; its mounts are gone then."""
         self._mounts.close()
+        self._services.stop()
         if self.apply_id is not None:
             self._end()
             self.apply_id = None
+
+    def enable_telemetry(
+        self,
+        config: TelemetryConfig | None = None,
+        *,
+        mesh_admin_config: MeshAdminConfig | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Record what actors do, for SQL, and serve what is there, from the next ``state`` on; returns the job.
+
+        Args:
+            config: what is recorded; by default made of ``kwargs``.
+            mesh_admin_config: as for ``enable_admin``; by default what that was given.
+        """
+        self._services.telemetry = config or TelemetryConfig(**kwargs)
+        if mesh_admin_config is not None:
+            self._services.admin = mesh_admin_config
+        return self
+
+    def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
+        """Serve what is there, for programs of this user, from the next ``state`` on; returns the job.
+
+        Args:
+            config: the address; by default made of ``kwargs``.
+        """
+        self._services.admin = config or MeshAdminConfig(**kwargs)
+        return self
+
+    def telemetry_query_client(self) -> QueryEngineClient:
+        """A client of the telemetry of this job, in this program or in the one of this folder that has it.
+
+        Raises:
+            LaunchError: the job is not active, or nobody has asked for its telemetry.
+            PermissionError: another user wrote the file with its address, or could have written it.
+        """
+        if not self.active:
+            raise LaunchError("the job is not active: call state()")
+        return self._services.client(self.apply_id, CACHED_PATH)
+
+    def profile(self, *, on_trace_ready: Callable[[profile], object] | None = None) -> profile:
+        """Trace all ranks for a block: ``with job.profile() as profiled: ...``.
+
+        Args:
+            on_trace_ready: called with it at the end of the block.
+
+        Raises:
+            RuntimeError: ``enable_telemetry`` was not called before ``state``.
+        """
+        if self._services.telemetry_url is None:
+            raise RuntimeError(
+                "job.profile() requires distributed telemetry; call job.enable_telemetry() before job.state()"
+            )
+        from monarch_kernel.watch.profiler import profile
+
+        return profile(self._services.telemetry_url, on_trace_ready=on_trace_ready)
 
     @property
     def active(self) -> bool:
@@ -234,7 +312,7 @@ class Job(ABC):
         return self.apply_id is not None and self._is_alive()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.dumps(), self._mounts)
+        return _unpickled, (type(self), self.dumps(), self._mounts, self._services)
 
     def dumps(self) -> bytes:
         """The job as bytes (JSON), for ``job_loads``."""
@@ -277,10 +355,10 @@ def job_load(filename: Path) -> Job:
     return _job(_read(os.path.abspath(filename)))
 
 
-def _unpickled(_cls: type[Job], data: bytes, mounts: JobMounts) -> Job:
+def _unpickled(_cls: type[Job], data: bytes, mounts: JobMounts, services: JobServices) -> Job:
     """Load a job whose class has been imported with the pickle."""
     job = job_loads(data)
-    job._mounts = mounts
+    job._mounts, job._services = mounts, services
     return job
 
 

@@ -12,7 +12,7 @@ from monarch_kernel.actor import HostMesh
 from monarch_kernel.launchers.job import Job, JobState
 
 #: What every job has, and no file of it needs.
-_OF_ALL = ("apply_id", "_mounts")
+_OF_ALL = ("apply_id", "_mounts", "_services")
 
 
 class JobTrait(Job):
@@ -56,7 +56,7 @@ class JobTrait(Job):
         self._create(None)
 
     def _hosts(self) -> dict[str, HostMesh]:
-        return self._state()._meshes
+        return self._state()._hosts
 
     def _end(self) -> None:
         self._kill()

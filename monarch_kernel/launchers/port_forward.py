@@ -18,7 +18,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    Future,
+    HostMesh,
+    Point,
+    ProcMesh,
+    concurrent_endpoint,
+    current_rank,
+    endpoint,
+)
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.private_files import is_own
 
@@ -107,82 +118,58 @@ class _Dialer(Actor):
         await asyncio.get_running_loop().create_future()
 
 
-class PortForward:
-    """Brings a port of a host here, to this user alone.
+class _Listener:
+    """Takes connections at a port of this machine, for a port of another.
 
     Args:
-        hosts: a mesh with the dimension ``hosts``.
-        host: the number of the one with the port.
+        dialer: makes the connections there.
         port: the port there.
-        local: the port here, on the loopback interface; 0: any.
+        where: it is, for messages.
     """
 
-    def __init__(self, hosts: HostMesh, host: int, port: int, local: int) -> None:
-        self._hosts = hosts
-        self._where = f"port {port} of host {host}"
-        self._host = host
+    def __init__(self, dialer: ActorMesh[_Dialer], port: int, where: str) -> None:
+        self._dialer = dialer
         self._port = port
-        self._local = local
+        self._where = where
+        self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
-    def run(self, listening: Callable[[int], None]) -> None:
-        """Serve until SIGINT or SIGTERM.
-
-        Args:
-            listening: called with the port here once it takes connections.
+    async def listen(self, local: int) -> int:
+        """Take connections at a port of the loopback interface, or at any (0); returns it.
 
         Raises:
-            LaunchError: nothing listens at the port there, or the port here is taken.
-            SupervisionError: the host, or the process at it, was lost.
+            LaunchError: it is taken.
         """
-        procs = self._hosts.slice(hosts=slice(self._host, self._host + 1)).spawn_procs(name="forward")
         try:
-            dialer = procs.spawn("dialer", _Dialer)
-            asyncio.run(self._serve(dialer, listening))
-        finally:
-            procs.stop("the port is no longer forwarded").get()
-
-    async def _serve(self, dialer: ActorMesh[_Dialer], listening: Callable[[int], None]) -> None:
-        first = await dialer.dial.call_one(self._port)
-        if isinstance(first, str):
-            raise LaunchError(f"nothing listens at {self._where} ({first}): start the server there first")
-        await dialer.close.call_one(first)
-
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._connections.add(task)
-            try:
-                await self._connect(dialer, reader, writer)
-            finally:
-                self._connections.discard(task)
-
-        try:
-            server = await asyncio.start_server(accept, LOOPBACK, self._local, limit=_PIECE)
+            self._server = await asyncio.start_server(self._accept, LOOPBACK, local, limit=_PIECE)
         except OSError as e:
             raise LaunchError(
-                f"port {self._local} cannot be had here ({os.strerror(e.errno or 0)}): {self._port}:0 takes any"
+                f"port {local} cannot be had here ({os.strerror(e.errno or 0)}): {self._port}:0 takes any"
             ) from None
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ended.set)
-        listening(server.sockets[0].getsockname()[1])
-        waits = [dialer.stay.call_one().as_asyncio(), asyncio.ensure_future(ended.wait())]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            server.close()
-            for each in (*waits, *self._connections):
-                each.cancel()
-            await asyncio.gather(*waits, *self._connections, return_exceptions=True)
+        return self._server.sockets[0].getsockname()[1]
 
-    async def _connect(
-        self, dialer: ActorMesh[_Dialer], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def close(self) -> None:
+        """Take no more, and break off those that are there."""
+        if self._server is not None:
+            self._server.close()
+        for each in self._connections:
+            each.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._connect(reader, writer)
+        except asyncio.CancelledError:  # by close(); asyncio would report the end of a cancelled task as an error
+            pass
+        finally:
+            self._connections.discard(task)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection, from its first byte to its end."""
+        dialer = self._dialer
         if not is_own(writer.get_extra_info("socket")):
             _reset(writer)
             return
@@ -207,6 +194,139 @@ class PortForward:
                 else:
                     _reset(writer)
             dialer.close.call_one(number)
+
+
+class PortForward:
+    """Brings a port of a host here, to this user alone.
+
+    Args:
+        hosts: a mesh with the dimension ``hosts``.
+        host: the number of the one with the port.
+        port: the port there.
+        local: the port here, on the loopback interface; 0: any.
+    """
+
+    def __init__(self, hosts: HostMesh, host: int, port: int, local: int) -> None:
+        self._hosts = hosts
+        self._where = f"port {port} of host {host}"
+        self._host = host
+        self._port = port
+        self._local = local
+
+    def run(self, listening: Callable[[int], None]) -> None:
+        """Serve until SIGINT or SIGTERM.
+
+        Args:
+            listening: called with the port here once it takes connections.
+
+        Raises:
+            LaunchError: nothing listens at the port there, or the port here is taken.
+            SupervisionError: the host, or the process at it, was lost.
+        """
+        procs = self._hosts.slice(hosts=slice(self._host, self._host + 1)).spawn_procs(name="forward")
+        try:
+            dialer = procs.spawn("dialer", _Dialer)
+            asyncio.run(self._serve(dialer, listening))
+        finally:
+            procs.stop("the port is no longer forwarded").get()
+
+    async def _serve(self, dialer: ActorMesh[_Dialer], listening: Callable[[int], None]) -> None:
+        first = await dialer.dial.call_one(self._port)
+        if isinstance(first, str):
+            raise LaunchError(f"nothing listens at {self._where} ({first}): start the server there first")
+        await dialer.close.call_one(first)
+        listener = _Listener(dialer, self._port, self._where)
+        local = await listener.listen(self._local)
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        listening(local)
+        waits = [dialer.stay.call_one().as_asyncio(), asyncio.ensure_future(ended.wait())]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            await listener.close()
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+
+class _Source(Actor):
+    """Listens on its host for a port of the rank of another mesh at the same point."""
+
+    @concurrent_endpoint
+    async def listen(
+        self, dialers: ActorMesh[_Dialer], port: int | Callable[[Point], int], address: str | Callable[[Point], str]
+    ) -> None:
+        """Take connections from now on."""
+        point = current_rank()
+        there = _checked_port("dst_port", port(point) if callable(port) else port)
+        local = _checked_address(address(point) if callable(address) else address)
+        dialer = dialers.slice(**{label: point[label] for label in point})
+        self._listener = _Listener(dialer, there, f"port {there} of {dict(point)}")
+        await self._listener.listen(local)
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        if hasattr(self, "_listener"):
+            await self._listener.close()
+
+
+class PortForwarder(Actor):
+    """Keeps ports of ranks at ports of others until it is stopped; spawn it on ``this_proc()``."""
+
+    @endpoint
+    async def forward(
+        self,
+        dst_proc_mesh: ProcMesh,
+        dst_port: int | Callable[[Point], int],
+        src_proc_mesh: ProcMesh,
+        src_address: str | Callable[[Point], str],
+    ) -> None:
+        """Have each rank of a mesh take connections for the rank of another mesh at the same point.
+
+        Args:
+            dst_proc_mesh: whose hosts have the servers, on their loopback interfaces.
+            dst_port: the port of the servers, or a function of the point that gives it.
+            src_proc_mesh: that takes the connections, those of this user; of as many ranks in the same shape.
+            src_address: where it does, such as ``127.0.0.1:8080``, or a function of the point that gives it.
+
+        Raises:
+            ValueError: the shapes differ, a port is none, or the address is not the loopback interface.
+            ActorError: a port is taken, or what a function gives is wrong.
+        """
+        if dst_proc_mesh.extent != src_proc_mesh.extent:
+            shapes = f"{dict(dst_proc_mesh.sizes)} and {dict(src_proc_mesh.sizes)}"
+            raise ValueError(f"ports are forwarded between meshes of one shape, and these have {shapes}")
+        if not callable(dst_port):
+            _checked_port("dst_port", dst_port)
+        if not callable(src_address):
+            _checked_address(src_address)
+        dialers = dst_proc_mesh.spawn("dialer", _Dialer)
+        sources = src_proc_mesh.spawn("source", _Source)
+        try:
+            await sources.listen.call(dialers, dst_port, src_address)
+        except ActorError:
+            await sources.stop("a port cannot be forwarded")
+            raise
+
+
+def _checked_port(what: str, port: int) -> int:
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port < 2**16:
+        raise ValueError(f"{what} must be an integer from 1 through 65535, not {port!r}")
+    return port
+
+
+def _checked_address(address: str) -> int:
+    """The port of an address of the loopback interface."""
+    host, _, port = address.rpartition(":")
+    if host not in (LOOPBACK, "localhost"):
+        raise ValueError(
+            f"ports are forwarded to this user alone, at the loopback interface: write {LOOPBACK}:8080, not {address!r}"
+        )
+    return _checked_port("src_address port", int(port) if port.isdecimal() else -1)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

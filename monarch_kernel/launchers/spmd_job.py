@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from monarch_kernel.actor import HostMesh, MeshFailure
 from monarch_kernel.launchers.base import Resources, launcher_class, launcher_names
 from monarch_kernel.launchers.engine_job import EngineJob
-from monarch_kernel.launchers.job import Job
+from monarch_kernel.launchers.job import Job, job_loads
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.spmd import SPMDActor
 
 #: The name of a job's hosts, and the dimension of the ranks on each.
 HOSTS = "hosts"
 PER_HOST = "gpus"
+#: The names of this machine as a scheduler; the second is TorchX's.
+_LOCAL = ("local", "local_cwd")
 #: torchrun's options with a value that decide what runs where; others with a value, which mean nothing here.
 _HOSTS, _PER_HOST = ("--nnodes",), ("--nproc-per-node", "--nproc_per_node")
 _IGNORED = (
@@ -91,7 +95,7 @@ def app_command(app: Any) -> TorchrunCommand:
     return TorchrunCommand(found.program, found.per_host, hosts, dict(getattr(role, "env", None) or {}))
 
 
-class SPMDJob:
+class SPMDJob(Job):
     """A program written for torchrun, and the job whose hosts it runs on.
 
     Args:
@@ -101,13 +105,34 @@ class SPMDJob:
     """
 
     def __init__(self, job: Job, command: TorchrunCommand, mesh: str = HOSTS) -> None:
+        super().__init__()
         self.job = job
         self.command = command
         self._mesh = mesh
 
-    def apply(self) -> None:
-        """Ask for the hosts."""
+    def _start(self) -> None:
         self.job.apply()
+
+    def _hosts(self) -> dict[str, HostMesh]:
+        return self.job._hosts()
+
+    def _end(self) -> None:
+        self.job.kill()
+
+    def _is_alive(self) -> bool:
+        return self.job.active
+
+    def _spec(self) -> Any:
+        return type(self.job), self.job._spec(), self.command, self._mesh
+
+    def _fields(self) -> dict[str, Any]:
+        command = msgspec.to_builtins(self.command)
+        return {"job": self.job.dumps().decode(), "command": command, "mesh": self._mesh}
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> SPMDJob:
+        command = msgspec.convert(fields["command"], TorchrunCommand)
+        return cls(job_loads(fields["job"].encode()), command, fields["mesh"])
 
     def run_spmd(self) -> None:
         """Run the program to its end, with torchrun's environment variables on each rank.
@@ -119,7 +144,7 @@ class SPMDJob:
             MeshFailure: ranks have died.
             LaunchError: there are no hosts.
         """
-        hosts: HostMesh = getattr(self.job.state(), self._mesh)
+        hosts: HostMesh = getattr(self.state(), self._mesh)
         procs = hosts.spawn_procs(per_host={PER_HOST: self.command.per_host}, env=dict(self.command.env), name="spmd")
         try:
             spmd = procs.spawn("spmd", SPMDActor)
@@ -132,31 +157,36 @@ class SPMDJob:
             except MeshFailure:  # told already
                 pass
 
-    def kill(self) -> None:
-        """Give the hosts back."""
-        self.job.kill()
 
-
-def serve(command: Sequence[str] | Any, scheduler: str = "local", **options: Any) -> SPMDJob:
+def serve(
+    appdef: Sequence[str] | Any,
+    scheduler: str = "local",
+    scheduler_cfg: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> SPMDJob:
     """A job for a program written for torchrun: its hosts are asked for once, and each run uses them again.
 
     Args:
-        command: ``["torchrun", "--nproc-per-node", "8", "train.py"]``, also with ``--nnodes``, or an ``AppDef`` of
+        appdef: ``["torchrun", "--nproc-per-node", "8", "train.py"]``, also with ``--nnodes``, or an ``AppDef`` of
             TorchX whose first role runs torchrun.
-        scheduler: ``local`` (this machine), or a launcher: ``slurm``, ``ssh``, ``kubernetes``, ...
+        scheduler: ``local`` or ``local_cwd`` (this machine), or a launcher: ``slurm``, ``ssh``, ``kubernetes``, ...
+        scheduler_cfg: the same as options, in a dictionary.
         options: of the launcher, as ``%mesh up --on SCHEDULER --help`` lists them.
 
     Raises:
         ValueError: the command line cannot be read, there is no such launcher, or it has no such option.
     """
-    found = torchrun_command(command) if isinstance(command, list | tuple) else app_command(command)
-    if scheduler == "local":
+    found = torchrun_command(appdef) if isinstance(appdef, list | tuple) else app_command(appdef)
+    options = {**(scheduler_cfg or {}), **options}
+    if scheduler in _LOCAL:
         if found.hosts > 1 or options:
-            raise ValueError("the scheduler 'local' is this machine, one host without options: name another scheduler")
+            raise ValueError(
+                f"the scheduler {scheduler!r} is this machine, one host without options: name another scheduler"
+            )
         return SPMDJob(LocalJob(), found)
     known = [*launcher_names()]
     if scheduler not in known:
-        raise ValueError(f"there is no scheduler {scheduler!r}; there are local, {', '.join(known)}")
+        raise ValueError(f"there is no scheduler {scheduler!r}; there are local, local_cwd, {', '.join(known)}")
     launcher = launcher_class(scheduler)
     wishes = {option.name for option in launcher.OPTIONS if option.wish}
     wished = {name: value for name, value in options.items() if name in wishes}

@@ -234,13 +234,31 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
                 return out.getvalue()
         except Exception as error:
             if pickler.late is None:
-                if is_of_pickler(error) and (culprit := pickler.culprit()):
+                if is_of_pickler(error) and (culprit := pickler.culprit() or _attribute_in(obj)):
                     raise TypeError(f"{error} ({culprit})") from error
                 raise
         late = cast("_Named", pickler.late)
         _left_out[late.name] = id(late.value)
         if kept is not None:
             kept.clear()
+
+
+def _attribute_in(value: Any, depth: int = 8) -> str:
+    """The outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        items = value.values() if isinstance(value, dict) else value
+        return next((_attribute_in(each, depth - 1) for each in items if not _can_go(each)), "") if depth else ""
+    attributes = getattr(value, "__dict__", None)
+    names = [name for name, each in attributes.items() if not _can_go(each)] if type(attributes) is dict else []
+    return f"{names[0]}, an attribute of a {type(value).__qualname__}" if names else ""
+
+
+def _can_go(value: Any) -> bool:
+    try:
+        _write_by_value(value, _Nowhere())
+    except Exception:
+        return False
+    return True
 
 
 #: Parts of classes that Python makes, and that are never sent.

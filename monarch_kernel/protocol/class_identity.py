@@ -14,6 +14,7 @@ import functools
 import io
 import linecache
 import types
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ _MOST_DEFINITIONS = 8
 _SKIPPED = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__firstlineno__", "__module__", "_abc_impl", "__annotations_cache__"}
     | {"__slotnames__"}  # what pickle has cached
+    | {"_value2member_map_"}  # where enum caches combinations of flags; members are attributes, too
     | {f"__pydantic_{name}__" for name in ("core_schema", "validator", "serializer", "parent_namespace")}
 )
 _FIELD = tuple(name for name in dataclasses.Field.__slots__ if name not in ("_field_type",))
@@ -165,6 +167,11 @@ class _Description:
             return kind, self.of(value.fget), self.of(value.fset), self.of(value.fdel)
         if isinstance(value, functools.cached_property):
             return kind, self.of(value.func)
+        if isinstance(value, functools.singledispatchmethod):
+            return kind, self.of(value.dispatcher), self.of(value.func)
+        if isinstance(value, typing.TypeVar):
+            rest = (value.__bound__, *value.__constraints__)
+            return kind, value.__name__, value.__covariant__, value.__contravariant__, [self.of(each) for each in rest]
         if hasattr(value, "cache_parameters"):
             return kind, self.of(value.__wrapped__), repr(value.cache_parameters())
         if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
@@ -173,6 +180,8 @@ class _Description:
             return "member", value.name, self.of(value.value)
         if not self._whole:
             return kind.__module__, kind.__qualname__
+        if typing.get_origin(value) is not None:
+            return kind, self.of(typing.get_origin(value)), [self.of(each) for each in typing.get_args(value)]
         if kind is dataclasses.Field:
             return kind, [self.of(getattr(value, name)) for name in _FIELD], value._field_type.name
         if kind in (tuple, list):
@@ -196,6 +205,8 @@ class _Description:
             _described.discard(id(cls))
 
     def _function(self, function: types.FunctionType) -> Any:
+        if isinstance(registry := getattr(function, "registry", None), types.MappingProxyType):  # of `singledispatch`
+            return "singledispatch", function.__qualname__, self.of(registry)
         code = self._code(function.__code__)
         if not self._whole or (function.__module__ != MAIN and function.__globals__.get("__name__") != MAIN):
             return function.__qualname__, code

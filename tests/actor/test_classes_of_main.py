@@ -105,13 +105,32 @@ def test_an_equal_definition_is_the_same_class(script: Start) -> None:
     code, out, err = script(
         HEAD
         + """
-import dataclasses, enum, warnings
+import dataclasses, enum, functools, typing, warnings
 warnings.simplefilter("always")
 
 CELL = '''
 # {0}
 class Phase(enum.Enum):
     TRAIN = "train"
+
+class Parts(enum.Flag):
+    HEAD = enum.auto()
+    TAIL = enum.auto()
+
+T = typing.TypeVar("T", bound=Phase)
+
+class Box(typing.Generic[T]):
+    def __init__(self, held: list[T]):
+        self.held = held
+
+class Chooses:
+    @functools.singledispatchmethod
+    def of(self, value):
+        return "any"
+
+    @of.register
+    def _(self, value: int):
+        return "int"
 
 class Told(Exception):
     pass
@@ -137,6 +156,16 @@ class Keeper(Actor):
         return phase is self.phase, phase is Phase.TRAIN, job == self.job, isinstance(job, Job), job.label()
 
     @endpoint
+    def known(self, parts):
+        known, self.parts = getattr(self, "parts", parts), parts
+        return known is parts
+
+    @endpoint
+    def alike(self, *values):
+        known, self.values = getattr(self, "values", values), values
+        return [type(one) is type(two) for one, two in zip(known, values)]
+
+    @endpoint
     def give(self, fail):
         if fail:
             raise Told("as it was")
@@ -146,7 +175,11 @@ exec(CELL.format(1))
 exec(HELPER.format("a "))
 keeper = this_host().spawn_procs(per_host={"gpus": 1}).spawn("keeper", Keeper)
 keeper.keep.call_one(Phase.TRAIN, Job("a")).get(30)
+keeper.known.call_one(Parts.HEAD | Parts.TAIL).get(30)
+keeper.alike.call_one(Box([]), Chooses()).get(30)
 exec(CELL.format(2))  # before anything of it is sent, the old one comes back
+print(keeper.known.call_one(Parts.TAIL | Parts.HEAD).get(30), keeper.known.call_one(~Parts.HEAD).get(30))
+print(keeper.alike.call_one(Box([]), Chooses()).get(30))
 print(isinstance(keeper.give.call_one(False).get(30), Job))
 try:
     keeper.give.call_one(True).get(30)
@@ -162,6 +195,8 @@ print(keeper.same.call_one(Phase.TRAIN, Job("a")).get(30))
     ).finish()
     assert code == 0, err
     assert out.splitlines() == [
+        "True False",
+        "[True, True]",
         "True",
         "True",
         "(True, True, True, True, 'a a')",
@@ -255,6 +290,10 @@ def adapted():
 class Held:
     inner = (each for each in ())
 
+class Reads:
+    def __init__(self):
+        self.path, self.source, self.thread = "a", {"of": [(each for each in ())]}, threading.Thread(target=print)
+
 class Busy:
     lock = threading.Lock()
 
@@ -270,7 +309,7 @@ if __name__ == "__main__":
     for each in (check, missing, adapted, lambda: shown([1, "", [2]])):
         print(runs.run.call_one(each).get(60))
     print(runs.none.call_one(NONE, level).get(30), runs.run.call_one(lambda x: x, NONE).get(30) is NONE)
-    for each in (Held, Busy, uses):
+    for each in (Held, [Reads()], Busy, uses):
         try:
             runs.run.call_one(each)
         except TypeError as error:
@@ -285,6 +324,7 @@ if __name__ == "__main__":
         "['int', 'other', ['int']]",
         "(True, True, 7) True",
         "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (inner, an attribute of Held)",
+        "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, an attribute of a Reads)",
         "an argument of runs.run cannot be pickled: cannot pickle a lock that is held (lock, an attribute of Busy)",
         "an argument of runs.run cannot be pickled: cannot pickle 'generator' object (source, a global of uses)",
     ]

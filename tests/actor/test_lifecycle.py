@@ -303,6 +303,18 @@ def test_logging_option_aggregates_equal_lines(procs: Procs, seen: Seen) -> None
     assert seen.out.count("same") == 1
 
 
+def test_held_lines_are_shown_when_the_window_changes(procs: Procs, seen: Seen) -> None:
+    slow, quick = procs(2), procs(1)
+    slow.logging_option(stream_to_client=True, aggregate_window_sec=3600).get(PATIENCE)
+    quick.logging_option(stream_to_client=True, aggregate_window_sec=1).get(PATIENCE)
+    slow.spawn("prints", Prints).say.call("held").get()
+    quick.spawn("prints", Prints).say.call("of the other mesh").get()
+    seen.wait("[0] of the other mesh\n")  # its own window is over
+    assert "held" not in seen.out
+    slow.logging_option(stream_to_client=True).get(PATIENCE)
+    seen.wait("[0-1] held\n")
+
+
 def test_the_level_of_the_loggers(procs: Procs, seen: Seen) -> None:
     world = procs(1)
     mesh = world.spawn("prints", Prints)

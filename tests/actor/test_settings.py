@@ -161,7 +161,7 @@ for name in ("monarch.config", "monarch.actor.config"):
 from monarch.tools.config.workspace import Workspace
 from monarch.tools.config.environment import CondaEnvironment
 print(Workspace.__module__, CondaEnvironment.__module__)
-for name in ("monarch.tools.cli", "monarch.tools.config.defaults", "monarch.x.y", "monarch.rdma.z"):
+for name in ("monarch.tools.debug_env", "monarch.notebook", "monarch.x.y", "monarch.rdma.z"):
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -173,8 +173,8 @@ for name in ("monarch.tools.cli", "monarch.tools.config.defaults", "monarch.x.y"
     assert run.stdout.splitlines() == [
         *["monarch_kernel.config"] * 2,
         "workspace_sync.model.workspace workspace_sync.model.workspace",
-        "monarch.tools.cli False",
-        "monarch.tools.config.defaults False",
+        "monarch.tools.debug_env False",
+        "monarch.notebook False",
         "monarch.x False",
         "monarch.rdma.z False",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from monarch_kernel import config
 from monarch_kernel.actor import Channel, HostMesh, SupervisionError, attach_to_workers, this_host
+from monarch_kernel.errors import AttachTimeoutError
 from monarch_kernel.output import RankOutput, subscribe
 from tests.actor.actors import PATIENCE, Basic, started
 from tests.actor.remote_actors import Holder, Reader, Remote
@@ -410,6 +413,31 @@ def test_errors_name_every_worker_that_failed(far: Team) -> None:
     # The healthy one was let go, and can be used.
     hosts = far.attach()
     assert list(hosts.spawn_procs().spawn("basic", Basic).echo.call(1).get(PATIENCE).values()) == [1, 1]
+
+
+def test_a_worker_that_never_answers_fails_each_use_of_the_mesh() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with config.configured(mesh_attach_config_timeout="300ms"):
+            hosts = attach_to_workers(workers=[url], name="silent")
+        assert dict(hosts.sizes) == {"hosts": 1} and "silent" in repr(hosts)
+        uses = (
+            lambda: hosts.initialized.get(PATIENCE),
+            lambda: hosts.initialized.get(PATIENCE),
+            hosts.spawn_procs,
+            hosts.slice(hosts=0).spawn_procs,
+            hosts.shutdown,
+            lambda: pickle.dumps(hosts),
+        )
+        said: set[str] = set()
+        for use in uses:
+            with pytest.raises(AttachTimeoutError, match=r"no answer within 0\.3 s.*ATTACH_CONFIG_TIMEOUT") as caught:
+                use()
+            assert isinstance(caught.value, RuntimeError) and isinstance(caught.value, ConnectionError)
+            said.add(str(caught.value))
+        assert len(said) == 1
+        with pytest.raises(AttachTimeoutError, match=r"no answer within 0\.2 s"):
+            attach_to_workers(workers=[url], timeout=0.2)
 
 
 def _raises(error: type[Exception], match: str, **options: Any) -> None:

@@ -26,7 +26,7 @@ PATIENCE = patience(30_000)
 # Asking whether the kernel is idle, not the page: that one says so before there is a session at all.
 _BOOK = "Array.from(window.jupyterapp?.shell.widgets('main') ?? []).find(each => each.context?.path === 'book.ipynb')"
 _KERNEL = f"{_BOOK}?.sessionContext?.session?.kernel"
-_READY = f"() => {{ const k = {_KERNEL}; return k?.connectionStatus === 'connected' && k.status === 'idle' }}"
+READY = f"() => {{ const k = {_KERNEL}; return k?.connectionStatus === 'connected' && k.status === 'idle' }}"
 
 
 def browser_path() -> str:
@@ -113,13 +113,13 @@ class Lab:
     Args:
         page: playwright's.
         url: the server's, with its token.
-        folder: the server's files.
+        folder: the server's files; notebooks and kernels are in its `work`.
     """
 
     def __init__(self, page: Any, url: str, folder: Path) -> None:
         self.page = page
         self._url = url
-        self._folder = folder
+        self.folder = folder
         page.set_default_timeout(PATIENCE)
 
     def open(self, *cells: str, kernel: str = KERNEL_NAME, in_notebook_7: bool = False) -> None:
@@ -137,10 +137,10 @@ class Lab:
         ]
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
-        (self._folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
+        (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
         base, _, token = self._url.partition("?")
         self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
-        self.page.wait_for_function(_READY)
+        self.page.wait_for_function(READY)
 
     def save(self) -> None:
         """Save the notebook."""
@@ -153,7 +153,7 @@ class Lab:
     def reload(self) -> None:
         """Load the page again: the notebook as it was saved, with its kernel, or a new one if that has ended."""
         self.page.reload()
-        self.page.wait_for_function(_READY)
+        self.page.wait_for_function(READY)
 
     def reload_without_kernel(self) -> None:
         """Load the page again as where the notebook's kernel is not installed, and choose none instead."""

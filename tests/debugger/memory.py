@@ -224,6 +224,10 @@ class MemoryDebugger(DebuggerView):
         self.viewers.check(viewer)
         self.said.append(("pause", mesh, ranks))
 
+    def cancel_pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
+        self.viewers.check(viewer)
+        self.said.append(("cancel_pause", mesh, ranks))
+
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
     ) -> None:

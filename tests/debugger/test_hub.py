@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from monarch_kernel.debug import hang, stacks
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.viewers import DriverError
@@ -255,6 +259,28 @@ def test_a_silent_rank_blocks_nobody(procs: Any, debugger: MeshDebugger) -> None
         os.kill(chosen.stops[0].pid, signal.SIGCONT)
     chosen.cont()
     wait_until(lambda: not debugger.stops(), "both go on")
+    asked.get(PATIENCE)
+
+
+def test_a_rank_at_a_breakpoint_that_cannot_answer_is_said_to_stand_there(procs: Any, debugger: MeshDebugger) -> None:
+    mesh = procs(2)
+    asked = mesh.spawn("worker", Worker).stop_here.call()
+    chosen = stopped(debugger, 2)
+    rank = psutil.Process(chosen.stops[1].pid)
+    frozen = [rank, *(each for each in rank.parents() if os.getpid() in {above.pid for above in each.parents()})]
+    for each in frozen:  # its host agent, too, which would read it from outside
+        each.suspend()
+    try:
+        found = stacks(mesh, [1], timeout=0.3).notes
+        verdict = hang(mesh, timeout=1.0)
+    finally:
+        for each in frozen:
+            each.resume()
+    where = rf"{Path(FILE).name}:\d+ in Worker.stop_here"
+    (note,) = found
+    assert re.fullmatch(rf"stands at a breakpoint, {where}; it did not answer within 0.3 s", note.text)
+    assert re.search(rf"1\s+stopped in the debugger at {where}", str(verdict))
+    chosen.cont()
     asked.get(PATIENCE)
 
 

@@ -103,7 +103,9 @@ def test_without_keep_all_ends_with_the_kernel(start_kernel: Callable[..., Kerne
 
 
 @pytest.mark.parametrize("how", ["restart", "kill", "shutdown"])
-def test_work_goes_on_and_its_output_is_there(how: str, start_kernel: Callable[..., Kernel], bell: Bell) -> None:
+def test_work_goes_on_and_its_output_is_there(
+    how: str, start_kernel: Callable[..., Kernel], bell: Bell, capfd: pytest.CaptureFixture[str]
+) -> None:
     kernel = start_kernel()
     kernel.ok(UP)
     kernel.send(
@@ -128,6 +130,7 @@ def test_work_goes_on_and_its_output_is_there(how: str, start_kernel: Callable[.
     assert "[0-1] meanwhile" in str([*found.displays, *found.updates])
     bell.path.with_suffix(".two").touch()
     assert "'yes'" in str(after.ok("%%mesh\ndone").displays)
+    assert "Exception in message handler" not in capfd.readouterr().err  # of the cell that the end has interrupted
 
 
 TRAIN = """

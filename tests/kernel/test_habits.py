@@ -135,6 +135,42 @@ def test_widgets_of_ranks_reach_the_front_end_and_values_come_back(mesh: Kernel)
     wait_until(lambda: not opened.keys() & comms(mesh), "the widgets of the mesh have ended")
 
 
+def test_a_page_that_is_loaded_again_gets_the_widgets_of_ranks(mesh: Kernel) -> None:
+    mesh.ok("import ipywidgets\nown = ipywidgets.Image(value=b'own')")
+    cell = mesh.ok(
+        "%%mesh\nimport ipywidgets\npicture = ipywidgets.Image(value=b'first', width=1)\npicture.value = b'picture'\n"
+        "picture.width = 2 + rank\npicture"
+    )
+    models = [
+        view["model_id"] for each in shown(cell) if (view := each.get("application/vnd.jupyter.widget-view+json"))
+    ]
+    # As JupyterLab asks.
+    session, shell = mesh.client.session, mesh.client.shell_channel
+    opened = {"comm_id": "page", "target_name": "jupyter.widget.control", "data": {}}
+    shell.send(session.msg("comm_open", opened, metadata={"version": "1.0.0"}))
+    shell.send(session.msg("comm_msg", {"comm_id": "page", "data": {"method": "request_states"}}))
+    while (told := mesh.client.get_iopub_msg(timeout=60))["content"].get("comm_id") != "page":
+        pass
+    data = told["content"]["data"]
+    assert data["method"] == "update_states"
+    contents = {path[0]: bytes(each) for path, each in zip(data["buffer_paths"], told["buffers"], strict=True)}
+    own = mesh.ok("own.model_id").text.strip("'")
+    assert [contents[each] for each in (own, *models)] == [b"own", b"picture", b"picture"]
+    assert [data["states"][each]["model_name"] for each in (own, *models)] == ["ImageModel"] * 3
+    assert [data["states"][each]["state"]["width"] for each in models] == ["2", "3"]
+
+
+def test_a_widgets_text_is_that_of_the_cells_end_and_a_closed_one_has_none(mesh: Kernel) -> None:
+    cell = mesh.ok(
+        "%%mesh\nfrom tqdm.notebook import tqdm\nfor step in tqdm(range(7)):\n"
+        "    for part in tqdm(range(2), leave=False):\n        pass"
+    )
+    assert re.fullmatch(r"\[0\]\n100%.* 7/7 .*\n\[1\]\n100%.* 7/7 .*", text(cell).strip())
+    assert len(cell.displays) < 12
+    mesh.ok("%%mesh\nslider = ipywidgets.IntSlider()\nslider")
+    assert "IntSlider(value=5)" in text(mesh.ok("%%mesh\nslider.value = 5\nslider"))
+
+
 def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
     mesh.ok(
         "%%mesh -a -o job\nfrom dataclasses import make_dataclass\n"
@@ -151,6 +187,20 @@ def test_a_pause_stops_in_a_line_of_the_user(mesh: Kernel) -> None:
     assert "runs on ranks 0-1 of mesh m: %mesh interrupt m ends it, --force stops the mesh all the same" in refused
     mesh.ok("%mesh interrupt")
     assert mesh.run("job.result(60)").ename == "MeshCellInterrupt"
+
+
+def test_a_pause_is_cancelled_before_the_rank_has_stopped(mesh: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    mesh.ok(
+        f"%%mesh -a -o job\nimport os, subprocess\nwait = ['sh', '-c', 'until test -e {go}; do sleep 0.05; done']\n"
+        "subprocess.run(wait)\nrank"
+    )
+    told = mesh.ok("%mesh debug -r 0 pause").stdout
+    assert "Rank 0 will stop at the next line of user code; unpause cancels that." in told
+    assert mesh.ok("%mesh debug -r 0 unpause").stdout.strip() == "Rank 0 will not stop."
+    go.touch()
+    assert mesh.ok("job.result(60)").text.startswith("ValueMesh")
+    assert "No rank is stopped" in mesh.ok("%mesh debug").stdout
 
 
 def test_a_cell_stays_itself_while_another_runs_in_a_subshell(mesh: Kernel, tmp_path: Path) -> None:

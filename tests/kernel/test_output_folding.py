@@ -337,6 +337,44 @@ def test_clear_removes_a_ranks_output_only() -> None:
     assert [line for line in screen.refresh().lines() if line[0]] == [("1", "new")]
 
 
+def test_what_is_closed_makes_room_for_what_comes() -> None:
+    folding = Folding(Limits(rich=5))
+    screen = Screen(folding)
+    for rank in range(3):
+        folding.display(source(rank), {"text/html": f"outer {rank}"}, display_id="outer")
+    chance = random.Random(1)
+    left = dict.fromkeys(range(3), 30)
+    opened: dict[int, str] = {}
+    while left:
+        rank = chance.choice(list(left))
+        if rank in opened:
+            folding.display(source(rank), {}, display_id=opened.pop(rank), update=True)
+            left[rank] -= 1
+            if not left[rank]:
+                del left[rank]
+        else:
+            opened[rank] = f"{rank}.{left[rank]}"
+            folding.display(source(rank), {"text/html": opened[rank]}, display_id=opened[rank])
+        screen.refresh()
+    assert [line for line in screen.lines() if line[1]] == [(str(rank), "<text/html>") for rank in range(3)]
+    assert len(screen.sections) <= 12  # a label and a bar for each rank, twice
+
+    # The same where ranks draw each frame anew.
+    folding = Folding(Limits(rich=5))
+    screen = Screen(folding)
+    for frame in range(30):
+        for rank in chance.sample(range(3), 3):
+            folding.clear(source(rank), wait=True)
+            folding.text(source(rank), "stdout", f"frame {frame}\n")
+            folding.display(source(rank), {"text/html": f"{frame} {rank}"})
+            screen.refresh()
+    assert [line for line in screen.lines() if line[1]] == [
+        ("0,1,2", "frame 29"),
+        *[(str(rank), "<text/html>") for rank in range(3)],
+    ]
+    assert len(screen.sections) < 16
+
+
 def test_clear_gives_the_limit_back() -> None:
     folding = Folding(Limits(lines=5))
     for frame in range(10):
@@ -443,17 +481,36 @@ def test_every_rank_keeps_its_order_of_lines_and_figures() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         scripts = {
-            rank: [chance.choice(["line", "figure", "common", "shared figure"]) for _ in range(6)] for rank in range(4)
+            rank: [
+                chance.choice(["line", "figure", "common", "shared figure", "bar", "close", "clear"]) for _ in range(9)
+            ]
+            for rank in range(4)
         }
         folding = Folding()
         screen = Screen(folding)
         wrote: dict[int, list[str]] = {rank: [] for rank in scripts}
+        bars: dict[int, list[str]] = {rank: [] for rank in scripts}
+        count = 0
         while any(scripts.values()):
             rank = chance.choice([rank for rank, left in scripts.items() if left])
             kind = scripts[rank].pop(0)
-            what = f"{len(wrote[rank])}" if "o" in kind[:2] or "shared" in kind else f"{rank}.{len(wrote[rank])}"
+            count += 1
+            what = f"{9 - len(scripts[rank])}" if kind == "common" or "shared" in kind else f"{rank}.{count}"
+            if kind == "close":
+                if bars[rank]:
+                    wrote[rank].remove(ended := bars[rank].pop(0))
+                    folding.display(source(rank), {}, display_id=ended, update=True)
+                continue
+            if kind == "clear":
+                wrote[rank].clear()
+                bars[rank].clear()
+                folding.clear(source(rank))
+                continue
             wrote[rank].append(what)
-            if "figure" in kind:
+            if kind == "bar":
+                bars[rank].append(what)
+                folding.display(source(rank), {"image/png": what}, display_id=what)
+            elif "figure" in kind:
                 folding.display(source(rank), {"image/png": what})
             else:
                 folding.text(source(rank), "stdout", what + "\n")
@@ -464,7 +521,7 @@ def test_every_rank_keeps_its_order_of_lines_and_figures() -> None:
             found: list[str] = []
             for _, view in sorted(screen.sections.items()):
                 if isinstance(view, RichView):
-                    found += [view.data["image/png"]] * (source(rank) in view.sources)
+                    found += [view.data["image/png"] for each in view.sources if each == source(rank)]
                     continue
                 for block in view.blocks:
                     if source(rank) in block.sources and block.stream != "label":

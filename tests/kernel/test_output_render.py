@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
-from monarch_kernel.kernel.output.render import blocks_text, bundle, label, raw_line
+from monarch_kernel.kernel.output.render import FIGURE_MIME, PROGRESS_MIME, blocks_text, bundle, label, raw_line
 from monarch_kernel.kernel.output.transcript import Block, RichView, Source, TextView
 
 
@@ -36,7 +36,20 @@ def test_html_escapes_and_carries_the_tooltip() -> None:
 def test_what_is_empty_shows_nothing() -> None:
     assert bundle(TextView(0, ())) == {"text/plain": "", "text/html": ""}
     assert bundle(RichView(1, frozenset(), {}, {})) == {"text/plain": "", "text/html": ""}
-    assert bundle(RichView(1, sources(0), {"image/png": "AA"}, {})) == {"image/png": "AA"}
+    assert bundle(RichView(1, sources(0), {"image/png": "AA"}, {})) == {
+        "image/png": "AA",
+        FIGURE_MIME: {"ranks": "[0]"},
+    }
+    html = {"image/png": "AA", "text/html": "<b>"}
+    assert bundle(RichView(1, sources(0), html, {})) == html
+
+
+def test_progress_has_the_output_without_it_beside_it() -> None:
+    blocks = (Block(sources(0), "stdout", ("step 7",)),)
+    shown = bundle(TextView(0, blocks, "0 of 4 ranks done"))
+    assert shown["text/plain"] == "[0] step 7\n0 of 4 ranks done"
+    assert shown[PROGRESS_MIME] == bundle(TextView(0, blocks))
+    assert PROGRESS_MIME not in bundle(TextView(0, blocks))
 
 
 def test_raw_lines() -> None:

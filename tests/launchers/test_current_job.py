@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from monarch_kernel import job
-from monarch_kernel.actor import this_host
-from monarch_kernel.tools import commands
-from monarch_kernel.tools.config import Workspace
+from monarch_kernel.actor import ActorError, Point, this_host, this_proc
+from monarch_kernel.tools import commands, mesh_spec
+from monarch_kernel.tools.config import Workspace, defaults
 
 JOB = "from monarch_kernel.job import LocalJob\njob = LocalJob(('boxes',))\ndef made(): return job\n"
 
@@ -36,6 +37,45 @@ def test_the_job_of_a_folder_and_commands_on_its_hosts(
     assert "here\n" in capfd.readouterr().out
     with pytest.raises(IndexError, match="rank 1 is out of range"):
         job.exec_command(this_host(), ["true"], rank=1)
+
+
+def test_ports_are_forwarded_from_rank_to_rank() -> None:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        free = [each.getsockname()[1] for each in (one, two)]
+    ports = [server.getsockname()[1] for server in servers]
+    here, there = (this_host().spawn_procs({"p": 2}, name=name) for name in ("here", "there"))
+    forwarder = this_proc().spawn("forwarder", job.PortForwarder)
+
+    def port_of(point: Point) -> int:
+        return ports[point.rank]
+
+    forwarder.forward.call_one(there, port_of, here, lambda point: f"127.0.0.1:{free[point.rank]}").get()
+    connections = [socket.create_connection(("127.0.0.1", port), timeout=30) for port in free]
+    for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
+        accepted, _ = server.accept()
+        with accepted:
+            connection.sendall(b"asked")
+            assert accepted.recv(100) == b"asked"
+            accepted.sendall(b"answered by %d" % number)
+        assert connection.recv(100) == b"answered by %d" % number
+    for address, port, said in (("127.0.0.1:0", 1, "1 through 65535"), ("0.0.0.0:8080", 1, "this user alone")):
+        with pytest.raises(ActorError, match=said):
+            forwarder.forward.call_one(there, port, here, address).get()
+    with pytest.raises(ActorError, match="of one shape"):
+        forwarder.forward.call_one(there, 1, here.slice(p=slice(0, 1)), "127.0.0.1:1").get()
+    with pytest.raises(ActorError, match="cannot be had"):
+        forwarder.forward.call_one(there, 1, here, f"127.0.0.1:{ports[0]}").get()
+    forwarder.stop().get()
+    for connection in connections:
+        connection.close()
+    for port in free:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=30)
+    for server in servers:
+        server.close()
+    for procs in (here, there):
+        procs.stop().get()
 
 
 def test_ids_of_workers_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +119,28 @@ def test_a_workspace_is_merged_into_a_folder(tmp_path: Path) -> None:
     workspace.set_env_vars(SimpleNamespace(roles=[role]))
     root = role.env["WORKSPACE_DIR"]
     assert role.env["PYTHONPATH"].split(":") == ["/mine", f"{root}/a", f"{root}/below/two"]
+
+
+def test_specs_of_meshes_as_torchx_keeps_them() -> None:
+    spec = mesh_spec.MeshSpec("trainers", 2, "gpu.large", 8, hostnames=["node1", "node2"])
+    server = mesh_spec.ServerSpec("run", 3, [spec], "slurm")
+    assert server.is_running and server.host0("trainers") == "node1" and server.server_handle == "slurm:///run"
+    assert server.to_json()["meshes"]["trainers"]["hosts"] == 2 and server.to_json()["state"] == "RUNNING"
+    assert spec.server_addrs("metatls", 5) == ["metatls!node1:5", "metatls!node2:5"]
+    assert mesh_spec.MeshSpec("here", 1, hostnames=["localhost"]).server_addrs()[0].endswith(":26600")
+    with pytest.raises(ValueError, match="Unsupported transport: ipc"):
+        spec.server_addrs("ipc")
+    with pytest.raises(ValueError, match="'other' not found"):
+        server.host0("other")
+    with pytest.raises(RuntimeError, match="is PENDING"):
+        mesh_spec.ServerSpec("run", 2, [spec], "slurm").host0("trainers")
+    with pytest.raises(AssertionError, match="NAME:NUM_HOSTS:HOST_TYPE"):
+        mesh_spec.mesh_spec_from_str("trainers:2")
+    role = SimpleNamespace(name="trainers", num_replicas=4, port_map={"mesh": 5}, image="an image")
+    app = SimpleNamespace(roles=[role], metadata=dict[str, str]())
+    mesh_spec.tag_as_metadata(spec, app)
+    found = mesh_spec.mesh_spec_from_metadata(app, "trainers")
+    assert found == mesh_spec.MeshSpec("trainers", 4, "gpu.large", 8, port=5, image="an image")
+    assert mesh_spec.mesh_spec_from_metadata(app, "other") is None
+    with pytest.raises(NotImplementedError, match="no default component_fn"):
+        defaults.component_fn("slurm")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from monarch_kernel.errors import ActorError
-from monarch_kernel.job.spmd import serve
+from monarch_kernel.job import job_loads
+from monarch_kernel.job.spmd import SPMDJob, serve
 from monarch_kernel.launchers.spmd_job import TorchrunCommand, app_command, torchrun_command
+from tests.otheruser import shared as shared
+from tests.waiting import patience
 
 PROGRAM = """
 import os, sys
@@ -51,6 +57,81 @@ def test_an_error_of_the_program_names_the_rank(tmp_path: Path) -> None:
     job = serve(["torchrun", "--nproc-per-node", "2", str(script), str(tmp_path), "fails"])
     with pytest.raises(ActorError, match="of the program"):
         job.run_spmd()
+
+
+MET = """
+import os, sys, torch.distributed as dist
+from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.job.spmd import StoreJob
+
+class Named(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+rank, here = int(os.environ["RANK"]), sys.argv[1]
+store = dist.FileStore(os.path.join(here, "store"), 4)
+job = StoreJob.from_store(store, name="boxes", **({"transport": "tcp"} if sys.argv[2] == "keyless" else {}))
+assert (job is None) == (rank != 0)
+if job is not None:
+    assert not job.active
+    hosts = job.state().boxes
+    pids = hosts.spawn_procs({"gpus": 2}).spawn("named", Named).pid.call().get()
+    print(pids.extent, len(set(pids.values())), job.active, job.can_run(job))
+    job.kill()
+    print(len(job.state().boxes.spawn_procs().spawn("named", Named).pid.call().get()))
+store.set(f"done{rank}", "1")
+store.wait([f"done{other}" for other in range(4)])
+"""
+
+
+def met(folder: Path, how: str) -> list[tuple[int, str, str]]:
+    """Exit code and output of each rank of a program on two hosts."""
+    (folder / "met.py").write_text(MET)
+    sizes = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MONARCH_KERNEL_KEY_FILE": str(folder / "no.key")}
+    env = {**os.environ, **sizes}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(folder / "met.py"), str(folder), how],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        outputs = [each.communicate(timeout=patience(60)) for each in (ranks if how == "met" else ranks[:1])]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=False)]
+
+
+def test_the_hosts_of_a_program_that_torchrun_has_started(tmp_path: Path, shared: Path) -> None:
+    ended = met(tmp_path, "met")
+    assert [code for code, _, _ in ended] == [0] * 4, ended
+    assert ended[0][1].startswith("{hosts: 2, gpus: 2} 4 True False") and ended[0][1].endswith("2\n")
+    assert os.listdir(shared) == []
+
+
+def test_a_worker_that_cannot_start_is_told_by_the_first_rank(tmp_path: Path) -> None:
+    ((code, _, said),) = met(tmp_path, "keyless")
+    assert code == 1 and "2 of 2 workers could not start" in said and "no.key" in said
+
+
+def test_a_job_for_torchrun_is_found_again(tmp_path: Path) -> None:
+    command = ["torchrun", "--nproc-per-node=2", "train.py"]
+    job = serve(command, "local_cwd")
+    assert job.apply_id is None and not job.active
+    assert len(job.state().hosts) == 1 and job.active
+    again = job_loads(job.dumps())
+    assert isinstance(again, SPMDJob) and again.can_run(serve(command)) and again.apply_id == job.apply_id
+    assert not again.can_run(serve(["torchrun", "other.py"]))
+    job.kill()
+    with pytest.raises(ValueError, match="without options"):
+        serve(command, "local_cwd", {"log_dir": "/tmp"})
 
 
 @pytest.mark.parametrize(

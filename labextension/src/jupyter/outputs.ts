@@ -1,8 +1,11 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import type { Widget } from '@lumino/widgets';
 import type { KernelDocument } from './documents';
+import { FIGURE_MIME, RankFigure } from './figures';
 import type { OutputRenderer, OutputRenderers } from './outputview';
+import type { Cells } from './staleprogress';
 import { KernelModels, OUTPUT_MIME, OutputView } from './outputview';
+import { removeProgress } from './staleprogress';
 
 /** Before the manager of widgets, whose rank is -10. */
 const RANK = -20;
@@ -18,19 +21,23 @@ interface Registry extends OutputRenderers {
 /** Views in the outputs of cells, in notebooks; all other documents show them as Jupyter's widgets. */
 export const outputsPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-kernel-lab:outputs',
-  description: 'Shows meshes in outputs of cells live, and as HTML where there is no kernel.',
+  description: 'Shows meshes live in outputs of cells, or as HTML without a kernel, and figures of ranks side by side.',
   autoStart: true,
   activate: (app: JupyterFrontEnd) => {
     app.docRegistry.addWidgetExtension('Notebook', {
       createNew: (
-        panel: Widget & Partial<KernelDocument> & { readonly content?: { readonly rendermime?: Registry } }
+        panel: Widget & Partial<KernelDocument> & { readonly content?: { readonly rendermime?: Registry } },
+        context
       ) => {
+        void context.ready.then(() => removeProgress((context.model as { cells?: Cells }).cells ?? []));
         const registry = panel.content?.rendermime;
         if (registry && panel.sessionContext) {
           const models = new KernelModels(panel.sessionContext);
           // As safe as its HTML: of a notebook that is not trusted it shows only that.
           const createRenderer = () => new OutputView(registry, models);
           registry.addFactory({ safe: true, mimeTypes: [OUTPUT_MIME], createRenderer }, RANK);
+          const figure = () => new RankFigure(registry);
+          registry.addFactory({ safe: true, mimeTypes: [FIGURE_MIME], createRenderer: figure }, RANK);
         }
       }
     });

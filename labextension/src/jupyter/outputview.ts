@@ -10,6 +10,7 @@ export const OUTPUT_MIME = 'application/vnd.monarch-kernel.view+json';
 /** The view itself, which the manager of Jupyter's widgets shows. */
 export const WIDGET_MIME = 'application/vnd.jupyter.widget-view+json';
 const HTML_MIME = 'text/html';
+const TEXT_MIME = 'text/plain';
 
 /** An output of a cell, as JupyterLab has it. */
 export interface OutputModel {
@@ -81,9 +82,9 @@ async function listModels(kernel: Kernel.IKernelConnection): Promise<ReadonlySet
 }
 
 /**
- * A view in the output of a cell: live while the kernel has it, else the HTML of when the cell ran.
+ * A view in the output of a cell: live while the kernel has it, else the HTML, or text, of when the cell ran.
  *
- * Without this, JupyterLab shows the view of a notebook that is opened again as an error, and never the HTML beside it.
+ * Without this, JupyterLab shows the view of a notebook that is opened again as an error, and never what is beside it.
  */
 export class OutputView extends Panel implements OutputRenderer {
   private _model: OutputModel | null = null;
@@ -202,7 +203,7 @@ export class OutputView extends Panel implements OutputRenderer {
 
   private async _showHtml(): Promise<void> {
     if (this._model && !this._html && !this.isDisposed) {
-      this._html = this._renderers.createRenderer(HTML_MIME);
+      this._html = this._renderers.createRenderer(HTML_MIME in this._model.data ? HTML_MIME : TEXT_MIME);
       this.addWidget(this._html);
       await this._html.renderModel(this._model);
     }

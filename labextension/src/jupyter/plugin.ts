@@ -14,6 +14,7 @@ import { Documents } from './documents';
 import { ServerKeptMeshes } from './keptmeshes';
 import { Notices } from './notices';
 import { StatusItem } from './statusitem';
+import { MeshMainView } from './mainview';
 import { MeshPanel } from './widget';
 
 const PLUGIN = 'monarch-kernel-lab:panel';
@@ -89,13 +90,35 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
       activeStateChanged: status.activeChanged
     });
 
+    const views = new Set<MeshMainView>();
     const want = () => {
       const background = (settings.statusBar && statusBar) || settings.notifications ? IN_THE_BACKGROUND : 0;
+      const isSeen = [...views].some(view => view.isVisible);
       notices.isOn = settings.notifications;
       documents.want({
-        current: panel.isVisible ? settings.period : background,
-        others: settings.notifications ? IN_THE_BACKGROUND : 0
+        current: panel.isVisible || isSeen ? settings.period : background,
+        others: isSeen ? settings.period : settings.notifications ? IN_THE_BACKGROUND : 0
       });
+    };
+    panel.openLarge = () => {
+      const { link } = documents;
+      const mesh = panel.pane?.mesh;
+      if (!link || !mesh) {
+        return;
+      }
+      let view = [...views].find(each => each.mesh === mesh);
+      if (!view) {
+        const made = new MeshMainView(link.client, mesh);
+        made.title.icon = icon;
+        made.title.caption = trans.__('Mesh %1 of %2', made.title.label, documents.current?.title.label ?? '');
+        made.visibilityChanged.connect(want);
+        made.disposed.connect(() => views.delete(made));
+        views.add(made);
+        app.shell.add(made, 'main', { mode: 'split-right' });
+        view = made;
+      }
+      app.shell.activateById(view.id);
+      want();
     };
     panel.visibilityChanged.connect(want);
     void app.restored.then(() => {
@@ -142,6 +165,7 @@ function addCommands(
   for (const deed of MESH_DEEDS) {
     add(deed, trans.__('%1 the Chosen Mesh', nameOf(deed)), () => panel.perform(deed));
   }
+  add('open', trans.__('Open the Chosen Mesh in the Main Area'), () => panel.openLarge());
   add('next-stop', trans.__('Show the Next Stopped Rank in the Debugger'), () => panel.pane?.nextStop());
   add('log', trans.__('Show the Log of All Ranks'), () => {
     show();

@@ -16,7 +16,14 @@ import type { KernelLink } from './link';
 /** The side bar: it shows the kernel of the current document, or says in words why there is nothing to show. */
 export class MeshPanel extends Widget {
   readonly visibilityChanged = new Signal<this, void>(this);
+  /** Set by who can show a mesh in the main area. */
+  openLarge: () => void = () => undefined;
   private readonly _head = element('div', 'mk-Panel-head');
+  private readonly _large = button('mk-Button mk-Panel-large', '⤢', () => this.openLarge(), {
+    'aria-label': t('Open this mesh in the main area'),
+    title: t('Open this mesh in the main area, with plots over time'),
+    hidden: true
+  });
   private readonly _title = element('h2', 'mk-Panel-title');
   private readonly _status = element('span', 'mk-Panel-status');
   private readonly _icon = element('span', 'mk-Panel-icon');
@@ -41,7 +48,7 @@ export class MeshPanel extends Widget {
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', t('Meshes'));
     this._status.append(this._icon, this._news);
-    this._head.append(this._title, this._status);
+    this._head.append(this._title, this._status, this._large);
     this.node.append(this._head, this._words, this._body);
     this._theme = new Theme(this.node, () => undefined);
     this._kept = new KeptSection(this.node, () => this._live(), _surroundings);
@@ -136,6 +143,7 @@ export class MeshPanel extends Widget {
     const link = this._documents.link;
     const shown = link && this._panes.has(link) ? link : null;
     const live = shown?.state === 'live' && shown.client.connection !== 'gone';
+    this._large.hidden = !shown?.client.store.meshes.size;
     const mesh = live ? worstMesh(shown.client.store) : null;
     showState(this._icon, mesh?.state ?? '');
     setText(this._news, mesh ? mesh.news : shown && !live ? t('not connected') : '');

@@ -92,6 +92,7 @@ export type Deed =
   | 'kill'
   | 'heal'
   | 'debug'
+  | 'undebug'
   | 'focus'
   | 'resume'
   | 'use'

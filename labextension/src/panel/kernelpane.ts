@@ -107,6 +107,11 @@ export class KernelPane {
     this._debug?.next();
   }
 
+  /** The key of the mesh that is shown; empty: none. */
+  get mesh(): string {
+    return this._chosen;
+  }
+
   /** Open the log. */
   openLog(): void {
     this._sections.log.open(true);

@@ -370,6 +370,22 @@ describe('the details of a rank', () => {
     expect(find(details, '.mk-Details-result').textContent).toContain('will stop');
     await change({ '0': { state: 'stopped' } });
     expect(find(details, '.mk-Details-result').textContent).toBe('');
+    expect(texts(details, '.mk-Details-deeds button')[0]).toBe('Debug');
+  });
+
+  it('cancels a stop that has not come', async () => {
+    const { details, actions } = shown(aRank(0, { state: 'running' }));
+    tab(details, 'Debug');
+    actions.last().answer({ text: 'Rank 0 will stop at the next line of user code.' });
+    await settled();
+    tab(details, 'Do not stop');
+    expect(actions.last()).toMatchObject({ what: 'undebug', mesh: 'u1', ranks: [0] });
+    actions.last().answer({ text: 'Rank 0 will not stop.' });
+    await settled();
+    expect(find(details, '.mk-Details-result').textContent).toBe('Rank 0 will not stop.');
+    expect(texts(details, '.mk-Details-deeds button')[0]).toBe('Debug');
+    tab(details, 'Debug');
+    expect(actions.last()).toMatchObject({ what: 'debug', ranks: [0] });
   });
 
   it('offers what makes sense', async () => {
@@ -390,8 +406,14 @@ describe('the details of a rank', () => {
     find(details, '.mk-Details-close').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
     expect(details.hidden).toBe(true);
     expect(actions.ended).toBe(1);
+    const card = find(made.node, '.mk-Card');
     made.select(0);
+    find(details, '.mk-Details-close').focus();
     find(details, '.mk-Details-close').click();
+    expect(details.hidden).toBe(true);
+    expect(document.activeElement).toBe(card);
+    made.select(0);
+    card.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
     expect(details.hidden).toBe(true);
   });
 });

@@ -77,8 +77,14 @@ export class MeshBoard {
     this._bar.append(this._modes);
     this._content.append(this._bar, this._main);
     if (_options.details !== false) {
-      this._details = new RankDetails(this._main, this._store, actions, () => this.select(-1));
+      this._details = new RankDetails(this._main, this._store, actions, () => this._closeDetails());
     }
+    this._disposables.listen(this.node, 'keydown', (event: KeyboardEvent) => {
+      if (event.key === 'Escape' && this._selected >= 0) {
+        event.stopPropagation();
+        this._closeDetails();
+      }
+    });
     this._theme = new Theme(this.node, () => this._grid?.repaint());
     moveByArrows(this._meshes, () => [...this._meshes.children] as HTMLElement[], this._disposables);
     this._disposables.add(this._store.subscribe(change => this._told(change)));
@@ -154,6 +160,16 @@ export class MeshBoard {
     this._theme.dispose();
     this._tooltip.dispose();
     this.node.remove();
+  }
+
+  /** Close the details; the focus goes back to the rank, not to nowhere. */
+  private _closeDetails(): void {
+    const rank = this._selected;
+    const focused = this._details?.node.contains(document.activeElement);
+    this.select(-1);
+    if (focused) {
+      this._grid?.focus(rank);
+    }
   }
 
   private _told(change: StoreChange): void {

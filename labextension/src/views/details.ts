@@ -77,7 +77,7 @@ export class RankDetails {
   private readonly _disposables = new Disposables();
   private _mesh = '';
   private _rank = -1;
-  /** Whether it was said that the rank will stop. */
+  /** Whether it was said that the rank will stop; "Debug" cancels that. */
   private _promised = false;
   private _tab: Tab = 'overview';
   private _facts: Overview | undefined;
@@ -102,12 +102,6 @@ export class RankDetails {
     }
     moveByArrows(this._tabs, () => [...this._tabButtons.values()], this._disposables);
     this.node.append(this._head, this._cause, this._deeds, this._result, this._tabs, this._page);
-    this.node.addEventListener('keydown', event => {
-      if (event.key === 'Escape') {
-        event.stopPropagation();
-        this.close();
-      }
-    });
     host.append(this.node);
   }
 
@@ -225,11 +219,28 @@ export class RankDetails {
     this._buttons.clear();
     this._deeds.setAttribute('aria-label', t('Do with rank %1', this._rank));
     for (const deed of DEEDS) {
-      const pressed = () => (deed === 'kill' ? this._confirm() : this._perform(deed));
+      const pressed = () => this._pressed(deed);
       this._buttons.set(deed, button('mk-Button', deedName(deed), pressed, { 'data-deed': deed }));
     }
     this._deeds.replaceChildren(...this._buttons.values());
     this.update();
+  }
+
+  private _pressed(deed: (typeof DEEDS)[number]): void {
+    if (deed === 'kill') {
+      this._confirm();
+    } else {
+      this._perform(deed === 'debug' && this._promised ? 'undebug' : deed);
+    }
+  }
+
+  /** Note whether the rank will stop, which the button "Debug" then cancels. */
+  private _promise(promised: boolean): void {
+    this._promised = promised;
+    const debug = this._buttons.get('debug');
+    if (debug) {
+      setText(debug, promised ? t('Do not stop') : deedName('debug'));
+    }
   }
 
   /** Ask once more, at the button that was pressed: the pointer is then on the one that keeps the rank. */
@@ -260,19 +271,20 @@ export class RankDetails {
         this._say(text, hint, failed);
       }
     };
-    this._say(t('%1: asked …', deedName(deed as (typeof DEEDS)[number])), '');
+    this._say(t('%1: asked …', deed === 'undebug' ? t('Do not stop') : deedName(deed as (typeof DEEDS)[number])), '');
     this._actions.perform(deed, this._mesh, [rank]).then(
       done => {
         say(done?.text || t('Done.'), '', false);
-        this._promised =
-          deed === 'debug' && rank === this._rank && this._store.rank(this._mesh, rank)?.state !== 'stopped';
+        if (rank === this._rank) {
+          this._promise(deed === 'debug' && this._store.rank(this._mesh, rank)?.state !== 'stopped');
+        }
       },
       (error: RequestError) => say(error.message, error.hint, true)
     );
   }
 
   private _say(text: string, hint: string, failed = false): void {
-    this._promised = false;
+    this._promise(false);
     setCutText(this._result, [text, hint].filter(Boolean).join(' '));
     setAttribute(this._result, 'data-failed', failed);
   }

@@ -436,7 +436,21 @@ class Console(InspectionCommands):
             self._say(self._stopped(grouped(new)))
         missing = wanted - {at.rank for at in stops}
         if missing:
-            self._say(f"{format_ranks(missing)} will stop at the next line of user code.")
+            self._say(f"{_named(_ranks(missing))} will stop at the next line of user code; unpause cancels that.")
+
+    def _do_unpause(self, rest: str) -> None:
+        mesh = self._set.mesh()
+        self.unpause(mesh, self._set.ranks(mesh, rest) if rest else None)
+
+    def unpause(self, mesh: str, ranks: Sequence[int] | None) -> None:
+        """Let these ranks of a mesh (None: all) run that `pause` has not stopped yet."""
+        self.debugger.cancel_pause(mesh, ranks, viewer=self._viewer)
+        wanted = set(ranks if ranks is not None else range(self._frontend.extent(mesh).nelements))
+        stopped = wanted & {at.rank for at in self.debugger.stops(mesh) if at.stop.thread}
+        if stopped:
+            self._say(f"{_named(_ranks(stopped))} stopped before that; continue ends it.")
+        if left := wanted - stopped:
+            self._say(f"{_named(_ranks(left))} will not stop.")
 
     def _do_pm(self, rest: str) -> None:
         mesh = self._set.mesh()

@@ -45,6 +45,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("until", ("unt",), "[LINE]", "until a line below this one, or LINE, is reached", steps=True),
     Command("continue", ("c", "cont"), "", "let the set run"),
     Command("pause", (), "[RANKS]", "stop running ranks at their next line"),
+    Command("unpause", (), "[RANKS]", "let ranks run that pause has not stopped yet"),
     Command("groups", ("g",), "", "which ranks are stopped where"),
     Command("group", (), "N", "choose one of those groups"),
     Command("ranks", ("rank",), "RANKS", "choose ranks: 0-3,7, 0:8:2, hosts=1, or 3.12 for one of a rank's stops"),

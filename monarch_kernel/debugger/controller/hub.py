@@ -171,6 +171,11 @@ class MeshDebugger:
         self._control(mesh)
         self._quickly(mesh, ranks, process.pause)
 
+    def cancel_pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
+        """Let ranks run that `pause` has not stopped yet."""
+        self.viewers.check(viewer)
+        self._quickly(mesh, ranks, process.cancel_pause)
+
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
     ) -> None:

@@ -15,6 +15,7 @@ import cloudpickle
 
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.debugger import get_debugger
+from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError, Fault
 from monarch_kernel.introspection import Whole
@@ -112,6 +113,16 @@ def ask_agents(
                 answers.values[back[rank]] = value
     answers.late = tuple(sorted(back[rank] for rank in waiting))
     return answers
+
+
+def stops_of(whole: Whole) -> dict[int, RankStop]:
+    """Where ranks stand in the debugger, as they have reported, by rank of the queried mesh.
+
+    What a rank that does not answer was last known to do.
+    """
+    back = {rank: at for at, rank in enumerate(whole.ranks)}
+    stops = get_debugger().stops(whole.procs)
+    return {back[at.rank]: at for at in stops if at.rank in back and at.stop.thread and at.stop.frames}
 
 
 def chosen_ranks(ranks: Iterable[int] | None, size: int) -> list[int]:

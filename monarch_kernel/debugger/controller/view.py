@@ -64,6 +64,10 @@ class DebuggerView(Protocol):
 
     def pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None: ...
 
+    def cancel_pause(
+        self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None
+    ) -> None: ...
+
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
     ) -> None: ...

@@ -353,6 +353,12 @@ def pause() -> None:
         _rank.engine.pause()
 
 
+def cancel_pause() -> None:
+    """Let the threads run that `pause` has not stopped yet."""
+    with _acting():
+        _rank.engine.cancel_pause()
+
+
 def evaluate(ids: Ids, frame: int, source: str, timeout: float) -> dict[int, Evaluation]:
     """Evaluate in a frame of each of these stops."""
     _check_acting()
@@ -449,6 +455,7 @@ __all__ = [
     "arm",
     "attach",
     "call",
+    "cancel_pause",
     "evaluate",
     "existing_engine",
     "kept_errors",

@@ -122,9 +122,9 @@ class StopMagics(Subcommands):
         console = self._one_shot()
         mesh, ranks = self._stops_at(found)
         try:
-            if mesh is not None and command == "pause":  # those ranks need not be stopped yet
-                _refused(console.pause, mesh, ranks)
-            elif mesh is not None and command.split()[0] not in ("pause", "ranks", "mesh"):
+            if mesh is not None and command in ("pause", "unpause"):  # those ranks need not be stopped yet
+                _refused(console.pause if command == "pause" else console.unpause, mesh, ranks)
+            elif mesh is not None and command.split()[0] not in ("pause", "unpause", "ranks", "mesh"):
                 console.run_on(mesh, ranks, command)
             else:
                 console.run(f"{command} {found.ranks}" if found.ranks else command)

@@ -69,11 +69,16 @@ class Folding:
         update: bool = False,
         result: bool = False,
     ) -> None:
-        """Add a MIME bundle that `source` displayed, or replace the one it displayed under `display_id`."""
+        """Add a MIME bundle that `source` displayed, or replace the one under `display_id`; {} removes that."""
         writer = self._writer(source)
         if update:
             if display_id is not None and display_id in writer.shown:
                 row = writer.shown[display_id]
+                if not data:
+                    del writer.shown[display_id]
+                    writer.lines.release_rich(_bundle_size(row.data or {}))
+                    self._rows.drop(source, row)
+                    return
                 writer.shown[display_id] = self._rows.replace(source, row, _rich_key(data), data, metadata or {})
             return
         writer = self._cleared(source)
@@ -208,9 +213,10 @@ class Folding:
 
     def _view(self, section: Section) -> View:
         if section.rich:
+            if not section.rows:
+                return RichView(section.id, frozenset(), {}, {})
             row = section.rows[0]
-            data = row.data if row.sources and row.data else {}
-            return RichView(section.id, frozenset(row.sources), data, row.metadata)
+            return RichView(section.id, frozenset(row.sources), row.data or {}, row.metadata)
         blocks = blocks_of(section.rows)
         at, footer, progress = self._footer
         if at == section.id:

@@ -2,6 +2,9 @@
 
 The front end has one widget manager for the notebook's own widgets and those of all ranks: a comm's id is unique among
 all processes. Messages to the front end are sent on the thread that polls, so that a widget is there before its view.
+
+A page that is loaded again asks the kernel for the states of all widgets: those of ranks are kept here, since ranks may
+be busy.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.debugger.controller.query import ask
@@ -25,6 +29,11 @@ PERIOD = 0.1
 #: How long a rank may take to handle a message (seconds).
 ANSWER = 5.0
 
+#: The comms of widgets, and those by which a page asks for all of them.
+_WIDGET = "jupyter.widget"
+_CONTROL = "jupyter.widget.control"
+_MODEL = ("_model_name", "_model_module", "_model_module_version")
+
 
 @dataclass(eq=False)
 class _Proxy:
@@ -37,7 +46,18 @@ class _Proxy:
     parent: Any
     received: Callable[[_Proxy, str, dict[str, Any]], None]
     primary: bool = True
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    buffers: dict[tuple[Any, ...], bytes] = field(default_factory=dict[tuple[Any, ...], bytes])
     _closed: bool = False
+
+    def update(self, data: dict[str, Any], buffers: list[bytes]) -> None:
+        """Keep what a message says of the widget's state."""
+        state = data.get("state")
+        if not isinstance(state, dict):
+            return
+        self.buffers = {path: each for path, each in self.buffers.items() if path[0] not in state}
+        self.state |= state
+        self.buffers |= {tuple(path): each for path, each in zip(data.get("buffer_paths") or (), buffers, strict=False)}
 
     def handle_msg(self, message: dict[str, Any]) -> None:
         """Called by ipykernel for a message of the front end."""
@@ -69,11 +89,16 @@ class RankComms:
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._answers_pages = False
         self._unsubscribe = engine().on_change(lambda: self._post(self._drop_ended) if self._proxies else None)
 
     def close(self) -> None:
         """Stop. Widgets stay as they are."""
         self._unsubscribe()
+        if self._answers_pages:
+            from ipywidgets import Widget
+
+            self._kernel.comm_manager.register_target(_CONTROL, Widget.handle_control_comm_opened)
         for number in list(self._proxies):
             self._forget(number)
         if self._thread is not None:
@@ -92,15 +117,19 @@ class RankComms:
             target = str(message.get("target_name") or "")
             proxy = _Proxy(number, target, event.mesh, event.rank, self._parent_of(event.cell), self._received)
             self._proxies[number] = proxy
+            proxy.update(message.get("data") or {}, _buffers(message))
             self._kernel.comm_manager.register_comm(proxy)
             opened = {"target_name": target, "target_module": message.get("target_module")}
             self._send(proxy, kind, message, **opened)
+            if target == _WIDGET and not self._answers_pages:
+                self._answer_pages()
             return
         proxy = self._proxies.get(number)
         if proxy is None:
             return
         proxy.parent = self._parent_of(event.cell) or proxy.parent
         data = message.get("data") or {}
+        proxy.update(data, _buffers(message))
         with self._lock:
             if kind == "comm_msg" and data.get("method") == "update" and not message["buffers"]:
                 first = not self._states
@@ -123,7 +152,7 @@ class RankComms:
             metadata=message.get("metadata") or {},
             parent=proxy.parent,
             ident=f"comm-{proxy.comm_id}".encode(),
-            buffers=[b64decode(each) for each in message.get("buffers") or ()],
+            buffers=_buffers(message),
         )
 
     def _send_states(self) -> None:
@@ -142,6 +171,7 @@ class RankComms:
     def _received(self, proxy: _Proxy, kind: str, message: dict[str, Any]) -> None:
         content = dict(message.get("content") or {})
         buffers = [bytes(each) for each in message.get("buffers") or ()]
+        proxy.update(dict(content.get("data") or {}), buffers)
         if kind == "comm_close":
             self._proxies.pop(proxy.comm_id, None)
         self._post(lambda: self._deliver(proxy, kind, content, buffers))
@@ -155,6 +185,42 @@ class RankComms:
         answers = ask(mesh, name_lookup.receive_comm, *args, ranks=[proxy.rank], timeout=ANSWER)
         if proxy.rank in answers.dead or answers.values.get(proxy.rank) is False:  # the rank has died, or is a new one
             self._end(proxy)
+
+    # -- to a page that is loaded again --------------------------------------------------------
+
+    def _answer_pages(self) -> None:
+        """Answer requests for the states of all widgets, which ipywidgets would answer with the kernel's own."""
+        with suppress(ImportError):
+            import ipywidgets  # registers its answer; ours replaces that
+
+            del ipywidgets
+            self._kernel.comm_manager.register_target(_CONTROL, self._page_asks)
+            self._answers_pages = True
+
+    def _page_asks(self, comm: Any, _message: dict[str, Any]) -> None:
+        def answer(_request: dict[str, Any]) -> None:
+            data, buffers = self._all_states()
+            comm.send(data, buffers=buffers)
+
+        comm.on_msg(answer)
+
+    def _all_states(self) -> tuple[dict[str, Any], list[bytes]]:
+        from ipywidgets import Widget
+
+        states: dict[str, Any] = {}
+        buffers: dict[tuple[Any, ...], bytes] = {}
+        own: Any = Widget.get_manager_state()
+        for model, each in own["state"].items():
+            for buffer in each.pop("buffers", ()):
+                buffers[model, "state", *buffer["path"]] = b64decode(buffer["data"])
+            states[model] = each
+        for model, proxy in list(self._proxies.items()):
+            if proxy.target_name == _WIDGET:
+                state = dict(proxy.state)
+                states[model] = {name.removeprefix("_"): state.get(name, "") for name in _MODEL} | {"state": state}
+                buffers |= {(model, "state", *path): each for path, each in proxy.buffers.items()}
+        paths = [list(path) for path in buffers]
+        return {"method": "update_states", "states": states, "buffer_paths": paths}, list(buffers.values())
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -190,3 +256,7 @@ class RankComms:
                 import logging
 
                 logging.getLogger(__name__).debug("a message of a widget could not be passed on", exc_info=True)
+
+
+def _buffers(message: dict[str, Any]) -> list[bytes]:
+    return [b64decode(each) for each in message.get("buffers") or ()]

@@ -153,6 +153,11 @@ class RankLines:
         self._rich_size += size
         return True
 
+    def release_rich(self, size: int) -> None:
+        """Admit another rich result, as one of this size is no longer shown."""
+        self.rich -= 1
+        self._rich_size -= size
+
     def close(self) -> None:
         """Admit no more lines."""
         self._limits = replace(self._limits, lines=min(self.lines, self._limits.lines))

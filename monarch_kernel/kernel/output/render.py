@@ -19,6 +19,14 @@ _STREAMS = {
     "progress": f";{styles.DIM}",
 }
 
+#: Marks figures of ranks, which the extension of JupyterLab shows side by side, each with the label that this has.
+FIGURE_MIME = "application/vnd.monarch-kernel.figure+json"
+#: Beside an output with progress: the same without it, for the extension of JupyterLab, which shows that in a notebook
+#: that it opens. It was saved while the cell ran, and nothing updates the progress any more.
+PROGRESS_MIME = "application/vnd.monarch-kernel.progress+json"
+#: The class of HTML that has nothing but labels: those of figures are repeated at the figures.
+_ONLY_LABELS = "mk-OnlyLabels"
+
 #: Returns the text of a label's tooltip for some ranks.
 Tooltip = Callable[[frozenset[Source]], str]
 
@@ -55,11 +63,17 @@ def raw_line(source: Source, line: str, *, name_mesh: bool = False) -> str:
 def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> MimeBundle:
     """The MIME bundle for the current state of a section; an empty section shows nothing."""
     if isinstance(view, RichView):
-        return dict(view.data) or {"text/plain": "", "text/html": ""}
+        data = dict(view.data) or {"text/plain": "", "text/html": ""}
+        if any(mime.startswith("image/") for mime in data) and "text/html" not in data:
+            data[FIGURE_MIME] = {"ranks": label(view.sources, name_meshes=name_meshes)}
+        return data
     text = blocks_text(view.blocks, name_meshes=name_meshes, colours=False)
     if view.progress:
         text += f"\n{view.progress}" if text else view.progress
-    return {"text/plain": text, "text/html": _section_html(view, name_meshes, tooltip) if text else ""}
+    data: MimeBundle = {"text/plain": text, "text/html": _section_html(view, name_meshes, tooltip) if text else ""}
+    if view.progress:
+        data[PROGRESS_MIME] = bundle(TextView(view.id, view.blocks), name_meshes=name_meshes, tooltip=tooltip)
+    return data
 
 
 def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) -> str:
@@ -75,4 +89,6 @@ def _section_html(view: TextView, name_meshes: bool, tooltip: Tooltip | None) ->
         )
     if view.progress:
         rows.append(f'<pre style="{styles.WRAPPED}{_STREAMS["progress"]}">{escape(view.progress)}</pre>')
-    return f'<div style="{styles.BOX}">{"".join(rows)}</div>'
+    only_labels = not view.progress and all(block.stream == "label" for block in view.blocks)
+    name = f' class="{_ONLY_LABELS}"' if only_labels else ""
+    return f'<div{name} style="{styles.BOX}">{"".join(rows)}</div>'

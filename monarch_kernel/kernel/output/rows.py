@@ -62,6 +62,7 @@ class Section:
     size: int = 0
     dirty: bool = True
     closed: bool = False  # the cell's own output follows, so nothing more is added
+    vacant: bool = False  # all rows were removed: a front end that hides outputs beyond the first 50 has room here
 
 
 _order_of = attrgetter("order")
@@ -78,6 +79,7 @@ class Rows:
         self.sections: list[Section] = []
         self._texts = 0  # how many of them are of text
         self._clock = clock
+        self._has_vacant = False
         self._last: dict[Source, Row] = {}
         self._alike: dict[Key, list[Row]] = {}
         self._unsettled: list[Row] = []
@@ -90,9 +92,8 @@ class Rows:
 
     def add_rich(self, source: Source, key: Key, data: MimeBundle, metadata: MimeBundle) -> Row:
         """Add a MIME bundle that `source` displayed."""
-        count = len(self.sections)
         row = self._join(source, key, data, metadata)
-        if len(self.sections) > count:
+        if len(row.sources) == 1:  # a new one
             self._sort_by_rank(source, row)
         return row
 
@@ -109,12 +110,21 @@ class Rows:
             return row
         self._leave(source, row)
         if twin is None:
-            twin = self._append(key, data, metadata)
+            twin = self._append(source, key, data, metadata)
             self._remember(twin)
         twin.sources.add(source)
         _touch(twin)
         self._last[source] = max(self._rows_of(source), key=_order_of)
         return twin
+
+    def drop(self, source: Source, row: Row) -> None:
+        """Remove a MIME bundle that `source` displayed."""
+        self._leave(source, row)
+        last = max(self._rows_of(source), key=_order_of, default=None)
+        if last is None:
+            self._last.pop(source, None)
+        else:
+            self._last[source] = last
 
     def remove(self, source: Source) -> None:
         """Remove everything that `source` wrote."""
@@ -183,7 +193,7 @@ class Rows:
     ) -> Row:
         row = self._partner(source, key)
         if row is None:
-            row = self._append(key, data, metadata)
+            row = self._append(source, key, data, metadata)
             self._remember(row)
         row.sources.add(source)
         _touch(row)
@@ -226,30 +236,49 @@ class Rows:
         _touch(row)
         if not row.sources:
             self._forget(row)
-            if row.label is not None:
-                row.label.section.rows.remove(row.label)
-            if not row.section.rich:
-                row.section.rows.remove(row)
+            for each in (row, row.label):
+                if each is not None:
+                    each.section.rows.remove(each)
+                    each.section.vacant = not each.section.rows
+                    self._has_vacant = self._has_vacant or each.section.vacant
 
     # -- new rows ----------------------------------------------------------------------------
 
-    def _append(self, key: Key, data: MimeBundle | None, metadata: MimeBundle | None) -> Row:
+    def _append(self, source: Source, key: Key, data: MimeBundle | None, metadata: MimeBundle | None) -> Row:
+        """A new row below all that `source` has written: where rows were removed, or else below all others."""
+        vacant = self._vacant(source, rich=data is not None)
         if data is None:
-            row = self._new_row(self._text_section(), key, key[1], key[2])
+            row = self._new_row(vacant or self._text_section(), key, key[1], key[2])
             row.section.size += len(row.text)
             return row
-        label = self._new_row(self._text_section(), key, "label", "")
-        row = self._new_row(self.new_section(rich=True), key, "rich", "")
+        label = self._new_row(
+            self._text_section() if vacant is None else self.sections[vacant.id - 1], key, "label", ""
+        )
+        row = self._new_row(vacant or self.new_section(rich=True), key, "rich", "")
         row.data, row.metadata = data, metadata or {}
         row.label, label.target = label, row
         return row
 
+    def _vacant(self, source: Source, *, rich: bool) -> Section | None:
+        """The first section below all rows of `source` whose rows were removed."""
+        if not self._has_vacant:
+            return None
+        last = self._last.get(source)
+        closed = max((section.id for section in self.sections if section.closed), default=-1)
+        begin = max(closed, -1 if last is None else last.section.id) + 1
+        return next((each for each in self.sections[begin:] if each.vacant and each.rich == rich), None)
+
     def _new_row(self, section: Section, key: Key, stream: str, text: str) -> Row:
-        last = next((other.rows[-1] for other in reversed(self.sections) if other.rows), None)
-        order = 0.0 if last is None else last.order + 1.0
+        above, below = reversed(self.sections[: section.id + 1]), self.sections[section.id + 1 :]
+        before = next((each.rows[-1].order for each in above if each.rows), None)
+        after = next((each.rows[0].order for each in below if each.rows), None)
+        if after is None:
+            order = 0.0 if before is None else before + 1.0
+        else:
+            order = after - 1.0 if before is None else (before + after) / 2
         row = Row(order, key, stream, text, section, self._clock())
         section.rows.append(row)
-        section.dirty = True
+        section.dirty, section.vacant = True, False
         if stream != "label":
             self._unsettled.append(row)
         return row
@@ -322,10 +351,10 @@ class Rows:
     def _sort_by_rank(self, source: Source, new: Row) -> None:
         """Sort rich results that ranks show at about the same time by rank, whichever came first.
 
-        `new` is the last row. The results that it may precede are reordered: the first of each rank in rank order, then
-        the second of each. No result moves past a line of a rank that showed it.
+        The results above `new` that it may precede are reordered: the first of each rank in rank order, then the second
+        of each. No result moves past a line of a rank that showed it.
         """
-        run = self._movable()
+        run = self._movable(new)
         counts: dict[Source, int] = {}
         keys: list[tuple[int, Source]] = []
         for row in run:
@@ -355,12 +384,12 @@ class Rows:
                 self._remember(row)
             _touch(row)
 
-    def _movable(self) -> list[Row]:
-        """The trailing rich rows, except the very last, that may move back: none of their ranks wrote lines after."""
+    def _movable(self, new: Row) -> list[Row]:
+        """The rich rows above `new` that may move to its place: none of their ranks wrote lines in between."""
         found: list[Row] = []
         wrote: set[Source] = set()
         seen = 0
-        for section in reversed(self.sections[:-1]):
+        for section in reversed(self.sections[: new.section.id]):
             if section.closed:
                 break
             for row in reversed(section.rows):

@@ -17,7 +17,7 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
-from monarch_kernel.kernel.rank.lazy_shell import process_shell
+from monarch_kernel.kernel.rank.lazy_shell import process_shell, show_bundle
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvous, end_process_group, set_up
 from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short
@@ -187,13 +187,13 @@ class CellExecutor(Actor):
 
     def _show(self, value: Any) -> None:
         if text_at_least(value, TEXT_LIMIT) > TEXT_LIMIT:
-            cell_streams.emit_display({"text/plain": shortened(value, SHOWN)}, {}, result=True)
+            show_bundle({"text/plain": shortened(value, SHOWN)}, {}, result=True)
             return
         text = None if self._shell.existing is not None else plain_text(value)
         bundle = ({"text/plain": text}, {}) if text is not None else self._shell.bundle(value)
         data, metadata = bundle or fallback_bundle(value)
         if data:
-            cell_streams.emit_display(data, metadata, result=True)
+            show_bundle(data, metadata, result=True)
 
     # -- variables -----------------------------------------------------------------------------
 

@@ -13,10 +13,13 @@ import sys
 from typing import Any
 
 from monarch_kernel.introspection import after_import, main_names
+from monarch_kernel.kernel.rank import cell_streams
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
+#: The view of a widget, for the manager of Jupyter's widgets.
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 #: Names that every cell has from the start.
 GIVEN = ("get_ipython", "rank", "world_size", "point")
 
@@ -92,6 +95,10 @@ class LazyShell:
         """Run the hooks for the end of a cell, such as matplotlib's, which shows its figures."""
         if self._shell is None:
             return
+        if "comm" in sys.modules:
+            from monarch_kernel.kernel.rank.rank_comms import update_texts
+
+            update_texts()
         self._shell.events.trigger("post_execute")
         if self._info is not None:
             from IPython.core.interactiveshell import ExecutionResult
@@ -105,6 +112,30 @@ class LazyShell:
         from IPython.display import display
 
         return display(*objects, **options)
+
+
+def show_bundle(
+    data: dict[str, Any],
+    metadata: dict[str, Any],
+    *,
+    display_id: str | None = None,
+    update: bool = False,
+    result: bool = False,
+) -> None:
+    """Show a MIME bundle in the current cell, or replace the one that has this display id.
+
+    Args:
+        data: the bundle.
+        metadata: of the bundle.
+        display_id: identifies the output. A widget's view has its own by default.
+        update: replace.
+        result: show it as the cell's value.
+    """
+    if VIEW_MIME in data and display_id is None and "comm" in sys.modules:
+        from monarch_kernel.kernel.rank.rank_comms import note_shown
+
+        display_id = note_shown(data[VIEW_MIME].get("model_id"), data, metadata)
+    cell_streams.emit_display(data, metadata, display_id=display_id, update=update, result=result)
 
 
 def _use_comms(_module: Any) -> None:

@@ -1,11 +1,16 @@
 """Comms of a rank, by which widgets reach the front end: their messages go the way of the rank's output.
 
 Imported once a rank has imported the package `comm`, which `ipywidgets` does.
+
+Where a front end has no live widgets, an output shows the widget's text. That is replaced when the cell ends, and the
+output of a closed widget is removed.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import defaultdict
+from contextvars import copy_context
 from typing import Any
 
 import comm
@@ -13,6 +18,12 @@ from comm.base_comm import BaseComm
 
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.plain_display import jsonable
+
+#: The view of a widget for the extension of JupyterLab, which shows the text while there is no live view.
+_OUTPUT_MIME = "application/vnd.monarch-kernel.view+json"
+
+#: What cells show of each widget: MIME bundle and metadata by cell, by the widget's model.
+_shown: defaultdict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(dict)
 
 
 class RankComm(BaseComm):
@@ -28,6 +39,9 @@ class RankComm(BaseComm):
         content = jsonable({"data": data or {}, "metadata": metadata or {}, **keys})
         encoded = [b64encode(memoryview(each).cast("B")).decode("ascii") for each in buffers or ()]
         cell_streams.emit_comm({"type": msg_type, "comm": self.comm_id, "buffers": encoded, **content})
+        if msg_type == "comm_close":
+            for cell in _shown.pop(self.comm_id, {}):
+                _replace(cell, self.comm_id, {}, {})
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Call what the widget has registered; not IPython's hooks, which would show a cell's unfinished figures."""
@@ -38,6 +52,45 @@ class RankComm(BaseComm):
 def use() -> None:
     """Make comms of this process `RankComm`s."""
     comm.create_comm = RankComm
+
+
+def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> str | None:
+    """Note that the running cell shows a MIME bundle with the view of the widget that has this model.
+
+    Returns:
+        The display id by which the output is replaced; None if no widget of this rank has that view.
+    """
+    if not isinstance(comm.get_comm_manager().comms.get(model), RankComm):
+        return None
+    data[_OUTPUT_MIME] = {"model_id": model}
+    _shown[model][cell_streams.current_cell()] = data, metadata
+    return model
+
+
+def update_texts() -> None:
+    """Replace the texts of widgets that the running cell shows, where they have changed."""
+    cell = cell_streams.current_cell()
+    for model, outputs in list(_shown.items()):
+        found = comm.get_comm_manager().comms.get(model)
+        widget = getattr(getattr(found, "_msg_callback", None), "__self__", None)
+        if cell not in outputs or widget is None:
+            continue
+        data, metadata = outputs[cell]
+        try:
+            text = widget._repr_mimebundle_()["text/plain"]
+        except Exception:  # a widget of user code
+            continue
+        if text != data["text/plain"]:
+            outputs[cell] = {**data, "text/plain": text}, metadata
+            _replace(cell, model, *outputs[cell])
+
+
+def _replace(cell: str, model: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def emit() -> None:
+        cell_streams.set_cell(cell)
+        cell_streams.emit_display(data, metadata, display_id=model, update=True)
+
+    copy_context().run(emit)
 
 
 def receive(number: str, kind: str, content: dict[str, Any], buffers: list[bytes]) -> bool:

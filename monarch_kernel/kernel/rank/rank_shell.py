@@ -18,7 +18,7 @@ from traitlets.config import Config
 
 from monarch_kernel.introspection import main_names
 from monarch_kernel.kernel.rank import cell_streams
-from monarch_kernel.kernel.rank.lazy_shell import GIVEN
+from monarch_kernel.kernel.rank.lazy_shell import GIVEN, show_bundle
 from monarch_kernel.kernel.rank.plain_display import jsonable
 
 _CONFIG = Config({"HistoryManager": {"enabled": False, "hist_file": ":memory:"}})
@@ -39,7 +39,7 @@ class RankDisplayPublisher(DisplayPublisher):
     ) -> None:
         """Called for every display."""
         display_id = (transient or {}).get("display_id")
-        cell_streams.emit_display(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
+        show_bundle(jsonable(data), jsonable(metadata or {}), display_id=display_id, update=update)
 
     def clear_output(self, wait: bool = False) -> None:
         """Called by `IPython.display.clear_output`."""

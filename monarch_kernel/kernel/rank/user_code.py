@@ -44,7 +44,8 @@ def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, 
 
 def is_foreign(file: str) -> bool:
     """Whether a file is part of this package, Python or an installed package, rather than user code."""
-    return file.startswith(_FOREIGN) or file.startswith("<frozen") or any(part in file for part in _INSTALLED)
+    # What libraries make as text has no lines to show: the line that runs it has.
+    return file.startswith((*_FOREIGN, "<frozen", "<string>")) or any(part in file for part in _INSTALLED)
 
 
 def fault_of(error: BaseException) -> Fault:

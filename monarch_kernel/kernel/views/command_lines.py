@@ -155,6 +155,7 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "kill": _kill,
     "heal": _with_ranks("heal"),
     "debug": _debug("pause"),
+    "undebug": _debug("unpause"),
     "resume": _debug("continue"),
     "focus": _focus,
     "use": _named("use"),

@@ -18,6 +18,7 @@ from monarch_kernel import environment, logs
 from monarch_kernel.runtime.actor import transports
 from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 from monarch_kernel.runtime.actor.execution import instance
+from monarch_kernel.runtime.actor.hosts import attachment
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
 from monarch_kernel.runtime.actor.output import output_hub as output
@@ -49,7 +50,7 @@ def _duration(seconds: float) -> str:
 def _start_limit(value: Any) -> float:
     seconds = _seconds(value)
     if not seconds:
-        raise ValueError("a process needs some time to start")
+        raise ValueError("a process needs some time")
     return seconds
 
 
@@ -193,6 +194,8 @@ _SETTINGS: dict[str, _Setting] = {
     "host_spawn_ready_timeout": _Setting("START_TIMEOUT", (hosts,), _start_limit, _duration),
     # How long procs that this process spawns may take to start.
     "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
+    # How long a worker may take to answer when this process attaches to it.
+    "mesh_attach_config_timeout": _Setting("ATTACH_TIMEOUT", (attachment,), _start_limit, _duration),
     "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
     "rdma_allow_tcp_fallback": _TcpFallback(),
     "default_transport": _Setting("DEFAULT", (transports,), _transport),
@@ -215,7 +218,6 @@ _SETTINGS: dict[str, _Setting] = {
         mesh_admin_resolve_actor_timeout="200ms",
         mesh_admin_single_host_timeout="3s",
         mesh_admin_tree_timeout="10s",
-        mesh_attach_config_timeout="1m",
         mesh_terminate_timeout="10s",
         message_ack_time_interval="500ms",
         message_delivery_timeout="30s",

@@ -58,23 +58,23 @@ class NumberColumn:
 
 
 class TextColumn:
-    """Texts, of which each different one is kept once."""
+    """Texts, or None, of which each different one is kept once."""
 
     __slots__ = ("_codes", "_known", "_nbytes", "_texts")
 
     def __init__(self) -> None:
         self._codes = array("l")
-        self._texts: list[str] = []
-        self._known: dict[str, int] = {}
+        self._texts: list[str | None] = []
+        self._known: dict[str | None, int] = {}
         self._nbytes = 0
 
-    def append(self, value: str) -> None:
+    def append(self, value: str | None) -> None:
         """Add a value."""
         code = self._known.get(value)
         if code is None:
             code = self._known[value] = len(self._texts)
             self._texts.append(value)
-            self._nbytes += _TEXT + len(value.encode("utf-8", "surrogatepass"))
+            self._nbytes += _TEXT + len((value or "").encode("utf-8", "surrogatepass"))
         self._codes.append(code)
 
     def drop(self, count: int) -> None:
@@ -91,7 +91,7 @@ class TextColumn:
         copied._known, copied._nbytes = self._known.copy(), self._nbytes
         return copied
 
-    def values(self) -> list[str]:
+    def values(self) -> list[str | None]:
         """All values, the oldest first."""
         texts = self._texts
         return [texts[code] for code in self._codes]

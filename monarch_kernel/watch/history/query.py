@@ -62,13 +62,16 @@ def named_tables(sql: str) -> list[str]:
     return [name for name in TABLES if name in needed]
 
 
-def ask(tables: dict[str, ColumnTable], sql: str, engine: str = "") -> QueryResult:
+def ask(
+    tables: dict[str, ColumnTable], sql: str, engine: str = "", known: Sequence[str] = (*TABLES, *VIEWS)
+) -> QueryResult:
     """Answer a query.
 
     Args:
         tables: those that it needs.
         sql: one statement.
         engine: "DuckDB" or "SQLite"; empty: the better one that is installed.
+        known: what may be asked for, for errors.
 
     Raises:
         HistoryQueryError: it cannot be answered.
@@ -77,7 +80,11 @@ def ask(tables: dict[str, ColumnTable], sql: str, engine: str = "") -> QueryResu
         installed = all(importlib.util.find_spec(name) is not None for name in ("duckdb", "numpy"))
         engine = "DuckDB" if installed else "SQLite"
     views = [f"CREATE VIEW {view} AS {text}" for view, (table, text) in VIEWS.items() if table in tables]
-    return (_ask_duckdb if engine == "DuckDB" else _ask_sqlite)(tables, views, sql)
+    try:
+        return (_ask_duckdb if engine == "DuckDB" else _ask_sqlite)(tables, views, sql)
+    except HistoryQueryError as error:
+        told = f"{error} (the tables are {', '.join(known)}; docs/telemetry.md has their columns)"
+        raise HistoryQueryError(told) from None
 
 
 def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
@@ -95,7 +102,7 @@ def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
             found = database.execute(sql)
             rows = tuple(found.fetchall())
         except (sqlite3.Error, sqlite3.Warning) as error:
-            raise _error(error) from None
+            raise HistoryQueryError(str(error).strip()) from None
         return QueryResult(tuple(each[0] for each in found.description or ()), rows, "SQLite")
     finally:
         database.close()
@@ -136,12 +143,7 @@ def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
             columns = tuple(each[0] for each in found.description or ())
             rows = tuple(tuple(row) for row in found.fetchall()) if columns else ()
         except duckdb.Error as error:
-            raise _error(error) from None
+            raise HistoryQueryError(str(error).strip()) from None
         return QueryResult(columns, rows, "DuckDB")
     finally:
         database.close()
-
-
-def _error(error: Exception) -> HistoryQueryError:
-    tables = ", ".join([*TABLES, *VIEWS])
-    return HistoryQueryError(f"{str(error).strip()} (the tables are {tables}; docs/telemetry.md has their columns)")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from monarch_kernel.meshes import format_ranks
-from monarch_kernel.watch.history.columns import BoundedTables
+from monarch_kernel.watch.history.columns import BoundedTables, ColumnTable
 from monarch_kernel.watch.history.query import QueryResult, ask, named_tables
 from monarch_kernel.watch.history.tables import TABLES
 from monarch_kernel.watch.model import ActorView, Delta, HostView, MeshView, RankView
@@ -93,9 +94,12 @@ class History:
         Raises:
             HistoryQueryError: the query is not valid.
         """
+        return ask(self.tables(named_tables(sql)), sql)
+
+    def tables(self, names: Iterable[str] = TABLES) -> dict[str, ColumnTable]:
+        """Some of its tables, or all, as they are now."""
         with self._lock:
-            tables = {name: self._rows.tables[name].copy() for name in named_tables(sql)}
-        return ask(tables, sql)
+            return {name: self._rows.tables[name].copy() for name in names}
 
     def series(
         self, mesh: str, field: str, ranks: tuple[int, ...] | None = None

@@ -279,8 +279,10 @@ def test_until_goes_to_a_line() -> None:
 def test_pause_says_who_is_not_stopped_yet() -> None:
     debugger = four()
     say = Typed(debugger)
-    assert say("pause 3-5") == "4-5 will stop at the next line of user code."
+    assert say("pause 3-5") == "Ranks 4-5 will stop at the next line of user code; unpause cancels that."
     assert debugger.said == [("pause", "m", (3, 4, 5))]
+    assert say("unpause 3-5") == "Rank 3 stopped before that; continue ends it.\nRanks 4-5 will not stop."
+    assert debugger.said[1:] == [("cancel_pause", "m", (3, 4, 5))]
     assert "out of range" in say("pause 9")
 
 

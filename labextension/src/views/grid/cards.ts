@@ -115,6 +115,10 @@ export class RankCards {
     }
   }
 
+  focus(rank: number): void {
+    this._cards.get(rank)?.node.focus();
+  }
+
   dispose(): void {
     this._disposables.dispose();
     this.node.remove();

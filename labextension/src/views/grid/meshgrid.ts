@@ -110,6 +110,12 @@ export class MeshGrid {
     this._canvas?.redraw();
   }
 
+  /** Put the focus on a rank, or where it is shown. */
+  focus(rank: number): void {
+    this._cards?.focus(rank);
+    this._canvas?.focus();
+  }
+
   /** Mark a rank as the one whose details are shown (-1: none), and bring it into view. */
   select(rank: number): void {
     this._selected = rank;

@@ -14,12 +14,13 @@ from monarch_kernel.debugger.controller.hang.judge import judge, settle
 from monarch_kernel.debugger.controller.hang.spied import in_collective, user_place
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
-from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.query import ask, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
-from monarch_kernel.debugger.model.evidence import DEAD, LATE, SILENT, STANDS, UNASKED, WAITS, Evidence
+from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang.collect import collect
+from monarch_kernel.debugger.source_locations import Place
 from monarch_kernel.engines import engine
-from monarch_kernel.introspection import StackRead
+from monarch_kernel.introspection import StackRead, Whole
 
 #: The time between the two samples (seconds).
 APART = 0.4
@@ -50,6 +51,7 @@ def _sample(
     mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
     """What each of these ranks reports, or what others report about it."""
+    whole = engine().whole_of(mesh)
     found: dict[int, Evidence] = {}
     missing: Sequence[int] | None = ranks
     outside: dict[int, Evidence] = {}
@@ -68,9 +70,18 @@ def _sample(
         unsure = [rank for rank in answers.late if rank not in outside]
         outside.update(_from_outside(mesh, unsure))
         missing = [rank for rank in answers.late if outside[rank].state == LATE]
-        found.update({rank: outside[rank] for rank in answers.late})
+        found.update({rank: _as_it_stands(whole, outside[rank]) for rank in answers.late})
         if not missing or time.monotonic() >= deadline:
             return found
+
+
+def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
+    """What is known of a rank that does not answer: it may have reported that it stands in the debugger."""
+    at = stops_of(whole).get(evidence.rank) if evidence.state == LATE else None
+    if at is None:
+        return evidence
+    frame = next((frame for frame in at.stop.frames if frame.user), at.stop.frames[0])
+    return replace(evidence, state=PAUSED, place=Place(frame.file, frame.line, frame.name))
 
 
 def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import snapshot_at_client
+from monarch_kernel.debugger.commands.stop_text import place
 from monarch_kernel.debugger.controller.issuing_lines import issued_here
-from monarch_kernel.debugger.controller.query import ask, chosen_ranks
+from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
@@ -82,9 +84,12 @@ def stacks(
                 found[rank] = with_native(own, read.dump)
     late: dict[int, str] = {}
     unread = {rank: f"its debugger failed: {answers.error_of(rank)}" for rank in answers.errors}
+    stops = stops_of(whole) if answers.late or silent else {}
     for rank in sorted({*answers.late, *silent} - set(answers.dead)):
         taken, sentence = _from_outside(reads.get(rank), silent.get(rank, ""), timeout + over, all_threads)
-        if taken is None:
+        if taken is None and rank in stops:
+            late[rank] = f"{_stands(stops[rank], label)}; it did not answer within {timeout + over:g} s"
+        elif taken is None:
             unread[rank] = sentence
         else:
             found[rank], late[rank] = taken, sentence
@@ -101,6 +106,13 @@ def stacks(
         label=label,
         seconds=time.monotonic() - started,
     )
+
+
+def _stands(at: RankStop, label: Label | None) -> str:
+    reason = at.stop.reason
+    what = "at a breakpoint" if reason in ("breakpoint", "breakpoint()") else "in the debugger"
+    shown = next((frame for frame in at.stop.frames if frame.user), at.stop.frames[0])
+    return f"stands {what}, {place(shown, label)}"
 
 
 def _silent(whole: Whole, ranks: Sequence[int]) -> dict[int, str]:

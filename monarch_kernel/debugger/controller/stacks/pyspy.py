@@ -113,8 +113,8 @@ def _frames(thread: SpiedThread) -> list[StackFrame]:
     """A thread's frames, the outermost first."""
     frames = [_frame(frame) for frame in reversed(thread.get("frames") or ())]
     start = next((at for at, frame in enumerate(frames) if frame.place.kind != NATIVE), 0)
-    if frames[start:] and (frames[start].place.file, frames[start].place.name) == ("<string>", "<module>"):
-        start += 1  # the start of the process
+    while frames[start:] and (frames[start].place.file, frames[start].place.name) == ("<string>", "<module>"):
+        start += 1  # the start of the process, of which py-spy sees two at times
     return frames[start:]
 
 

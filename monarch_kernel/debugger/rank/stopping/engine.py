@@ -161,6 +161,12 @@ class StopEngine:
                 self._pausing.add(thread)
             self._attend()
 
+    def cancel_pause(self) -> None:
+        """Let all threads run that `pause` has not stopped yet."""
+        with self._lock:
+            self._pausing.clear()
+            self._attend()
+
     def stop_here(self, frame: FrameType, reason: Reason, text: str = "") -> None:
         """Stop the calling thread in `frame`, which is on its stack, until `resume` (`breakpoint()`)."""
 

@@ -1,14 +1,16 @@
 """Short forms of values, and their children: bounded in length and in work, whatever the value.
 
-A tensor on a device is never read (that would wait for the device, which may be what hangs); a large array or
-container is never walked. User code runs only if a class has its own `__repr__`.
+A tensor on a device is never read (that would wait for the device, which may be what hangs); of a large array only the
+first elements are, and a large container is never walked. User code runs only if a class has its own `__repr__`.
 """
 
 from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -16,6 +18,9 @@ from typing import Any
 SHORT, LONG = 200, 20_000
 #: Arrays on the CPU with up to so many elements are shown in full, in the short and in the long form.
 _FEW, _MANY = 8, 1000
+#: Of arrays in this process's memory with up to so many elements, all are read; of larger ones the first.
+_MEASURED = 1 << 15
+_FIRST = 4
 #: The number of children that are returned without a request for a page.
 PAGE = 1000
 
@@ -101,12 +106,12 @@ def array_form(value: Any, elements: int) -> str | None:
     Arrays are recognised by their attributes, so neither torch nor numpy is needed.
     """
     kind = type(value)
+    if not _is_array(kind):
+        return None
     described = getattr(kind, "_short_form_", None)
     if callable(described):  # a handle of a tensor on a mesh
         return str(described(value))
     root = kind.__module__.partition(".")[0]
-    if root not in ("torch", "numpy", "jax", "jaxlib", "cupy", "pandas") and not _derives_from_tensor(kind):
-        return None
     try:
         shape, dtype = tuple(value.shape), getattr(value, "dtype", None)
     except Exception:
@@ -117,14 +122,101 @@ def array_form(value: Any, elements: int) -> str | None:
     count = 1
     for size in shape:
         count *= int(size)
-    if count <= elements and (device is None or str(device) == "cpu"):
-        return None
     name = "tensor" if kind.__name__ == "Tensor" else "array" if kind.__name__ == "ndarray" else kind.__name__
     place = "" if device is None or root == "numpy" else f", device='{device}'"
-    return f"{name}(shape={shape}, dtype={dtype}{place})"
+    facts = f"shape={shape}, dtype={dtype}{place}"
+    if count <= elements and (device is None or str(device) == "cpu"):
+        values = _values(value) if elements == _FEW else ""  # a person who asks for the value gets its repr
+        return f"{name}({values}, {facts})" if values else None
+    figures = _figures(value)
+    return f"{name}({facts}{f', {figures}' if figures else ''})"
 
 
-def _derives_from_tensor(kind: type) -> bool:
+def _readable(value: Any) -> Any:
+    """A plain array in the memory of this process, which may be read and indexed with no one's code; None: it is not.
+
+    A tensor is detached. Subclasses are not read: a part of a sharded tensor may take a collective.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and type(value) is numpy.ndarray:
+        return value if value.dtype.kind in "biufc" else None
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    plain = value.layout is torch.strided and not (value.is_quantized or value.is_nested)
+    if not plain or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    # FSDP takes the memory of parameters away for a time.
+    return value.detach() if value.untyped_storage().nbytes() or not value.numel() else None
+
+
+def _values(value: Any) -> str:
+    try:
+        with _plainly():
+            array = _readable(value)
+            return "" if array is None else _listed(array.tolist())
+    except Exception:  # of packed types, which only special kernels can read
+        return ""
+
+
+def _figures(value: Any) -> str:
+    """`min=-3, max=4.1, mean=0.2` of an array; its first elements if it is large; "" if it is not read."""
+    try:
+        with _plainly():
+            array = _readable(value)
+            if array is None or str(getattr(array, "device", "cpu")) != "cpu":
+                return ""
+            if array.nbytes > _MEASURED * array.itemsize:
+                row = array
+                while row.ndim > 1:
+                    row = row[0]
+                return f"first={_listed(row[:_FIRST].tolist())[:-1]}, ...]"
+            torch: Any = sys.modules.get("torch")
+            if torch is not None and isinstance(array, torch.Tensor):
+                array = array.resolve_conj().resolve_neg()
+                array = (array.float() if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
+            return _measured(array)
+    except Exception:  # see `_values`
+        return ""
+
+
+def _measured(array: Any) -> str:
+    numpy: Any = sys.modules["numpy"]
+    fine = array[numpy.isfinite(array)]
+    nans = int(numpy.isnan(array).sum())
+    infinite = int(array.size - fine.size - nans)
+    parts: list[str] = []
+    if fine.size:
+        ends = [] if fine.dtype.kind == "c" else [("min", fine.min().item()), ("max", fine.max().item())]
+        mean = fine.mean(dtype=numpy.complex128 if fine.dtype.kind == "c" else numpy.float64).item()
+        parts = [f"{name}={_listed(number)}" for name, number in [*ends, ("mean", mean)]]
+    parts += [f"{count} {name}" for name, count in (("NaN", nans), ("infinite", infinite)) if count]
+    return ", ".join(parts)
+
+
+def _listed(values: Any) -> str:
+    """A number, or lists of numbers, with four digits."""
+    if isinstance(values, list):
+        return f"[{', '.join(map(_listed, values))}]"
+    if isinstance(values, float):
+        return repr(float(f"{values:.4g}"))
+    return f"{values:.4g}" if isinstance(values, complex) else str(values)
+
+
+@contextmanager
+def _plainly() -> Generator[None]:
+    """Have torch work as if no mode were on (autograd, functorch, a profiler of user code, ...)."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _is_array(kind: type) -> bool:
+    roots = ("torch", "numpy", "jax", "jaxlib", "cupy", "pandas")
+    if callable(getattr(kind, "_short_form_", None)) or kind.__module__.partition(".")[0] in roots:
+        return True
     return any(base.__module__.startswith("torch") and base.__name__ == "Tensor" for base in kind.__mro__)
 
 
@@ -141,6 +233,8 @@ def counts(value: Any) -> tuple[int, int]:
             return 0, len(value)
         if _is_sequence(value):
             return len(attributes(value)), len(value)
+        if rows := _rows(value):
+            return len(attributes(value)), rows
     except Exception:  # a `__len__` of user code that fails
         return 0, 0
     return len(attributes(value)), 0
@@ -161,9 +255,22 @@ def children(value: Any, start: int = 0, count: int = 0) -> list[tuple[str, Any,
         return [(f"[{i}]", None, item) for i, item in enumerate(itertools.islice(value, start, stop), start)]
     elif isinstance(value, (list, tuple)) or _is_sequence(value):
         items = [(f"[{i}]", i, value[i]) for i in range(start, min(stop, len(value)))]
-    elsewhere = len(value) if isinstance(value, dict) or _is_sequence(value) else 0
+    elif rows := _rows(value):
+        with _plainly():  # of a device, too: to take a row does not wait for it
+            array = _readable(value)
+            items = [(f"[{i}]", i, array[i]) for i in range(start, min(stop, rows))]
+    elsewhere = len(value) if isinstance(value, dict) or _is_sequence(value) else _rows(value)
     rest = list(attributes(value).items())[max(0, start - elsewhere) : max(0, stop - elsewhere)]
     return items + [(name, Attribute(name), item) for name, item in rest]
+
+
+def _rows(value: Any) -> int:
+    """How many rows an array has that can be indexed; 0 for other values."""
+    if not _is_array(type(value)):
+        return 0
+    with _plainly():
+        array = _readable(value)
+        return 0 if array is None or not array.ndim else int(array.shape[0])
 
 
 class Attribute(str):
@@ -190,7 +297,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object itself, and the cheap ones of an array; no property is computed."""
     if isinstance(value, (*_PLAIN, *_FUNCTIONS)):
         return {}
-    if array_form(value, -1) is not None:
+    if _is_array(type(value)) and _static(value, "shape") is not _ABSENT:
         names = ("shape", "dtype", "device", "requires_grad", "is_leaf", "strides")
         return {name: found for name in names if (found := _static(value, name)) is not _ABSENT}
     found: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
 
 
+#: How long a worker may take to answer (seconds).
+ATTACH_TIMEOUT = 30.0
+
+
+class AttachTimeoutError(ConnectionError, RuntimeError):
+    """A worker has not answered in time. (Monarch's error is a RuntimeError.)"""
+
+
 def attach_to_workers(
     *,
     ca: Any = None,
@@ -27,7 +36,7 @@ def attach_to_workers(
     name: str | None = None,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
-    timeout: float = 30.0,
+    timeout: float | None = None,
 ) -> HostMesh:
     """Connect to workers. Procs spawned on them end with this process; the workers stay.
 
@@ -39,33 +48,44 @@ def attach_to_workers(
             ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own key.
         allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
             ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
-        timeout: limit for the attempts to connect (seconds).
+        timeout: limit for the attempts to connect (seconds). By default it is the setting
+            ``mesh_attach_config_timeout``, and what is raised then is left to the uses of the mesh, as in Monarch.
 
     Returns:
-        A host mesh with one dimension, ``hosts``.
+        A host mesh with one dimension, ``hosts``. If workers have not answered within the setting, ``initialized`` and
+        all that is done with it raise the same AttachTimeoutError.
 
     Raises:
-        ConnectionError: some workers cannot be reached, or refuse the connection; the message names each, and why.
+        AttachTimeoutError: some workers have not answered within ``timeout``; a ConnectionError, too.
+        ConnectionError: some workers refuse the connection, or speak another version; the message names each, and why.
         ValueError: a URL is invalid, or there is no key.
         RuntimeError: this is not the controller.
     """
     del ca
+    limit = ATTACH_TIMEOUT if timeout is None else timeout
     system = get_system()
     if not system.is_root:
         raise RuntimeError(
             "attach_to_workers() is for the controller: attach there, and pass the host mesh to the actor that needs it"
         )
-    urls = [dial_address(worker.get(timeout) if isinstance(worker, Future) else worker) for worker in workers]
+    urls = [dial_address(worker.get(limit) if isinstance(worker, Future) else worker) for worker in workers]
     if not urls:
         raise ValueError("attach_to_workers() needs at least one worker")
     if len(set(urls)) < len(urls):
         twice = next(url for url in urls if urls.count(url) > 1)
         raise ValueError(f"{twice} is named twice: a worker is one host of the mesh")
     keys = keys_for(system, key_file, allow) if any(url.startswith("tcp://") for url in urls) else None
-    refs = dial_all(system, urls, timeout, keys)
+    region = Region.from_extent(Extent(("hosts",), (len(urls),)))
+    try:
+        refs = dial_all(system, urls, limit, keys)
+    except AttachTimeoutError as error:
+        if timeout is not None:
+            raise
+        told = AttachTimeoutError(f"attach failed: {error}; timed out after MESH_ATTACH_CONFIG_TIMEOUT")
+        none = tuple(HostRef(ProcRef(url, "", url, url, ""), url) for url in urls)
+        return HostMesh(system, none, region, use=HostUse(unreached=told), name=name or "")
     system.workers.update({ref.id: ref for ref in refs})
     hosts = tuple(HostRef(ref, ref.host) for ref in refs)
-    region = Region.from_extent(Extent(("hosts",), (len(hosts),)))
     return HostMesh(system, hosts, region, use=HostUse(), name=name or "")
 
 
@@ -73,7 +93,7 @@ def attach_to_workers(
 _attached: tuple[System, str] | None = None
 
 
-def attach(addr: str, timeout: float = 30.0) -> None:
+def attach(addr: str, timeout: float | None = None) -> None:
     """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
 
     A controller never needs to be reachable: it connects to workers, and answers return over the same connections. So
@@ -82,7 +102,7 @@ def attach(addr: str, timeout: float = 30.0) -> None:
 
     Args:
         addr: the worker's URL.
-        timeout: limit for the attempts to connect (seconds).
+        timeout: limit for the attempts to connect (seconds); by default the setting ``mesh_attach_config_timeout``.
 
     Raises:
         ConnectionError: the worker cannot be reached, or refuses the connection.
@@ -98,7 +118,7 @@ def attach(addr: str, timeout: float = 30.0) -> None:
         before = f"this process is attached to {known}" if known else "the API has already been used without it"
         raise RuntimeError(f"attach({addr!r}) comes too late: {before}; call it before anything else of monarch.actor")
     try:
-        attach_to_workers(workers=[url], name="gateway", timeout=timeout)
+        attach_to_workers(workers=[url], name="gateway", timeout=ATTACH_TIMEOUT if timeout is None else timeout)
     except BaseException:
         shutdown()  # the runtime has not been used, so the process may still attach elsewhere
         raise
@@ -109,6 +129,7 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
     """Connect to all of these workers, or to none of them; over TCP with these keys, by default this process's."""
     node = system.node
     attached = set(system.workers)
+    began = time.monotonic()
     dials: list[Future[Any]] = []
     for url in urls:
         answered: Future[Any] = Future(node.poller, f"attach to {url}")
@@ -121,7 +142,10 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
             if isinstance(ref, ProcRef) and ref.id not in attached:
                 _let_go(system, ref)
         names = f"{len(failed)} of {len(urls)} workers" if len(urls) > 1 else "the worker"
-        raise ConnectionError(f"cannot attach to {names}: " + "; ".join(str(error) for error in failed))
+        said = f"cannot attach to {names}: " + "; ".join(str(error) for error in failed)
+        if time.monotonic() - began < timeout:
+            raise ConnectionError(said)
+        raise AttachTimeoutError(said)
     return [_near(system, ref) for ref in found]
 
 

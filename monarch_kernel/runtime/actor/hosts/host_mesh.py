@@ -55,10 +55,12 @@ class HostUse:
     Attributes:
         down: whether it was shut down.
         spawned: the ids of running proc meshes that were spawned through any of these views.
+        unreached: why no use of it is possible, if its workers have not answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unreached: Exception | None = None) -> None:
         self.down = False
+        self.unreached = unreached
         self.spawned: set[str] = set()
 
 
@@ -158,8 +160,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
             RuntimeError: a host is gone, or the host mesh was shut down.
         """
-        if self._down:
-            raise RuntimeError("HostMesh has already been shut down")
+        self._check_usable()
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name={name!r} must be a string")
         if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
@@ -311,6 +312,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
 
     def _spawn_tool(self, name: str) -> ProcMesh:
         """Start one process on every host for a tool (``introspection.spawn_tool``)."""
+        self._check_usable()
         hosts, extent = self._selected(), self._shape.extent
         return self._spawn(name, hosts, 1, extent, {}, (b"", ()), [], [], (), None)
 
@@ -328,7 +330,14 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """A future that resolves to True when the hosts' agents answer."""
+        """A future that resolves to True when the hosts' agents answer.
+
+        It fails if workers have not answered ``attach_to_workers`` in time.
+        """
+        if self._use is not None and self._use.unreached is not None:
+            failed: Future[bool] = Future(self._system.node.poller, "host mesh")
+            failed._reject(self._use.unreached)
+            return failed
         answers = self._system.agent_answers if self._is_local else None
         return answers or resolved(self._system.node.poller, "host mesh", True)
 
@@ -387,9 +396,14 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             self._system.workers.pop(host.agent.id, None)
         return self._everywhere("shutdown", reason, lambda call: Shutdown(call, STOP_GRACE))
 
-    def _must_be_whole(self, what: str) -> None:
+    def _check_usable(self) -> None:
+        if self._use is not None and self._use.unreached is not None:
+            raise self._use.unreached
         if self._down:
             raise RuntimeError("HostMesh has already been shut down")
+
+    def _must_be_whole(self, what: str) -> None:
+        self._check_usable()
         if self._use is None or self._part:
             raise RuntimeError(
                 f"{what}() is for the handle that attach_to_workers() or this_host() gave, in its own process: "

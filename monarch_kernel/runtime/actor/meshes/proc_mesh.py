@@ -404,7 +404,8 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.
-            aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once.
+            aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once. What is held
+                when this is called is shown at once.
             level: the level of the actors' ``logger``.
         """
         if aggregate_window_sec is not None and not stream_to_client:

@@ -117,7 +117,9 @@ def flush_default() -> None:
 def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> CoroutineFuture[None]:
     """The implementation of ``ProcMesh.logging_option``."""
     system = get_system()
-    hub(system).options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
+    output = hub(system)
+    output.options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
+    output.terminal.flush(mesh._uid)  # what was held for the old window is not held for the new one
     asked = mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option")
     return CoroutineFuture(asked.then(nothing))
 

@@ -11,6 +11,7 @@ import msgspec
 from monarch_kernel.runtime.actor.output.rank_output import RankOutput
 from monarch_kernel.runtime.actor.process import System
 from monarch_kernel.runtime.mesh.rankset import format_ranks
+from monarch_kernel.runtime.node.poller import Timer
 
 #: The number of characters of a line that are kept until its end arrives.
 LONGEST_LINE = 1_000_000
@@ -43,7 +44,8 @@ class ScriptTerminal:
     def __init__(self, system: System) -> None:
         self._system = system
         self._partial: dict[tuple[str, str], _Line] = {}
-        self._held: dict[tuple[str, str], dict[str, set[int]]] = {}
+        #: By mesh: what is held of each stream, and what shows it at the end of its window.
+        self._held: dict[str, tuple[Timer, dict[str, dict[str, set[int]]]]] = {}
         self._prefixed: dict[str, tuple[int, LoggingOption]] = {}
         #: By stream: the proc whose unfinished line was shown last.
         self._open: dict[str, str] = {}
@@ -92,13 +94,14 @@ class ScriptTerminal:
     def _lines(self, output: RankOutput, lines: Sequence[str], option: LoggingOption, end: str = "\n") -> None:
         stream = output.stream
         if option.window is not None:
+            uid = output.proc.rpartition(".")[0]
             with self._lock:
-                first = not self._held
-                held = self._held.setdefault((output.mesh, stream), {})
+                if uid not in self._held:
+                    timer = self._system.node.poller.call_later(option.window, lambda: self.flush(uid))
+                    self._held[uid] = (timer, {})
+                held = self._held[uid][1].setdefault(stream, {})
                 for line in lines:
                     held.setdefault(line, set()).add(output.rank)
-            if first:
-                self._system.node.poller.call_later(option.window, self.flush)
             return
         unfinished = self._open.pop(stream, None)
         if option.prefix:
@@ -110,12 +113,15 @@ class ScriptTerminal:
             self._open[stream] = output.proc
         self._write(stream, lines, end)
 
-    def flush(self) -> None:
-        """Show the lines held for aggregation."""
+    def flush(self, uid: str | None = None) -> None:
+        """Show the lines held for aggregation: of one mesh, or of all."""
         with self._lock:
-            held, self._held = self._held, {}
-        for (_, stream), lines in held.items():
-            self._write(stream, [f"[{format_ranks(ranks)}] {line}" for line, ranks in lines.items()])
+            wanted = [uid] if uid in self._held else [] if uid is not None else list(self._held)
+            held = [self._held.pop(each) for each in wanted]
+        for timer, streams in held:
+            timer.cancel()
+            for stream, lines in streams.items():
+                self._write(stream, [f"[{format_ranks(ranks)}] {line}" for line, ranks in lines.items()])
 
     def _write(self, stream: str, lines: Sequence[str], end: str = "\n") -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr

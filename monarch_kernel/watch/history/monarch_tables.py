@@ -1,0 +1,227 @@
+"""The tables of Monarch's telemetry, with its columns, made of a history and of what is there at the moment. Pure.
+
+Identifiers are numbers there: each is drawn from the text that identifies the thing here, so tables join.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from monarch_kernel.watch.history.columns import ColumnTable
+from monarch_kernel.watch.model import Snapshot
+from monarch_kernel.watch.topology import FAILED, Node, proc_id
+
+Row = tuple[Any, ...]
+_INTEGERS, _REALS = "value_i64 value_u64 sum_i64 sum_u64", "value_f64 sum_f64"
+_NUMBERS = set(
+    "id timestamp_us mesh_id rank parent_mesh_id actor_id start_timestamp_us is_monotonic snapshot_ts as_of "
+    "child_sort_key is_system is_stopped num_hosts started_at host_num_procs num_actors is_poisoned failed_actor_count "
+    "messages_processed queue_depth active_count complete truncated oldest_since failure_occurred_at "
+    f"failure_is_propagated {_INTEGERS}".split()
+)
+_METRIC = "name timestamp_us start_timestamp_us scope_name unit "
+_ABOUT = "attributes_json resource_attributes_json "
+
+#: The tables, with their columns.
+COLUMNS: dict[str, list[str]] = {
+    name: columns.split()
+    for name, columns in {
+        "actors": "id timestamp_us mesh_id rank full_name display_name",
+        "actor_status_events": "id timestamp_us actor_id new_status reason",
+        "meshes": "id timestamp_us class given_name full_name shape_json parent_mesh_id parent_view_json",
+        "metric_gauges": f"{_METRIC}{_ABOUT}value_f64 value_i64 value_u64",
+        "metric_sums": f"{_METRIC}temporality is_monotonic {_ABOUT}sum_f64 sum_i64 sum_u64",
+        "snapshots": "snapshot_id snapshot_ts",
+        "nodes": "snapshot_id node_id node_kind as_of",
+        "children": "snapshot_id parent_id child_id child_sort_key is_system is_stopped",
+        "root_nodes": "snapshot_id node_id num_hosts started_at started_by",
+        "host_nodes": "snapshot_id node_id addr host_num_procs",
+        "proc_nodes": "snapshot_id node_id proc_name num_actors is_poisoned failed_actor_count",
+        "actor_nodes": (
+            "snapshot_id node_id actor_status actor_type messages_processed last_message_handler queue_depth is_system"
+        ),
+        "actor_executions": "snapshot_id node_id active_count complete truncated",
+        "active_handlers": "snapshot_id node_id name active_count oldest_since",
+        "actor_failures": (
+            "snapshot_id node_id failure_error_message failure_root_cause_actor failure_root_cause_name "
+            "failure_occurred_at failure_is_propagated"
+        ),
+    }.items()
+}
+#: What Monarch has, and this has not: why.
+ELSEWHERE = "single messages and spans are in the trace of job.profile()"
+
+_STATUS = {"idle": "Idle", "processing": "Processing"}
+_GAUGES, _SUMS = ("memory", "cpu", "waiting"), ("calls", "failures", "sent", "received")
+
+
+def kind_of(column: str) -> str:
+    """The kind of a column: "integer", "real" or "text"."""
+    return "integer" if column in _NUMBERS else "real" if column in _REALS.split() else "text"
+
+
+def named(sql: str) -> list[str]:
+    """The tables that a query names."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in COLUMNS if name in words]
+
+
+def tables_of(
+    names: list[str], history: Mapping[str, ColumnTable], snapshot: Snapshot, nodes: Mapping[str, Node], since: int
+) -> dict[str, ColumnTable]:
+    """Some of the tables.
+
+    Args:
+        history: all tables of a history.
+        snapshot, nodes: what is there now, and its topology.
+        since: older rows of events, metrics and failures are left out (microseconds since 1970).
+    """
+    made: dict[str, ColumnTable] = {}
+    for name in names:
+        columns = COLUMNS[name]
+        table = made[name] = ColumnTable({column: kind_of(column) for column in columns})
+        for row in _ROWS[name](history, snapshot, nodes) if name in _ROWS else _of_snapshot(name, snapshot, nodes):
+            at = "timestamp_us" if "timestamp_us" in columns else "failure_occurred_at"
+            timed = name in ("actor_status_events", "metric_gauges", "metric_sums", "actor_failures")
+            if not timed or row[columns.index(at)] >= since:
+                table.append(*row)
+    return made
+
+
+@lru_cache(maxsize=1 << 16)
+def number(text: str) -> int:
+    """The identifier of a thing in these tables."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def _actor_mesh(mesh: str, name: str) -> int:
+    return number(f"{mesh}/{name}")
+
+
+def _shapes(history: Mapping[str, ColumnTable]) -> dict[str, tuple[str, dict[str, int]]]:
+    """Name and shape of each proc mesh by its key."""
+    found: dict[str, tuple[str, dict[str, int]]] = {}
+    for key, _at, name, shape, _ranks, event in history["meshes"]:
+        if event == "seen":
+            sizes = (part.split("=") for part in shape.split(", ") if part)
+            found[key] = (name, {label: int(size) for label, size in sizes})
+    return found
+
+
+def _place(rank: int, sizes: Mapping[str, int]) -> str:
+    """A rank as Monarch shows it: {'hosts': 0/1, 'gpus': 3/4}."""
+    parts: list[str] = []
+    for label, size in reversed([*sizes.items()]):
+        rank, at = divmod(rank, size)
+        parts.insert(0, f"'{label}': {at}/{size}")
+    return f"{{{', '.join(parts)}}}" if parts else ""
+
+
+def _actors(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+    shapes = _shapes(history)
+    for key, at, mesh, rank, name, cls in history["actors"]:
+        sizes = shapes[mesh][1] if mesh in shapes else {}
+        shown = f"<root>.<{cls} {name}{_place(rank, sizes)}>"
+        yield number(key), at, _actor_mesh(mesh, name), rank, f"{name}.{key.rpartition('/')[0]}", shown
+
+
+def _status_events(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+    events: list[tuple[int, str, str, str]] = []
+    of_rank: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    of_mesh: dict[str, list[tuple[int, str]]] = {}
+    for key, at, mesh, rank, _name, _cls in history["actors"]:
+        events += [(at, key, "Created", ""), (at, key, "Initializing", "")]
+        of_rank.setdefault((mesh, rank), []).append((at, key))
+        of_mesh.setdefault(mesh, []).append((at, key))
+    for at, key, _mesh, _rank, status, reason in history["actor_status_events"]:
+        events.append((at, key, _STATUS[status], reason))
+    for at, mesh, rank, state, cause in history["rank_status_events"]:
+        if state in FAILED:
+            events += [(at, key, "Failed", cause) for made, key in of_rank.get((mesh, rank), ()) if made <= at]
+    for mesh, at, _name, _shape, _ranks, event in history["meshes"]:
+        if event == "gone":
+            events += [(at, key, "Stopped", "") for made, key in of_mesh.get(mesh, ()) if made <= at]
+    for place, (at, key, status, reason) in enumerate(sorted(events, key=lambda event: event[0])):
+        yield number(f"{key} {at} {status} {place}"), at, number(key), status, reason or None
+
+
+def _meshes(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+    shapes = _shapes(history)
+    text = {
+        key: json.dumps({"inner": {"labels": list(sizes), "sizes": list(sizes.values())}})
+        for key, (_name, sizes) in shapes.items()
+    }
+    first: set[int] = set()
+    for key, at, name, _shape, _ranks, event in history["meshes"]:
+        if event == "seen" and number(key) not in first:
+            first.add(number(key))
+            yield number(key), at, "Proc", name, name, text[key], 0, None
+    for _key, at, mesh, _rank, name, cls in history["actors"]:
+        if (identity := _actor_mesh(mesh, name)) not in first:
+            first.add(identity)
+            above = shapes[mesh][0] if mesh in shapes else mesh
+            yield identity, at, cls, name, f"{above}/{name}", text.get(mesh, "{}"), number(mesh), None
+
+
+def _metrics(fields: tuple[str, ...], middle: Row) -> Callable[..., Iterator[Row]]:
+    def rows(history: Mapping[str, ColumnTable], *_: Any) -> Iterator[Row]:
+        samples = history["rank_samples"]
+        columns = list(samples.columns)
+        names = {key: name for key, (name, _sizes) in _shapes(history).items()}
+        first: dict[tuple[str, int], int] = {}
+        for sample in samples:
+            row = dict(zip(columns, sample, strict=True))
+            start = first.setdefault((row["mesh_id"], row["rank"]), row["timestamp_us"])
+            about = json.dumps({"mesh": names.get(row["mesh_id"], row["mesh_id"]), "rank": row["rank"]})
+            for field in fields:
+                value = row[field]
+                head = (f"rank.{field}", row["timestamp_us"], start, "monarch_kernel", _UNITS.get(field, ""))
+                yield (*head, *middle, about, "{}", float(value), int(value), max(0, int(value)))
+
+    return rows
+
+
+_UNITS = {"memory": "By", "cpu": "%", "sent": "By", "received": "By"}
+
+
+def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, Node]) -> Iterator[Row]:
+    """The rows of a table of snapshots: there is one, of this moment."""
+    at = round(snapshot.time * 1e6)
+    this = f"{snapshot.version:016x}"
+    if name == "snapshots":
+        yield this, at
+        return
+    if name == "actor_failures":
+        for failure in snapshot.failures:
+            views = snapshot.ranks.get(failure.mesh, ())
+            for rank in failure.ranks if failure.kind in ("death", "unresponsive") else ():
+                node = proc_id(views[rank]) if rank < len(views) else f"{failure.mesh}.{rank}"
+                yield this, node, failure.text, node, None, round(failure.time * 1e6), 0
+        return
+    for identity, node in nodes.items():
+        about = node.properties
+        if name == "nodes":
+            yield this, identity, node.kind.lower(), at
+        elif name == "children":
+            for place, child in enumerate(node.children):
+                yield this, identity, child, place, 0, 0
+        elif name == "actor_executions" and node.kind == "Actor":
+            yield this, identity, int(bool(about["last_message_handler"])), 1, 0
+        elif name == "active_handlers" and node.kind == "Actor" and about["last_message_handler"]:
+            yield this, identity, about["last_message_handler"], 1, about["since"]
+        elif name == f"{node.kind.lower()}_nodes":
+            yield (this, identity, *(about[column] if about[column] != "" else None for column in COLUMNS[name][2:]))
+
+
+_ROWS: dict[str, Callable[..., Iterator[Row]]] = {
+    "actors": _actors,
+    "actor_status_events": _status_events,
+    "meshes": _meshes,
+    "metric_gauges": _metrics(_GAUGES, ()),
+    "metric_sums": _metrics(_SUMS, ("cumulative", 1)),
+}

@@ -1,0 +1,73 @@
+"""``profile``: a trace of a block of a program, by Monarch's names; ``tracing`` has the code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from monarch_kernel.watch.tracing.trace import Trace
+
+
+class profile:  # noqa: N801  # Monarch's name
+    """Traces this controller and all its ranks over a block: ``with profile(url) as profiled: ...``.
+
+    Args:
+        telemetry_url: as Monarch has it; what is traced is this process and its ranks.
+        on_trace_ready: called with it at the end of the block.
+
+    Attributes:
+        path: the file that was written last; None: none was.
+    """
+
+    def __init__(self, telemetry_url: str, *, on_trace_ready: Callable[[profile], object] | None = None) -> None:
+        del telemetry_url
+        self.path: Path | None = None
+        self._on_trace_ready = on_trace_ready
+        self._trace: Trace | None = None
+
+    def __enter__(self) -> Self:
+        folder = tempfile.mkdtemp(prefix="monarch-profile-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._trace = Trace(os.path.join(folder, "trace.json")).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._trace is not None
+        self._trace.stop()
+        if self._on_trace_ready is not None and error is None:
+            self._on_trace_ready(self)
+
+    def export_perfetto_trace(self, output: os.PathLike[str] | str | None = None) -> Path:
+        """Write the trace of the block as a file that ui.perfetto.dev opens; returns its path.
+
+        Args:
+            output: the file, or a folder; by default a new file in the temporary folder of this user.
+
+        Raises:
+            RuntimeError: the block has not ended.
+        """
+        if self._trace is None or self._trace.summary is None:
+            raise RuntimeError("there is no trace before the end of the block: with job.profile() as profiled: ...")
+        self.path = place(output)
+        shutil.copyfile(self._trace.summary.file, self.path)
+        return self.path
+
+
+def place(output: os.PathLike[str] | str | None, suffix: str = ".json") -> Path:
+    """The file that a trace is written to; its folder is made if it is not there."""
+    name = time.strftime("monarch-profile-%Y%m%d-%H%M%S") + suffix
+    if output is None:
+        return Path(tempfile.mkdtemp(prefix="monarch_profiles-")) / name
+    path = Path(output).absolute()
+    path = path / name if path.is_dir() else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
