@@ -407,6 +407,7 @@ def test_imports_have_no_circles_but_a_few() -> None:
 # A module with fewer lines stands in its only importer beside it, unless it has a reason to be alone.
 SMALL = 120
 ALONE = {
+    "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
 }
@@ -452,7 +453,11 @@ def without_reason() -> dict[str, str]:
             inner = [each for each in path.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
             if len(inner) == 2 and module not in PACKAGES:
                 wrong[module] = "it is a folder with one module: make it a module"
-        elif len(users) == 1 and path.read_text().count("\n") < SMALL and module not in {*ALONE, *FACADES}:
+        elif (
+            len(users) == 1
+            and path.read_text().count("\n") < SMALL
+            and not any(inside(module, each) for each in {*ALONE, *FACADES})
+        ):
             (user,) = users
             if paths[user].parent == path.parent:
                 wrong[module] = f"only {user} imports it, so it belongs there"
