@@ -69,6 +69,7 @@ check: set-up-check ## lint, format and types; that the panel and the widget are
 	$(BIN)/pyright
 	@test ! -e $(LAB_NODE) || npm --prefix $(LAB) run --silent lint
 	@$(PY) $(LAB)/bundles.py --check
+	@$(PY) -m tests.line_counts
 
 format: set-up-check ## put the code in its format, and mend what ruff can
 	$(BIN)/ruff check --fix .

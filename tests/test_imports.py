@@ -406,6 +406,74 @@ def test_imports_have_no_circles_but_a_few() -> None:
     assert not left, "\n\n".join("\n".join(sorted(part)) for part in left)
 
 
+# A module with fewer lines stands in its only importer beside it, unless it has a reason to be alone.
+SMALL = 120
+ALONE = {
+    "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
+    "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
+    "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
+}
+# Packages that are not in order yet; each goes from this list when it is.
+UNSETTLED = {
+    *(DEBUGGER, ENGINES, KERNEL, LAUNCHERS, RUNTIME, WATCH, WIDGETS),
+    *(f"monarch_kernel.{part}" for part in ("loading", "server", "simulator")),
+}
+
+
+def importers() -> dict[str, set[str]]:
+    """The product's modules that import each module, by its name or through names that its package takes from it."""
+    taken: dict[str, dict[str, str]] = {}  # package -> name -> module that defines it
+    users: dict[str, list[tuple[str, str]]] = {}  # module -> (module or package, name that is imported from it)
+    for module, path in modules():
+        is_package = path.name == "__init__.py"
+        found = users[module] = []
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                targets = [target for target, _ in of_statement(node, module, is_package)]
+                found += zip(targets, (alias.name for alias in node.names))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append((node.value.partition(":")[0], ""))
+        if is_package:
+            taken[module] = {name: target for target, name in found if inside(target, module)}
+            users[module] = [(target, name) for target, name in found if not inside(target, module)]
+    result: dict[str, set[str]] = {module: set() for module in KNOWN}
+    for module, found in users.items():
+        for target, name in found:
+            defines = taken.get(target, {}).get(name, target)
+            if defines in result and defines != module:
+                result[defines].add(module)
+    return result
+
+
+def without_reason() -> dict[str, str]:
+    """Small modules whose only importer stands beside them, and folders with one module, each with what to do."""
+    paths = dict(modules())
+    wrong: dict[str, str] = {}
+    for module, users in importers().items():
+        path = paths[module]
+        if path.name == "__init__.py":
+            inner = [each for each in path.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
+            if len(inner) == 2 and module not in PACKAGES:
+                wrong[module] = "it is a folder with one module: make it a module"
+        elif (
+            len(users) == 1
+            and path.read_text().count("\n") < SMALL
+            and not any(inside(module, each) for each in {*ALONE, *FACADES})
+        ):
+            (user,) = users
+            if paths[user].parent == path.parent:
+                wrong[module] = f"only {user} imports it, so it belongs there"
+    return wrong
+
+
+def test_a_module_has_a_reason_to_be_alone() -> None:
+    wrong = without_reason()
+    in_order = {module: why for module, why in wrong.items() if not any(inside(module, each) for each in UNSETTLED)}
+    assert not in_order, "\n".join(f"{module}: {why}" for module, why in sorted(in_order.items()))
+    settled = {package for package in UNSETTLED if not any(inside(module, package) for module in wrong)}
+    assert not settled, f"in order now, so not UNSETTLED: {sorted(settled)}"
+
+
 def imported_by(statement: str) -> set[str]:
     """Top-level packages that are in sys.modules after a statement in a new interpreter."""
     code = f"{statement}\nimport sys\nprint(*sorted({{m.partition('.')[0] for m in sys.modules}}))"

@@ -1,4 +1,4 @@
-"""The repository itself: nothing of one machine in it, files of a readable size, pins that are only pins."""
+"""The repository itself: nothing of one machine in it, pages that name what exists, pins that are only pins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import monarch_kernel
+from tests.line_counts import FileSize, size_of
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 600  # lines; a longer file says at its top why
-BUILT = ("labextension/prebuilt/", "monarch_kernel/widgets/static/")  # nobody reads these
 
 
 def tracked() -> list[Path]:
@@ -55,18 +54,6 @@ def test_no_path_of_one_machine_is_named() -> None:
     homes = r"(?<![\w.])/(home|Users|root|work|opt/(pypi|wheels))/"
     assert not matching(homes + r"\w", but=("tests/test_project.py",))
     assert not matching(re.escape(str(ROOT)) + r"\b")
-
-
-def test_no_file_is_too_long() -> None:
-    long = []
-    for path in tracked():
-        if path.suffix not in {".py", ".ts", ".tsx", ".js"} or str(path.relative_to(ROOT)).startswith(BUILT):
-            continue
-        text = path.read_text()
-        # A file that must be long says so in its first lines, with the words "long because".
-        if text.count("\n") > LONGEST and "long because" not in text[:2000]:
-            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
-    assert not long, f"over {LONGEST} lines; split it, or say at the top why ('long because ...'): {long}"
 
 
 def test_files_that_pages_name_exist() -> None:
@@ -119,6 +106,26 @@ def test_every_dependency_is_pinned_for_every_python() -> None:
         text = (ROOT / "constraints" / f"py3.{minor}.txt").read_text()
         pinned = {line.partition("==")[0] for line in text.splitlines()}
         assert names <= pinned, f"not pinned for 3.{minor}: {sorted(names - pinned)}; run make lock with that Python"
+
+
+def test_lines_of_code_are_neither_blank_nor_prose() -> None:
+    source = '''"""What it is.
+
+More.
+"""
+
+from typing import Any  # for x
+
+
+# A comment.
+class A:
+    """A class."""
+
+    #: An attribute.
+    x: Any = """two
+lines"""
+'''
+    assert size_of(source) == FileSize(lines=15, code=4, anys=2)
 
 
 def test_the_version_is_single_sourced() -> None:

@@ -1,4 +1,4 @@
-"""News of syncs, for views of meshes. Nothing else of the package is loaded by it."""
+"""Notify views of meshes of syncs. Loads no other module of the package."""
 
 from __future__ import annotations
 

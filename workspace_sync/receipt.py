@@ -1,4 +1,4 @@
-"""The receipt of a sync and its progress, as tables and lines. Pure."""
+"""Render receipts and progress of syncs as tables and lines. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView
 
 if TYPE_CHECKING:
-    from workspace_sync.model.progress import SyncProgress
-    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncReport
+    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.store.records import Generation
     from workspace_sync.transfer.messages import HostState
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 DIGITS = 8
 #: How many names are listed before the rest is counted.
 MOST_NAMES = 8
+#: The width of a progress bar.
+_WIDTH = 24
 #: Phases shorter than this are not worth a word (seconds).
 _SHORT = 0.05
 
@@ -117,7 +118,7 @@ def _phases(phases: Phases) -> str:
 
 
 def forgotten_table(found: Sequence[Forgotten], command: str) -> TableView:
-    """What hosts had of a workspace, one row for each; the note says what stays.
+    """Render the content of a workspace on hosts, one row for each; the note lists what stays.
 
     Args:
         command: what removes the files of ranks, too, for the note.
@@ -152,7 +153,7 @@ def _fate(host: Forgotten) -> str:
 
 
 def kept_text(files: int, size: int) -> str:
-    """How many files of ranks were kept; empty if there are none."""
+    """Render the number and size of kept files of ranks; empty if there are none."""
     return f"{files:,} file{'s' * (files != 1)} of ranks, {text_size(size)}" if files else ""
 
 
@@ -237,11 +238,11 @@ def names(found: Sequence[str]) -> str:
     return ", ".join(found[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def bar(share: float, width: int = 24) -> str:
+def bar(share: float) -> str:
     """A progress bar as text, in half steps."""
-    halves = round(max(0.0, min(1.0, share)) * 2 * width)
+    halves = round(max(0.0, min(1.0, share)) * 2 * _WIDTH)
     full, half = divmod(halves, 2)
-    return "━" * full + "╸" * half + "─" * (width - full - half)
+    return "━" * full + "╸" * half + "─" * (_WIDTH - full - half)
 
 
 _DOING = {

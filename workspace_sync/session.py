@@ -1,4 +1,4 @@
-"""The client: what it does with a workspace on the hosts of a mesh. ``workspace_sync.reload.live`` tells ranks, too."""
+"""Run one operation of a client on the hosts of a mesh: sync, verify, status, forget, collect."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from typing import Any
 
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.introspection import ToolHost, each_host
-from monarch_kernel.workers import unplace_ranks
+from monarch_kernel.workers import Placement, place_ranks, unplace_ranks
 from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
 from workspace_sync.model import errors
 from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError, WorkspaceBusyError
-from workspace_sync.model.progress import SyncProgress
-from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncReport
+from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
-from workspace_sync.placing import place
 from workspace_sync.scanning import Announcement, ContentTaker
 from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
-from workspace_sync.transfer.agents import agents_of
-from workspace_sync.transfer.calls import PATIENCE, Calls
-from workspace_sync.transfer.early import EarlyPipe
+from workspace_sync.transfer.agent import agents_of
+from workspace_sync.transfer.calls import PATIENCE, Answer, Calls
 from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
 from workspace_sync.transfer.parts import Changes, Part
 from workspace_sync.transfer.staging_run import StagingRun, Step
+from workspace_sync.transfer.supply import EarlyPipe
 
 #: How long a workspace that another client syncs is waited for (seconds).
 BUSY_WAIT = 5.0
@@ -52,7 +50,7 @@ def verify(hosts: Any, workspace: Folders = ".", *, progress: Show | None = None
 
 
 def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
-    """What the hosts have of a workspace; one entry a host that answers. Reads only records."""
+    """Return the content of a workspace on the hosts, one entry for each host that answers. Reads only records."""
     return SyncClient(hosts, workspace_of(workspace), None).status()
 
 
@@ -112,11 +110,6 @@ def workspace_of(what: Folders, env: CondaEnvironment | None = None) -> Workspac
     return Workspace(dirs=what, env=env)
 
 
-def folder_name(workspace: Workspace) -> str:
-    """The name of a workspace's folder on hosts."""
-    return f"{workspace.name}-{workspace.id}"
-
-
 class SyncClient:
     """One operation on the hosts of a mesh.
 
@@ -136,7 +129,7 @@ class SyncClient:
     ) -> None:
         self._began = time.monotonic()
         self._workspace = workspace
-        self._folder = folder_name(workspace)
+        self._folder = f"{workspace.name}-{workspace.id}"
         self._progress = progress
         self._sends = False
         self._before_switch = before_switch
@@ -194,7 +187,7 @@ class SyncClient:
         return report
 
     def is_condemned(self, digest: str) -> bool:
-        """Whether hosts had noted that ranks cannot import what a tree has."""
+        """Return whether hosts had noted that ranks cannot import what a tree has."""
         wanted = bytes.fromhex(digest)
         return any(
             generation.broken and wanted in generation.digests.values()
@@ -203,7 +196,7 @@ class SyncClient:
         )
 
     def condemn(self, digest: str, why: str) -> None:
-        """Have hosts note why ranks cannot import what a tree has ("": they can); one that fails to offers it still."""
+        """Record on the hosts why ranks cannot import a tree ("": they can); a host that fails still offers it."""
         self._calls.gather("condemn", self._folder, bytes.fromhex(digest), why, _owner(), BUSY_WAIT)
 
     def verify(self) -> SyncReport:
@@ -222,7 +215,7 @@ class SyncClient:
     def forget(self, *, kept: bool, dry_run: bool) -> list[Forgotten]:
         """See ``forget``."""
         found = self._ask_to_forget(self._calls.hosts, kept, dry=True)
-        users = {host: found[host.key].users for host in self._hosts if host.key in found and found[host.key].users}
+        users = {host: those for host in self._hosts if (those := found[host.key].footprint.users)}
         if users and not dry_run:
             lines = "".join(f"\n  {host.name}: {each}" for host, those in users.items() for each in those)
             raise WorkspaceBusyError(
@@ -234,41 +227,31 @@ class SyncClient:
         had = set[str]()
         if not dry_run:
             for host in self._hosts:
-                if host.key in found:
-                    unplace_ranks(host.mesh, found[host.key].path).get()
+                unplace_ranks(host.mesh, found[host.key].path).get()
             before, found = found, found | self._ask_to_forget(makers.values(), kept, dry=False)
-            had = {host for host, about in before.items() if about.generations or about.files or about.kept_files}
+            about = {host: each.footprint for host, each in before.items()}
+            had = {host for host, each in about.items() if each.generations or each.files or each.kept_files}
         name_of = {host.key: host.name for host in self._hosts}
         entries: list[Forgotten] = []
         for host in self._hosts:
             maker = makers[found[host.key].store]
-            about = found[maker]
-            entries.append(
-                Forgotten(
-                    host.name,
-                    about.path,
-                    about.generations,
-                    about.files,
-                    about.bytes,
-                    about.kept_files,
-                    about.kept_bytes,
-                    maker in had,
-                    "" if maker == host.key else name_of[maker],
-                )
-            )
+            path, each = found[maker].path, found[maker].footprint
+            counts = each.generations, each.files, each.size, each.kept_files, each.kept_size
+            shares = "" if maker == host.key else name_of[maker]
+            entries.append(Forgotten(host.name, path, *counts, maker in had, shares))
         return entries
 
     def _ask_to_forget(self, hosts: Iterable[str], kept: bool, *, dry: bool) -> dict[str, Remains]:
         answers = self._calls.gather("forget", self._folder, _owner(), kept, dry, hosts=list(hosts))
-        self._failures |= {host: each.value for host, each in answers.items() if isinstance(each.value, Failed)}
+        found = self._succeeded(answers)
         if self._failures:
             names = {host.key: host.name for host in self._hosts}
-            kinds = {failed.kind for failed in self._failures.values()}
-            cls = getattr(errors, kinds.pop(), SyncError) if len(kinds) == 1 else SyncError
             lines = "".join(f"\n  {names[key]}: {failed.text}" for key, failed in self._failures.items())
             what = "nothing was removed" if dry else "these hosts still have something of the workspace"
-            raise cls(f"{what}:{lines}\nForget it again when this is mended, or name the other hosts only.")
-        return {host: each.value for host, each in answers.items()}
+            raise _error_class(failed.kind for failed in self._failures.values())(
+                f"{what}:{lines}\nForget it again when this is mended, or name the other hosts only."
+            )
+        return found
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -285,12 +268,8 @@ class SyncClient:
         for link in agents_of(ended):  # agents that have ended since the last sync are replaced
             self._calls.renew(link)
         answers |= self._calls.gather("describe", self._folder, hosts=[host.key for host in ended])
-        for host, answer in answers.items():
-            if isinstance(answer.value, Failed):
-                self._failures[host] = answer.value
-            else:
-                self._failures.pop(host, None)
-                self._states[host] = answer.value
+        self._failures = {host: failed for host, failed in self._failures.items() if host not in answers}
+        self._states |= self._succeeded(answers)
         self._phases.plan += time.monotonic() - began
 
     def _by_store(self) -> dict[str, str]:
@@ -312,11 +291,12 @@ class SyncClient:
         return host.key if state is None or host.key in self._failures else by_store[state.store]
 
     def _verify(self) -> None:
-        for host, answer in self._calls.gather("verify", self._folder).items():
-            if isinstance(answer.value, Failed):
-                self._failures[host] = answer.value
-            else:
-                self._verified[host] = answer.value
+        self._verified |= self._succeeded(self._calls.gather("verify", self._folder))
+
+    def _succeeded(self, answers: Mapping[str, Answer]) -> dict[str, Any]:
+        """The values that hosts have answered; notes the failures of the others."""
+        self._failures |= {host: each.value for host, each in answers.items() if isinstance(each.value, Failed)}
+        return {host: each.value for host, each in answers.items() if not isinstance(each.value, Failed)}
 
     def _find(
         self, source: WorkspaceSource, taker: ContentTaker | None = None, cancelled: Callable[[], bool] | None = None
@@ -415,13 +395,14 @@ class SyncClient:
         return self._finished(report, run)
 
     def _of_lock(self, run: StagingRun, lock: str) -> Generator[str]:
-        """What became of a lock file on hosts."""
+        """Describe what hosts made from a lock file."""
         for host in self._hosts:
             each = run.hosts.get(host.key)
-            if each is not None and each.made:
-                yield f"{host.name} made {text_size(each.made)} of the environment itself, from {lock}"
-            if each is not None and each.unmade:
-                yield f"{host.name} could not make the environment from {lock}, so it was sent: {each.unmade}"
+            staged = each.staged if each is not None else None
+            if staged is not None and staged.made:
+                yield f"{host.name} made {text_size(staged.made)} of the environment itself, from {lock}"
+            if staged is not None and staged.unmade:
+                yield f"{host.name} could not make the environment from {lock}, so it was sent: {staged.unmade}"
 
     def _run(self, states: dict[str, HostState], dry_run: bool) -> StagingRun:
         session = uuid.uuid4().hex
@@ -438,7 +419,7 @@ class SyncClient:
 
     @contextmanager
     def _ending(self, run: StagingRun) -> Generator[None]:
-        """Whatever ends a run early leaves nothing staged."""
+        """Abort a run that is left early, so that nothing stays staged."""
         try:
             yield
         except BaseException:
@@ -459,7 +440,7 @@ class SyncClient:
         self._phases.switch = time.monotonic() - began
 
     def _announcements(self, found: FoundWorkspace) -> Iterator[Announcement | None]:
-        """What a person should know of first syncs."""
+        """Describe the first syncs of hosts."""
         parts = {name for state in self._states.values() for name in state.parts}
         if found.tree is not None and not parts:
             yield found.tree.announcement()
@@ -467,7 +448,7 @@ class SyncClient:
             yield from (each.announcement() for each in found.environment.scans)
 
     def _announce(self, announcements: Iterable[Announcement | None]) -> None:
-        """Say what a large first sync is about to send."""
+        """Show what a large first sync is about to send."""
         for about in filter(None, announcements):
             if self._progress is not None:
                 self._progress(SyncProgress("plan", note=str(about)))
@@ -486,12 +467,9 @@ class SyncClient:
         part = next(part for part in found.parts if part.name == ENVIRONMENT)
         behind = [key for key, state in self._states.items() if _differs(state, part)]
         here = facts(bases)
-        for host, answer in self._calls.gather("facts", bases, hosts=behind).items():
-            if isinstance(answer.value, Failed):
-                self._failures[host] = answer.value
-                continue
+        for host, there in self._succeeded(self._calls.gather("facts", bases, hosts=behind)).items():
             try:
-                report.notes += check_compatible(here, answer.value, env.needs)
+                report.notes += check_compatible(here, there, env.needs)
             except IncompatibleError as e:
                 self._failures[host] = Failed("IncompatibleError", str(e))
 
@@ -546,11 +524,12 @@ class SyncClient:
             entry.generation = switched.generation
         if entry.shares:  # the work is that of the other host
             return entry
-        entry.files, entry.received, entry.reused = each.files, each.received, each.reused
-        entry.notes = each.notes or entry.notes
-        entry.made = each.made
-        entry.deleted, entry.lacks = each.deleted, sum(size for _, size in each.missing)
-        entry.problems += each.problems
+        staged = each.staged
+        entry.files, entry.received, entry.reused = staged.files, each.received, staged.reused
+        entry.notes = staged.notes or entry.notes
+        entry.made = staged.made
+        entry.deleted, entry.lacks = staged.deleted, sum(size for _, size in each.missing)
+        entry.problems += staged.problems
         if switched is not None:
             entry.moved, entry.kept, entry.files = switched.moved, switched.kept, switched.files
         return entry
@@ -558,9 +537,8 @@ class SyncClient:
     def _error(self, report: SyncReport, run: StagingRun | None) -> SyncError:
         """The error that names the hosts that stay on their old trees."""
         failed = report.failed
-        kinds = {failure.kind for failure in self._failures.values()}
-        kinds |= {each.kind for each in run.hosts.values() if each.error} if run is not None else set()
-        cls = getattr(errors, kinds.pop(), SyncError) if len(kinds) == 1 else SyncError
+        kinds = [failure.kind for failure in self._failures.values()]
+        kinds += [each.kind for each in run.hosts.values() if each.error] if run is not None else []
         switched = sum(not host.error for host in report.hosts)
         one = len(report.hosts) == 1
         stay = "the host stays" if one else f"{len(failed)} of {len(report.hosts)} hosts stay"
@@ -569,13 +547,19 @@ class SyncClient:
         lines = "\n".join(f"  {host.host}: {host.error}" for host in failed)
         # What a rollback lacks is not mended by another one, and each reason says what to do.
         advice = "Sync again when this is mended: what is there is not sent twice." if report.digest else ""
-        error = cls("\n".join(filter(None, [f"{what}{rest}:", lines, advice])))
+        error = _error_class(kinds)("\n".join(filter(None, [f"{what}{rest}:", lines, advice])))
         error.report, error.headline = report, f"{what}{rest}. {advice}".rstrip()
         return error
 
 
+def _error_class(kinds: Iterable[str]) -> type[SyncError]:
+    """The class of the error that names several hosts: that of their errors, if all have one."""
+    different = set(kinds)
+    return getattr(errors, different.pop(), SyncError) if len(different) == 1 else SyncError
+
+
 def _is_behind(state: HostState, changes: Changes) -> bool:
-    """Whether a host has other trees, or damaged ones, or what a sync that was interrupted has left."""
+    """Return whether a host has other trees, or damaged ones, or what a sync that was interrupted has left."""
     return bool(state.repair or state.left) or any(_differs(state, part) for part in changes.parts)
 
 
@@ -588,3 +572,40 @@ def _owner() -> str:
     """This client, for others that find a workspace busy."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{getpass.getuser()} on {socket.gethostname()} (process {os.getpid()}, since {since})"
+
+
+def placement(workspace: Workspace, folder: str, env: CondaEnvironment | None = None) -> Placement:
+    """The placement of ranks on a host that has switched.
+
+    All paths lead through ``current``, so they stay valid at every later switch.
+
+    Args:
+        workspace: what was synced.
+        folder: of the workspace on the host.
+        env: the environment, if it was synced, too.
+    """
+    tree = os.path.join(folder, "current", "tree")
+    folders = {here: os.path.join(tree, place) if place else tree for here, place in workspace.roots().items()}
+    variables: dict[str, str | None] = {"WORKSPACE_DIR": tree}
+    if env is None:
+        return Placement(folders, variables)
+    prefix = os.path.join(folder, "current", "env")
+    folders[env.conda_prefix] = prefix
+    conda = os.path.isdir(os.path.join(env.conda_prefix, "conda-meta"))
+    variables["CONDA_PREFIX" if conda else "VIRTUAL_ENV"] = prefix
+    return Placement(folders, variables, os.path.join(prefix, "bin", "python"))
+
+
+def place(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
+    """Start new ranks in the trees of some hosts.
+
+    Args:
+        workspace: what was synced.
+        hosts: hosts that have it, each with the workspace's folder on it, and whether the environment is there.
+    """
+    asked = [
+        place_ranks(host.mesh, placement(workspace, folder, workspace.env if has_env else None))
+        for host, folder, has_env in hosts
+    ]
+    for each in asked:
+        each.get()

@@ -1,14 +1,16 @@
-"""What the client remembers of its workspaces between syncs, and what it finds in their folders now."""
+"""Find the content of a workspace at the client, and remember it between syncs."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from workspace_sync.collisions import collisions
 from workspace_sync.environment import (
     EnvironmentScan,
     Followed,
@@ -17,12 +19,10 @@ from workspace_sync.environment import (
     environment_manifest,
     follow,
     joined,
-    reader,
-    stale_extensions,
 )
-from workspace_sync.model.manifest import Manifest
+from workspace_sync.model.manifest import Manifest, join, printable
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning import ContentTaker, Index, Scan, scan
+from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan
 from workspace_sync.transfer.parts import Part
 
 #: The parts of a workspace, as hosts name them.
@@ -82,7 +82,7 @@ class WorkspaceSource:
         self._saver: threading.Thread | None = None
 
     def knows_nothing(self, workspace: Workspace) -> bool:
-        """Whether nothing is remembered of the workspace's folders, so that a scan reads all of them."""
+        """Return whether nothing is remembered of the workspace's folders, so that a scan reads all of them."""
         self._indexes[TREE].load(workspace.roots(), workspace.links)
         return not self._indexes[TREE].records
 
@@ -122,7 +122,9 @@ class WorkspaceSource:
             scans.append(found.sources)
         if scans:
             manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
-            found.parts.append(Part(TREE, manifest, reader(scans), self._remembered(TREE)))
+            found.parts.append(
+                Part(TREE, manifest, partial(read_first, [each.read for each in scans]), self._remembered(TREE))
+            )
             found.notes += collisions(manifest, {**roots, **followed.dirs})
             version = about.version if about is not None else f"{sys.version_info[0]}.{sys.version_info[1]}"
             found.notes += stale_extensions(manifest, version)
@@ -187,3 +189,78 @@ def source_of(workspace: Workspace) -> Generator[WorkspaceSource]:
             yield source
         finally:
             source.save_soon()
+
+
+_SOURCES = (b".c", b".cc", b".cpp", b".cxx", b".pyx", b".cu", b".rs", b".f90")
+_ABI = re.compile(rb"\.cpython-(\d)(\d+)[a-z]*-[^.]*\.so\Z")
+
+#: The digests of folders that have no extension: most have none, and are the same in the next sync.
+_without: set[bytes] = set()
+_MOST_KNOWN = 1 << 16
+
+
+def stale_extensions(sources: Manifest, version: str) -> list[str]:
+    """Sentences on extensions that are older than a source beside them, or for another Python.
+
+    Args:
+        sources: the folders with the sources.
+        version: of the environment's Python, as "3.11".
+    """
+    notes: list[str] = []
+    for path, folder in sources.folders.items():
+        if folder.digest in _without:
+            continue
+        if not any(name.endswith(b".so") for name in folder.files):
+            if len(_without) >= _MOST_KNOWN:
+                _without.clear()
+            _without.add(folder.digest)
+            continue
+        newest = max((entry.mtime for name, entry in folder.files.items() if name.endswith(_SOURCES)), default=0)
+        for name, entry in folder.files.items():
+            if not name.endswith(b".so"):
+                continue
+            shown = printable(path + b"/" + name)
+            found = _ABI.search(name)
+            if found is not None and f"{int(found[1])}.{int(found[2])}" != version:
+                notes.append(
+                    f"{shown} is for Python {int(found[1])}.{int(found[2])}, and the environment has {version}"
+                )
+            elif entry.mtime < newest:
+                notes.append(f"{shown} is older than a source beside it: build it again")
+    return notes
+
+
+# Every project has these, and nobody imports them by name.
+_EVERYWHERE = frozenset(b"__init__ __main__ conftest doc docs noxfile setup test tests versioneer".split())
+
+
+def collisions(tree: Manifest, dirs: Mapping[str, str]) -> list[str]:
+    """Sentences on top-level modules that several folders have.
+
+    Args:
+        tree: of the workspace.
+        dirs: its folders (at the client), with their places in the tree.
+    """
+    if len(dirs) < 2:
+        return []
+    offered: dict[bytes, list[str]] = {}
+    for here, place in sorted(dirs.items()):
+        for inner in ("", "src"):
+            where = os.fsencode("/".join(filter(None, (place, inner))))
+            for name in _modules(tree, where):
+                offered.setdefault(name, []).append(os.path.join(here, inner) if inner else here)
+    return [
+        f"{' and '.join(folders)} have a module {printable(name)} each: ranks import that of the folder that comes "
+        "first in sys.path"
+        for name, folders in sorted(offered.items())
+        if len(folders) > 1
+    ]
+
+
+def _modules(tree: Manifest, place: bytes) -> set[bytes]:
+    folder = tree.folders.get(place)
+    if folder is None:
+        return set()
+    found = {name[:-3] for name in folder.files if name.endswith(b".py")}
+    found |= {name for name in folder.folders if b"__init__.py" in tree.folders[join(place, name)].files}
+    return found - _EVERYWHERE

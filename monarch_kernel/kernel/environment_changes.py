@@ -10,7 +10,7 @@ from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.workers import placement_of
 
 if TYPE_CHECKING:
-    from workspace_sync.environment.distributions import Installed
+    from workspace_sync.environment.kinds import Installed
 from workspace_sync.receipt import names
 
 # A line that may change an environment: `%pip install x`, `!uv pip install x`, `%conda update x`, `!python -m pip ...`.

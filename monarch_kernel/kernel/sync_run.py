@@ -25,8 +25,7 @@ from workspace_sync.receipt import forgotten_table, kept_text, names, progress_l
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
-    from workspace_sync.model.progress import SyncProgress
-    from workspace_sync.model.report import SyncReport
+    from workspace_sync.model.report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
     from workspace_sync.reload import LiveReport, ModuleSelection, Watcher, WatchEvent
     from workspace_sync.reload.client import How

@@ -246,6 +246,25 @@ class PrivateFolder:
             os.close(parent)
             raise
 
+    @classmethod
+    def made(cls, path: str) -> PrivateFolder:
+        """Open a folder of mode 0700, created with those above it that do not exist.
+
+        Raises:
+            NotPrivateError: other users can access or replace it.
+        """
+        missing: list[str] = []
+        at = path
+        while not os.path.lexists(at):
+            missing.append(at)
+            at = os.path.dirname(at)
+        for each in reversed(missing):
+            try:
+                cls.make(each).close()
+            except FileExistsError:
+                pass  # another process has just created it
+        return cls.open(path)
+
     def names(self) -> list[str]:
         """The names in the folder, sorted."""
         return sorted(os.listdir(self.fd))

@@ -1,7 +1,4 @@
-"""What died is replaced in its place: same coordinates, same actors, every reference to the mesh still good.
-
-It is long because ways to heal and to respawn share their actors and meshes.
-"""
+"""What died is replaced in its place: same coordinates, same actors, every reference to the mesh still good."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Host and proc meshes: how they are made, awaited, sliced, looked at and set up.
-
-This file is long because it shows each thing that can be done with a mesh of procs, one after the other.
-"""
+"""Host and proc meshes: how they are made, awaited, sliced, looked at and set up."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whole scripts in processes of their own: how they end, and what they leave behind.
-
-It is long because the scripts share what starts them and looks for what is left.
-"""
+"""Whole scripts in processes of their own: how they end, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -1,17 +1,15 @@
-"""Environments: conda's, venvs and uv projects, on hosts as their installers would have made them there.
+"""Copy environments (conda, venv, uv) to hosts as their installers would have made them there.
 
 No function here needs actors. ``environment_manifest`` reads an environment at the client, ``check_compatible`` refuses
 hosts on which it cannot run, and ``Rewriter`` puts a host's prefix into its files.
 """
 
 from workspace_sync.environment.creation import create
-from workspace_sync.environment.distributions import Changed, changed_distributions, distributions
 from workspace_sync.environment.editables import EditableInstall, Followed, editables, follow
-from workspace_sync.environment.extensions import stale_extensions
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
-from workspace_sync.environment.kinds import Environment, environment
+from workspace_sync.environment.kinds import Changed, Environment, changed_distributions, distributions, environment
 from workspace_sync.environment.locked import LockFile, clear, made_from_lock, read_lock
-from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined, reader
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined
 from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter
 
@@ -39,7 +37,5 @@ __all__ = [
     "made_from_lock",
     "pack",
     "read_lock",
-    "reader",
-    "stale_extensions",
     "unpack",
 ]

@@ -1,7 +1,7 @@
-"""``bin/conda-unpack`` of a packed environment: puts the prefix at which the environment is now into its files.
+"""``bin/conda-unpack`` of a packed environment: write the environment's current prefix into its files.
 
-It is packed as a zip that Python runs, with the few modules that it needs, so that a host needs no package for it. Like
-conda-pack's script of this name it is run once, after the archive was extracted by any tool.
+It is packed as a zip that Python runs, with the modules that it needs, so a host needs no package for it. Like
+conda-pack's script of this name, it runs once, after any tool has extracted the archive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments from lock files, on a host that has its own package cache, or reaches the packages' addresses.
+"""Create environments from lock files, on a host that has its own package cache or can reach the packages.
 
 ``locked.py`` uses this when a sync has a lock file.
 
@@ -251,17 +251,14 @@ def _install_wheels(wheels: list[LockedWheel], prefix: str, cache: str | None) -
 
 
 def _as_pylock(wheels: Iterable[LockedWheel]) -> str:
+    quoted = json.dumps  # a string of TOML, too
     lines = ['lock-version = "1.0"', 'created-by = "workspace_sync"']
     for each in wheels:
-        hashes = ", ".join(f"{kind} = {_quoted(value)}" for kind, _, value in (h.partition(":") for h in each.hashes))
-        lines += ["[[packages]]", f"name = {_quoted(each.name)}", f"version = {_quoted(each.version)}"]
-        lines += [f"index = {_quoted(each.index)}"] * bool(each.index)
-        lines.append(f"wheels = [{{ url = {_quoted(each.url)}, hashes = {{ {hashes} }} }}]")
+        hashes = ", ".join(f"{kind} = {quoted(value)}" for kind, _, value in (h.partition(":") for h in each.hashes))
+        lines += ["[[packages]]", f"name = {quoted(each.name)}", f"version = {quoted(each.version)}"]
+        lines += [f"index = {quoted(each.index)}"] * bool(each.index)
+        lines.append(f"wheels = [{{ url = {quoted(each.url)}, hashes = {{ {hashes} }} }}]")
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)  # a string of TOML, too
 
 
 def _uv() -> str | None:

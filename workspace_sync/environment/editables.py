@@ -1,4 +1,4 @@
-"""Editable installs: packages whose code is in a folder outside of the environment.
+"""Find editable installs: packages whose code is in a folder outside the environment.
 
 An editable install leaves something in ``site-packages`` that leads to its source: a ``.pth`` file with a path in it, a
 ``.pth`` file that imports a finder which has the paths (setuptools, scikit-build-core, meson-python), or an egg-link.
@@ -49,7 +49,7 @@ class EditableInstall:
 
 @dataclass(frozen=True)
 class Followed:
-    """Where the sources of editable installs go.
+    """Places for the sources of editable installs.
 
     Attributes:
         dirs: the folders that the workspace needs beside its own, with their places in the tree.
@@ -185,7 +185,7 @@ def follow(installs: Iterable[EditableInstall], roots: Mapping[str, str]) -> Fol
 
 
 def _is_installed(folder: str) -> bool:
-    """Whether a folder holds what an installer has put there: the packages of another environment."""
+    """Return whether a folder holds what an installer has put there: the packages of another environment."""
     return not {"site-packages", "dist-packages"}.isdisjoint(folder.split(os.sep))
 
 
@@ -228,7 +228,7 @@ def _rebuilding(installs: Iterable[EditableInstall]) -> list[str]:
 
 
 def places(install: EditableInstall, dirs: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Where the paths of an editable install are in the tree: (path as it stands in the file, place), longest first.
+    """Return the places in the tree of an editable install's paths, longest path first: (path as in the file, place).
 
     Args:
         dirs: all folders of the workspace (absolute, links resolved) and their places.

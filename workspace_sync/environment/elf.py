@@ -1,4 +1,4 @@
-"""What an ELF file says about where it runs: its machine, the glibc that it needs, and where its libraries are.
+"""Read ELF files: the machine they are for, the glibc they need, and where they look for libraries.
 
 Source: System V ABI, "Object Files"; LSB 5.0, "Symbol Versioning" (section ``.gnu.version_r``).
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _MACHINES = {3: "i386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 _DYNAMIC, _VERNEED, _NOBITS = 6, 0x6FFFFFFE, 8
 _ALLOC = 2
-_RPATH, _RUNPATH, _NEEDED = 15, 29, 1
+_RPATH, _RUNPATH = 15, 29
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,12 @@ class Elf:
     Attributes:
         machine: as ``platform.machine()`` calls it; a number for others.
         glibc: the newest version of glibc that it needs; empty if none.
-        libraries: the shared libraries that it needs.
         runpaths: the lists of folders in which they are looked for, as they stand in the file.
         loaded: the (start, end) in the file of what is loaded when it runs; debug information is not.
     """
 
     machine: str
     glibc: tuple[int, ...]
-    libraries: tuple[bytes, ...]
     runpaths: tuple[bytes, ...]
     loaded: tuple[tuple[int, int], ...]
 
@@ -66,7 +64,7 @@ class _Reader:
 
 
 def read_elf(read: Callable[[int, int], bytes]) -> Elf | None:
-    """What an ELF file says, or None if it is none, or damaged.
+    """Read an ELF file; None if it is none, or damaged.
 
     Args:
         read: gives bytes of the file from an offset on, as ``os.pread`` does: (size, offset).
@@ -90,7 +88,6 @@ def _read(file: _Reader) -> Elf:
     (machine,) = file.unpack("H", 18)
     sections = list(_sections(file))
     glibc: tuple[int, ...] = ()
-    libraries: list[bytes] = []
     runpaths: list[bytes] = []
     for section in sections:
         if section.kind == _VERNEED:
@@ -98,12 +95,10 @@ def _read(file: _Reader) -> Elf:
         elif section.kind == _DYNAMIC:
             strings = _strings(file, sections[section.link])
             for tag, value in file.table("qQ" if file.wide else "iI", section.offset, section.size):
-                if tag == _NEEDED:
-                    libraries.append(_text(strings, value))
-                elif tag in (_RPATH, _RUNPATH):
+                if tag in (_RPATH, _RUNPATH):
                     runpaths.append(_text(strings, value))
     loaded = tuple((s.offset, s.offset + s.size) for s in sections if s.flags & _ALLOC and s.kind != _NOBITS)
-    return Elf(_MACHINES.get(machine, str(machine)), glibc, tuple(libraries), tuple(runpaths), loaded)
+    return Elf(_MACHINES.get(machine, str(machine)), glibc, tuple(runpaths), loaded)
 
 
 def _sections(file: _Reader) -> Iterator[_Section]:

@@ -1,4 +1,4 @@
-"""What a machine offers to an environment, and whether an environment of the client can run on a host."""
+"""Compare a machine with the needs of an environment: can an environment of the client run on a host?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 1 << 28
 
 
 class MachineFacts(msgspec.Struct, array_like=True):
-    """What decides whether an environment runs; collected at the client and on each host.
+    """Facts of a machine that decide whether an environment runs there; collected at the client and on each host.
 
     Attributes:
         host: the machine's name, for messages.
@@ -43,7 +43,7 @@ class MachineFacts(msgspec.Struct, array_like=True):
 
 
 class Needs(msgspec.Struct, array_like=True):
-    """What an environment needs of a host.
+    """Requirements of an environment on a host.
 
     Attributes:
         prefix: of the environment at the client, for messages.
@@ -126,7 +126,7 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
 
 
 def python_id(base: str) -> str:
-    """What identifies the Python at a prefix, as "3.11.7 cpython-311-x86_64-linux-gnu 9f86d081"; "" if there is none.
+    """Identify the Python at a prefix, as "3.11.7 cpython-311-x86_64-linux-gnu 9f86d081"; "" if there is none.
 
     The version and the digest are those of its executable, and the ABI comes from its build's data, so two Pythons are
     equal if they are the same build. Others name the prefix: nothing there is executed.

@@ -1,27 +1,20 @@
-"""What an environment is: its kind, its prefix, and the Python in it."""
+"""Identify an environment: its kind, prefix, Python, and installed distributions."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from workspace_sync.environment.text import interpreter
+from workspace_sync.environment.rewriting import interpreter
 from workspace_sync.model.errors import ScanError
 
+if TYPE_CHECKING:
+    from workspace_sync.model.workspace import CondaEnvironment
+
 Kind = Literal["conda", "venv", "uv"]
-
-
-class NamedPrefix(Protocol):
-    """What names an environment by its folder, as ``CondaEnvironment`` does."""
-
-    @property
-    def conda_prefix(self) -> str:
-        """The folder, absolute."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Environment:
         return [name for name in names if os.path.isdir(os.path.join(self.prefix, name))]
 
 
-def environment(env: Environment | NamedPrefix | str | os.PathLike[str]) -> Environment:
+def environment(env: Environment | CondaEnvironment | str | os.PathLike[str]) -> Environment:
     """Find out what an environment is.
 
     Args:
@@ -95,13 +88,8 @@ def environment(env: Environment | NamedPrefix | str | os.PathLike[str]) -> Envi
     raise ScanError(f"{given} is no environment: it has no conda-meta and no pyvenv.cfg")
 
 
-def _path_of(env: NamedPrefix | os.PathLike[str]) -> str:
+def _path_of(env: CondaEnvironment | os.PathLike[str]) -> str:
     return os.fspath(env) if isinstance(env, os.PathLike) else env.conda_prefix
-
-
-def active_prefix() -> str:
-    """The prefix of the environment that this process runs in."""
-    return sys.prefix
 
 
 def read_config(prefix: str) -> dict[str, str] | None:
@@ -155,3 +143,67 @@ def _heads(folder: str) -> Iterable[bytes]:
             continue
         if head.startswith(b"#!"):
             yield head
+
+
+#: What identifies an installed distribution: its version, and size and time of its list of files.
+Installed = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Changes that an installer has made.
+
+    Attributes:
+        added: distributions that are new, with their versions.
+        changed: those with another version, or installed again: (version before, version now).
+        removed: those that are gone, with their versions.
+    """
+
+    added: dict[str, str]
+    changed: dict[str, tuple[str, str]]
+    removed: dict[str, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+def distributions(environment: Environment) -> dict[str, Installed]:
+    """The distributions of an environment by name, those with metadata in ``site-packages`` and conda's packages."""
+    found: dict[str, Installed] = {}
+    for site in environment.site_packages:
+        folder = os.path.join(environment.prefix, site)
+        for entry in os.scandir(folder):
+            stem, suffix = os.path.splitext(entry.name)
+            if suffix not in (".dist-info", ".egg-info"):
+                continue
+            name, _, version = stem.partition("-")
+            found[name.replace("_", "-").lower()] = version, *_stamp(os.path.join(entry.path, "RECORD"), entry.path)
+    conda = os.path.join(environment.prefix, "conda-meta")
+    for entry in os.scandir(conda) if os.path.isdir(conda) else ():
+        parts = entry.name.removesuffix(".json").rsplit("-", 2)
+        if entry.name.endswith(".json") and len(parts) == 3:
+            found.setdefault(parts[0], (parts[1], *_stamp(entry.path, entry.path)))
+    return found
+
+
+def _stamp(path: str, otherwise: str) -> tuple[int, int]:
+    for each in (path, otherwise):
+        try:
+            about = os.stat(each)
+        except OSError:
+            continue
+        return about.st_size, about.st_mtime_ns
+    return 0, 0
+
+
+def changed_distributions(before: Mapping[str, Installed], after: Mapping[str, Installed]) -> Changed:
+    """Compare the distributions of two moments."""
+    return Changed(
+        {name: after[name][0] for name in sorted(after.keys() - before.keys())},
+        {
+            name: (before[name][0], after[name][0])
+            for name in sorted(before.keys() & after.keys())
+            if before[name] != after[name]
+        },
+        {name: before[name][0] for name in sorted(before.keys() - after.keys())},
+    )

@@ -23,8 +23,7 @@ import msgspec
 
 from monarch_kernel import programs
 from workspace_sync.environment.creation import create
-from workspace_sync.environment.distributions import distributions
-from workspace_sync.environment.kinds import Environment
+from workspace_sync.environment.kinds import Environment, distributions
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
 from workspace_sync.environment.rewriter import Rewriter
 from workspace_sync.model.errors import IncompatibleError, ScanError, StoreError
@@ -115,7 +114,7 @@ def made_from_lock(lock: LockFile, folder: str, cancelled: Callable[[], bool]) -
 
 
 class LockedContent:
-    """What a host has made, by the paths of the client's environment.
+    """Content that a host has installed, by the paths of the client's environment.
 
     Args:
         scanned: what was made.

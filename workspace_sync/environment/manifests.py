@@ -1,23 +1,32 @@
-"""The manifest of an environment: its files, with what is to be done to each on a host.
+"""Scan an environment: its files, and how each is rewritten on a host.
 
 An environment is scanned without ignore rules. Left out are conda's package cache and the other environments of a
 base environment (``pkgs``, ``envs``, ``conda-bld``), and compiled modules that no installer's record lists, so that an
 import at the client does not change the environment. Hosts compile those when they import them.
+
+The Python that a venv was made from is outside the venv, which has links and a ``home`` that lead to it. A host either
+has the same Python at the same path (``python_id``), or the Python is sent along, in the folder ``.python`` of the
+environment, if it can be moved: those of uv, pyenv and conda can, the system's cannot.
+
+Results are kept in two files beside the index of the scan, so an unchanged environment is neither read nor judged
+again. Without these files, everything is found out again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from workspace_sync.environment.base import base_scan, with_base
-from workspace_sync.environment.contents import Contents
+import msgspec
+
 from workspace_sync.environment.editables import editables, places
 from workspace_sync.environment.facts import Needs, python_id
-from workspace_sync.environment.kinds import Environment, NamedPrefix, environment
-from workspace_sync.environment.memory import Judged, recall, recall_contents, remember
+from workspace_sync.environment.kinds import Environment, environment, read_config
 from workspace_sync.environment.prefixes import (
+    Content,
+    Contents,
     Decisions,
     Records,
     applied,
@@ -25,13 +34,14 @@ from workspace_sync.environment.prefixes import (
     decide,
     glibc_floor,
     index_records,
+    is_stale,
     read_record,
     read_records,
 )
-from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import Folder, Manifest, Rewrite, delta, printable, seal
-from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning import Index, Scan, scan
+from workspace_sync.model.errors import IncompatibleError, ScanError
+from workspace_sync.model.manifest import Folder, Manifest, ManifestDelta, Rewrite, delta, join, printable, seal
+from workspace_sync.model.workspace import CondaEnvironment, Workspace
+from workspace_sync.scanning import Index, Scan, read_first, scan
 
 #: What is left out of an environment; its own ``.meshignore`` may say more.
 RULES = b"""\
@@ -73,22 +83,7 @@ class EnvironmentScan:
             KeyError: the environment has no such piece.
             ScanError: the file has changed since the scan.
         """
-        reader(self.scans)(digest, into)
-
-
-def reader(scans: Sequence[Scan]) -> Callable[[bytes, memoryview], None]:
-    """Reads a piece of content from the first of some scans that has it."""
-
-    def read(digest: bytes, into: memoryview) -> None:
-        for each in scans[:-1]:
-            try:
-                each.read(digest, into)
-            except KeyError:
-                continue
-            return
-        scans[-1].read(digest, into)
-
-    return read
+        read_first([each.read for each in self.scans], digest, into)
 
 
 def joined(tree: Manifest, sources: Manifest) -> Manifest:
@@ -110,7 +105,7 @@ def joined(tree: Manifest, sources: Manifest) -> Manifest:
 
 
 def environment_manifest(
-    env: Environment | NamedPrefix | str | os.PathLike[str],
+    env: Environment | CondaEnvironment | str | os.PathLike[str],
     index: Index,
     *,
     dirs: Mapping[str, str] | None = None,
@@ -202,3 +197,189 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
             read_record(path + b"/RECORD", manifest, contents, found)
     index_records(manifest, contents, found, made)
     return applied(manifest, made, prefix, os.fsencode(about.folder))
+
+
+# -- memory between runs -------------------------------------------------------------------------
+
+# Another version of the rules is another memory.
+_MEMORY_VERSION = 2
+_RESULT, _CONTENTS = "environment", "contents"
+
+
+class Judged(msgspec.Struct, array_like=True):
+    """An environment as it was judged.
+
+    Attributes:
+        prefix: as its files name it.
+        scanned: the digest of its folder as it was scanned.
+        change: the complete manifest with what is to be done to each file.
+        notes: what a person should know.
+        native: whether it has compiled code.
+        glibc: what its compiled code needs.
+    """
+
+    prefix: bytes
+    scanned: bytes
+    change: ManifestDelta
+    notes: list[str]
+    native: bool
+    glibc: tuple[int, ...]
+    version: int = _MEMORY_VERSION
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest."""
+        return Manifest(self.change.folders)
+
+
+class _Contents(msgspec.Struct, array_like=True):
+    prefix: bytes
+    known: dict[bytes, Content]
+    version: int = _MEMORY_VERSION
+
+
+# The results of this process, by index.
+_last: weakref.WeakKeyDictionary[Index, Judged] = weakref.WeakKeyDictionary()
+
+
+def recall(index: Index, prefix: bytes, scanned: bytes) -> Judged | None:
+    """Return the remembered judgement of an environment; None if the environment has changed."""
+    found = _last.get(index)
+    if found is None:
+        data = index.load_file(_RESULT)
+        if data is None:
+            return None
+        try:
+            found = msgspec.msgpack.decode(data, type=Judged)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        if found.version != _MEMORY_VERSION:
+            return None
+        _last[index] = found
+    return found if (found.prefix, found.scanned) == (prefix, scanned) else None
+
+
+def recall_contents(index: Index, prefix: bytes) -> dict[bytes, Content]:
+    """Return the remembered facts about the content of files, by digest."""
+    data = index.load_file(_CONTENTS)
+    if data is None:
+        return {}
+    try:
+        found = msgspec.msgpack.decode(data, type=_Contents)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found.known if (found.prefix, found.version) == (prefix, _MEMORY_VERSION) else {}
+
+
+def remember(index: Index, judged: Judged, scanned: Manifest, known: dict[bytes, Content]) -> None:
+    """Keep what was found, of the files that are there now."""
+    _last[index] = judged
+    index.save_file(_RESULT, msgspec.msgpack.encode(judged))
+    present = {entry.digest for _, entry in scanned.files()}
+    kept = {digest: content for digest, content in known.items() if digest in present}
+    index.save_file(_CONTENTS, msgspec.msgpack.encode(_Contents(judged.prefix, kept)))
+
+
+# -- the Python that a venv was made from ---------------------------------------------------------
+
+#: Where the environment has it on hosts.
+_PYTHON = b".python"
+# Tests and static libraries are not needed to run anything.
+_PYTHON_RULES = """\
+!*
+/pkgs/
+/envs/
+/conda-bld/
+/share/doc/
+/share/man/
+/lib/*.a
+/lib/python{version}/test/
+/lib/python{version}/config-*/*.a
+"""
+
+
+def base_scan(
+    environment: Environment,
+    index: Index,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> tuple[Scan, Judged]:
+    """Scan the Python of a venv.
+
+    Args:
+        index: remembers what it was, apart from that of the environment.
+
+    Raises:
+        IncompatibleError: it cannot be sent along; the message says why.
+        ScanError: it cannot be read, or does not hold still.
+    """
+    base = os.path.realpath(environment.base)
+    _check_relocatable(environment, base)
+    rules = _PYTHON_RULES.format(version=environment.version)
+    config = read_config(environment.prefix) or {}
+    if config.get("include-system-site-packages", "").lower() != "true":
+        rules += f"/lib/python{environment.version}/site-packages/*\n"
+    scanned = scan(
+        Workspace({base: ""}, links="keep"), index, rules=rules.encode(), progress=progress, cancelled=cancelled
+    )
+    prefix = os.fsencode(base)
+    judged = recall(index, prefix, scanned.manifest.digest)
+    if judged is None:
+        contents = Contents(base, prefix, recall_contents(index, prefix))
+        manifest = applied(scanned.manifest, _decide_python(scanned.manifest, contents), prefix, prefix)
+        floor, machines = glibc_floor(manifest, contents)
+        judged = Judged(prefix, scanned.manifest.digest, delta(None, manifest), [], bool(machines), floor)
+        remember(index, judged, scanned.manifest, contents.known)
+    return scanned, judged
+
+
+def _check_relocatable(environment: Environment, base: str) -> None:
+    what = f"the venv {environment.prefix} was made from the Python at {environment.base}"
+    if base in ("/", "/usr", "/usr/local"):
+        raise IncompatibleError(
+            f"{what}, which belongs to the system and cannot be sent along: install the same Python on the hosts, or "
+            "make the environment from a Python of uv, pyenv or conda"
+        )
+    if not os.path.isdir(os.path.join(base, "lib", f"python{environment.version}")):
+        raise IncompatibleError(
+            f"{what}, which has no lib/python{environment.version}: make the environment anew from a Python that is "
+            "there"
+        )
+
+
+def _decide_python(manifest: Manifest, contents: Contents) -> Decisions:
+    made = Decisions()
+    for path, entry in manifest.files():
+        content = contents.content(path, entry)
+        if content.form == "pyc":
+            if is_stale(path, content, manifest):
+                made.dropped.add(path)
+        elif content.runpath:
+            made.rewrites[path] = Rewrite("runpath", contents.prefix, 0, (), ((contents.prefix, _PYTHON),))
+    return made
+
+
+def with_base(manifest: Manifest, base: Manifest, environment: Environment) -> Manifest:
+    """The manifest of a venv with its Python in it."""
+    folders = {join(_PYTHON, path) if path else _PYTHON: folder.copy() for path, folder in base.folders.items()}
+    folders.update(manifest.folders)
+    root = folders[b""] = folders[b""].copy()
+    root.folders[_PYTHON] = base.digest
+    changed = [b"", _PYTHON]
+    prefix = os.fsencode(environment.prefix)
+    named = [os.fsencode(path) for path in dict.fromkeys((environment.base, os.path.realpath(environment.base)))]
+    if (entry := root.files.get(b"pyvenv.cfg")) is not None:
+        how = Rewrite("home", prefix, 0, (), tuple((path, _PYTHON) for path in named))
+        root.files[b"pyvenv.cfg"] = msgspec.structs.replace(entry, rewrite=how)
+    for path, folder in manifest.folders.items():
+        for name, target in folder.links.items():
+            for each in named:
+                if target.startswith(each + b"/"):
+                    if path not in changed:
+                        changed.append(path)
+                        folders[path] = folders[path].copy()
+                    up = b"../" * (path.count(b"/") + 1) if path else b""
+                    folders[path].links[name] = up + _PYTHON + target[len(each) :]
+                    break
+    return seal(folders, changed)

@@ -1,4 +1,4 @@
-"""Environments as archives, for hosts without a connection.
+"""Pack environments into archives, and unpack them, for hosts without a connection.
 
 An archive is a tar with a manifest as its first member, then the files as they are at the client, and last
 ``bin/conda-unpack``. ``unpack`` needs this package; without it, any tar and ``bin/python bin/conda-unpack`` do, as with
@@ -25,7 +25,7 @@ from blake3 import blake3
 from monarch_kernel.private_files import written_whole
 from workspace_sync.environment.conda_unpack import FILES
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
-from workspace_sync.environment.kinds import Environment, NamedPrefix, environment
+from workspace_sync.environment.kinds import Environment, environment
 from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest
 from workspace_sync.environment.rewriter import Rewriter
 from workspace_sync.model.errors import IncompatibleError, StoreError, TamperedError
@@ -37,14 +37,16 @@ from workspace_sync.model.manifest import (
     ManifestError,
     delta,
     digest_of,
+    join,
     patched,
     printable,
 )
+from workspace_sync.model.workspace import CondaEnvironment
 from workspace_sync.scanning import Index
 
 _MANIFEST = ".monarch-environment"
 _SCRIPT = "bin/conda-unpack"
-_MODULES = ("text", "binary", "elf", "compiled", "hashes", "rewriting", "conda_unpack")
+_MODULES = ("elf", "rewriting", "conda_unpack")
 #: No manifest is larger (bytes).
 _LARGEST = 1 << 28
 #: At most so many bytes, and so many times the archive's size, has a manifest, whose digests do not compress, and a
@@ -64,7 +66,7 @@ class _Header(msgspec.Struct):
 
 
 def pack(
-    env: EnvironmentScan | Environment | NamedPrefix | str | os.PathLike[str],
+    env: EnvironmentScan | Environment | CondaEnvironment | str | os.PathLike[str],
     file: str | os.PathLike[str],
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -417,7 +419,7 @@ class _Unpacking:
         folders: list[tuple[bytes, Folder]] = sorted(self._manifest.folders.items(), reverse=True)
         for path, folder in folders:
             for name, target in folder.links.items():
-                link = path + b"/" + name if path else name
+                link = join(path, name)
                 os.symlink(target, link, dir_fd=self._folder)
                 self._made.append((link, False))
         for path, folder in folders:

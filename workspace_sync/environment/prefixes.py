@@ -1,18 +1,206 @@
-"""How each file of an environment names its prefix: by installers' records where they are true, else by content."""
+"""Decide how each file of an environment names its prefix: by installers' records if they are true, else by content.
+
+Source: conda's records (``conda-meta/*.json``): https://conda.org/learn/ceps/cep-0034/.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
-from workspace_sync.environment import binary, hashes, records, text
-from workspace_sync.environment.contents import Content, Contents
+from workspace_sync.environment.elf import Elf, read_elf
 from workspace_sync.environment.kinds import Environment
+from workspace_sync.environment.rewriting import (
+    mentions,
+    record_hash,
+    record_rows,
+    restored_binary,
+    restored_text,
+    source_stamp,
+)
+from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import FileEntry, Folder, Manifest, Rewrite, digest_of, printable, seal
+
+_T = TypeVar("_T")
+
+_BLOCK = 4 << 20
+# Code beside ELF; in other data, such as archives and databases, nothing may be changed.
+_CODE = (b"!<arch>\n", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+
+
+class Content(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Facts about the content of a file.
+
+    Attributes:
+        mentions: how often it names the prefix.
+        form: "text", "code" (ELF …), "data" (anything else with NULs in it), or "pyc".
+        stamp: the time and size of the source of a .pyc; empty if it has none.
+        machine: of an ELF file; empty for others.
+        glibc: what an ELF file needs; empty if nothing.
+        hidden: all its mentions are in what is not loaded (debug information).
+        runpath: all its mentions are where it looks for shared libraries.
+    """
+
+    mentions: int
+    form: str
+    stamp: tuple[int, ...] = ()
+    machine: str = ""
+    glibc: tuple[int, ...] = ()
+    hidden: bool = False
+    runpath: bool = False
+
+
+class Contents:
+    """Reads files of one environment, each content once.
+
+    Args:
+        folder: of the environment.
+        prefix: as its files name it.
+        known: what an earlier process has found, by digest.
+    """
+
+    def __init__(self, folder: str, prefix: bytes, known: dict[bytes, Content] | None = None) -> None:
+        self.folder = os.fsencode(folder)
+        self.prefix = prefix
+        self.known = {} if known is None else known
+        #: Bytes that had to be read.
+        self.read_bytes = 0
+        self._pattern = mentions(prefix)
+
+    def content(self, path: bytes, entry: FileEntry) -> Content:
+        """Return the facts about a file, which is read if necessary.
+
+        Raises:
+            ScanError: it cannot be read, or is not what was scanned.
+        """
+        known = self.known.get(entry.digest)
+        if known is None:
+            known = self.known[entry.digest] = self._open(path, entry, lambda fd: self._look(fd, path, entry))
+        return known
+
+    def data(self, path: bytes, entry: FileEntry) -> bytes:
+        """The whole content of a file that is not large.
+
+        Raises:
+            ScanError: it cannot be read, or is not what was scanned.
+        """
+
+        def read(fd: int) -> bytes:
+            with os.fdopen(os.dup(fd), "rb") as file:
+                return file.read()
+
+        return self._open(path, entry, read)
+
+    def _open(self, path: bytes, entry: FileEntry, use: Callable[[int], _T]) -> _T:
+        try:
+            fd = os.open(os.path.join(self.folder, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as e:
+            raise ScanError(f"{self._shown(path)} cannot be read: {e.strerror}") from None
+        try:
+            result = use(fd)
+            # The scan has just hashed it. Its time and size tell whether it has held still since.
+            stat = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if (stat.st_size, stat.st_mtime_ns) != (entry.size, entry.mtime):
+            raise ScanError(
+                f"{self._shown(path)} changed while it was read: sync again when the environment is at rest"
+            )
+        self.read_bytes += entry.size
+        return result
+
+    def _shown(self, path: bytes) -> str:
+        return printable(os.path.join(self.folder, path))
+
+    def _look(self, fd: int, path: bytes, entry: FileEntry) -> Content:
+        if not entry.size:
+            return Content(0, "text")
+        head = os.pread(fd, 16, 0)
+        found, zeros = self._found(fd)
+        if path.endswith(b".pyc"):
+            return Content(len(found), "pyc", source_stamp(head) or ())
+        if (elf := read_elf(lambda size, at: os.pread(fd, size, at))) is not None:
+            loaded = self._loaded(found, elf)
+            hidden = bool(found) and not loaded
+            runpath = sum(len(self._pattern.findall(each)) for each in elf.runpaths)
+            return Content(len(found), "code", (), elf.machine, elf.glibc, hidden, 0 < runpath == loaded)
+        return Content(len(found), "code" if head.startswith(_CODE) else "data" if zeros else "text")
+
+    @staticmethod
+    def _loaded(found: list[int], elf: Elf) -> int:
+        return sum(any(start <= at < end for start, end in elf.loaded) for at in found)
+
+    def _found(self, fd: int) -> tuple[list[int], bool]:
+        """Find the mentions of the prefix in a file, and whether it has NULs, in the memory of one block.
+
+        Files are read and not mapped: one that is truncated while it is mapped would end the process.
+        """
+        found: list[int] = []
+        zeros = False
+        keep = len(self.prefix) + 2  # what follows a mention decides whether it is one
+        at = 0
+        data = b""
+        while block := os.pread(fd, _BLOCK, at + len(data)):
+            zeros = zeros or b"\0" in block
+            data += block
+            if self.prefix in data:
+                end = len(data) - keep
+                found += (at + match.start() for match in self._pattern.finditer(data) if match.start() < end)
+            at += max(0, len(data) - keep)
+            data = data[-keep:]
+        found += (at + match.start() for match in self._pattern.finditer(data))
+        return found, zeros
+
+
+class CondaPath(msgspec.Struct, rename={"path": "_path"}):
+    """A file that a conda package has installed.
+
+    Attributes:
+        path: in the prefix.
+        sha256: of the file in the package (hex).
+        size_in_bytes: in the package (conda) or in the prefix (rattler).
+        file_mode: "text" or "binary", for a file that names the prefix.
+        prefix_placeholder: the prefix at which it was built, for such a file.
+    """
+
+    path: str
+    sha256: str | None = None
+    size_in_bytes: int | None = None
+    file_mode: str | None = None
+    prefix_placeholder: str | None = None
+
+
+class _Paths(msgspec.Struct):
+    paths: list[CondaPath] = []
+
+
+class CondaRecord(msgspec.Struct):
+    """Record of one package that conda or rattler has installed.
+
+    Attributes:
+        name: of the package.
+        files: its paths in the prefix.
+        paths_data: the same with hashes.
+    """
+
+    name: str
+    files: list[str] = []
+    paths_data: _Paths = msgspec.field(default_factory=_Paths)
+
+
+def conda_record(data: bytes) -> CondaRecord | None:
+    """A record of ``conda-meta``, or None if the file is none."""
+    try:
+        return msgspec.json.decode(data, type=CondaRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
 
 _CACHE = b"__pycache__"
 # What INSTALLER says if uv has installed a distribution.
@@ -21,7 +209,7 @@ _UV = digest_of(b"uv")
 
 @dataclass
 class Records:
-    """What the installers of an environment have written down.
+    """Records of the installers of an environment.
 
     Attributes:
         conda: the files of conda packages by path.
@@ -31,14 +219,14 @@ class Records:
         by_uv: the RECORDs that uv has written.
     """
 
-    conda: dict[bytes, records.CondaPath] = field(default_factory=dict)
-    conda_records: dict[bytes, records.CondaRecord] = field(default_factory=dict)
+    conda: dict[bytes, CondaPath] = field(default_factory=dict)
+    conda_records: dict[bytes, CondaRecord] = field(default_factory=dict)
     rows: dict[bytes, tuple[str, str, bytes]] = field(default_factory=dict)
     record_files: list[bytes] = field(default_factory=list)
     by_uv: set[bytes] = field(default_factory=set)
 
     def lists(self, path: bytes) -> bool:
-        """Whether an installer says that it has made a file."""
+        """Return whether an installer says that it has made a file."""
         return path in self.conda or path in self.rows
 
 
@@ -64,24 +252,24 @@ def read_record(path: bytes, manifest: Manifest, contents: Contents, found: Reco
     installer = manifest.file(path.removesuffix(b"RECORD") + b"INSTALLER")
     if installer is not None and installer.digest == _UV:
         found.by_uv.add(path)
-    for listed, value, size in hashes.rows(contents.data(path, entry), path):
+    for listed, value, size in record_rows(contents.data(path, entry), path):
         found.rows[listed] = (value, size, path)
 
 
 def _read_conda(path: bytes, entry: FileEntry, contents: Contents, found: Records) -> None:
-    package = records.conda_record(contents.data(path, entry))
+    package = conda_record(contents.data(path, entry))
     if package is None:
         return
     found.conda_records[path] = package
     for name in package.files:
-        found.conda[name.encode()] = records.CondaPath(name)
+        found.conda[name.encode()] = CondaPath(name)
     for each in package.paths_data.paths:
         found.conda[each.path.encode()] = each
 
 
 @dataclass
 class Decisions:
-    """How the files of an environment are treated.
+    """Treatment of the files of an environment.
 
     Attributes:
         rewrites: by path.
@@ -131,7 +319,7 @@ def decide(environment: Environment, manifest: Manifest, contents: Contents, fou
 
 
 def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) -> Rewrite | None:
-    """How a file that names the prefix is rewritten; None: it is not."""
+    """Return the rewrite of a file that names the prefix; None: it is copied as it is."""
     prefix, content = contents.prefix, contents.content(path, entry)
     listed = found.conda.get(path)
     if listed is not None and listed.prefix_placeholder:
@@ -148,17 +336,17 @@ def _of_file(path: bytes, entry: FileEntry, contents: Contents, found: Records) 
     return None
 
 
-def _as_recorded(data: bytes, prefix: bytes, listed: records.CondaPath) -> Rewrite | None:
+def _as_recorded(data: bytes, prefix: bytes, listed: CondaPath) -> Rewrite | None:
     """The rewriting that leads from what is in the package to the file; None: the record is not true of it."""
     if not listed.prefix_placeholder:
         return None
     placeholder = listed.prefix_placeholder.encode()
     if listed.file_mode == "binary":
-        package = binary.restored(data, prefix, placeholder)
+        package = restored_binary(data, prefix, placeholder)
         if package is not None and hashlib.sha256(package).hexdigest() == listed.sha256:
             return Rewrite("binary", prefix, len(placeholder))
         return None
-    for kind, package in text.restored(data, prefix, placeholder):
+    for kind, package in restored_text(data, prefix, placeholder):
         if hashlib.sha256(package).hexdigest() == listed.sha256:
             return Rewrite(kind, prefix)
     return None
@@ -183,7 +371,7 @@ def source_of(path: bytes) -> bytes:
 
 
 def is_stale(path: bytes, content: Content, manifest: Manifest) -> bool:
-    """Whether a compiled module in a ``__pycache__`` is not of the source that is there."""
+    """Return whether a compiled module in a ``__pycache__`` is not of the source that is there."""
     if not path.rpartition(b"/")[0].endswith(_CACHE):
         return False
     source = manifest.file(source_of(path))
@@ -196,7 +384,7 @@ def _is_current(stamp: tuple[int, ...], source: FileEntry) -> bool:
     return stamp == (source.mtime // 10**9 & 0xFFFFFFFF, source.size & 0xFFFFFFFF)
 
 
-def _index_conda(path: bytes, package: records.CondaRecord, manifest: Manifest, prefix: bytes, made: Decisions) -> None:
+def _index_conda(path: bytes, package: CondaRecord, manifest: Manifest, prefix: bytes, made: Decisions) -> None:
     files: list[bytes] = []
     sizes = True
     for each in package.paths_data.paths:
@@ -219,14 +407,14 @@ def compiled_of(path: bytes, manifest: Manifest) -> set[bytes]:
 
 
 def index_records(manifest: Manifest, contents: Contents, found: Records, made: Decisions) -> None:
-    """Have RECORDs made after the files that they list and that are rewritten."""
+    """Make each RECORD after the files that it lists and that are rewritten."""
     files: dict[bytes, list[bytes]] = {}
     for path, (value, _, record) in found.rows.items():
         entry = manifest.file(path)
         if not value or entry is None or (path not in made.rewrites and entry.rewrite is None):
             continue
         # A hash that is not true now would not be made true by the host.
-        if hashes.record_hash(contents.data(path, entry)) == value:
+        if record_hash(contents.data(path, entry)) == value:
             files.setdefault(record, []).append(path)
     for record in found.record_files:
         entry = manifest.file(record)
@@ -262,8 +450,7 @@ def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: byt
 
     def of(path: bytes) -> Folder:
         if path not in changed:
-            old = manifest.folders[path]
-            changed[path] = Folder(old.mode, dict(old.files), dict(old.links), dict(old.folders))
+            changed[path] = manifest.folders[path].copy()
         return changed[path]
 
     for path, how in decisions.rewrites.items():

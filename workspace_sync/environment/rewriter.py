@@ -1,12 +1,11 @@
-"""Files of an environment as its installer would have made them at the prefix of a host."""
+"""Rewrite files of an environment as its installer would have made them at the prefix of a host."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from workspace_sync.environment import binary, compiled
-from workspace_sync.environment.rewriting import rewritten
+from workspace_sync.environment.rewriting import CompiledError, PrefixTooLongError, rewritten
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import FileEntry, printable
 
@@ -24,12 +23,12 @@ class Rewriter:
 
     Args:
         target: the prefix on this host, absolute.
-        tree: the folder of the workspace's tree on this host, for editable installs. None: beside the prefix.
     """
 
-    def __init__(self, target: str | bytes, tree: str | bytes | None = None) -> None:
+    def __init__(self, target: str | bytes) -> None:
         self.target = os.fsencode(target)
-        self.tree = os.path.join(os.path.dirname(self.target), b"tree") if tree is None else os.fsencode(tree)
+        #: The folder of the workspace's tree on this host, for editable installs.
+        self.tree = os.path.join(os.path.dirname(self.target), b"tree")
         if not self.target.startswith(b"/") or b"\0" in self.target or b"\n" in self.target:
             raise ValueError(
                 f"{printable(self.target)!r} is no absolute path that an environment can have as its prefix"
@@ -62,13 +61,13 @@ class Rewriter:
             return rewritten(
                 (how.kind, how.prefix, how.space, how.files, how.places), data, self.target, self.tree, path, read
             )
-        except binary.PrefixTooLongError as e:
+        except PrefixTooLongError as e:
             raise IncompatibleError(
                 f"{printable(path)} has the environment's prefix {printable(how.prefix)} compiled into it, with space "
                 f"for {e.space} bytes; the prefix on this host, {printable(self.target)}, has {len(self.target)}: "
                 f"{_WHAT_TO_DO}"
             ) from None
-        except compiled.CompiledError as e:
+        except CompiledError as e:
             raise IncompatibleError(
                 f"{printable(path)} cannot be moved to another prefix: {e}; remove it, and sync again"
             ) from None

@@ -1,1 +1,1 @@
-"""What crosses between client and hosts: manifests, workspaces, reports and errors. Plain data, no I/O."""
+"""Data that crosses between client and hosts: manifests, workspaces, reports and errors. Plain values, no I/O."""

@@ -1,4 +1,4 @@
-"""The errors of a sync. Each message names the host and the path it is about, and what to do next."""
+"""Errors of a sync. Each message names the host and the path, and what to do next."""
 
 from __future__ import annotations
 

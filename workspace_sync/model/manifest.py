@@ -13,6 +13,7 @@ specification, https://github.com/BLAKE3-team/BLAKE3-specs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,23 @@ from blake3 import blake3
 DIGEST_SIZE = 32
 #: The bits of a mode that a tree keeps: those that ``chmod`` sets, without set-uid, set-gid and sticky.
 MODE_BITS = 0o777
+#: How much of a file is read at once where it is read in pieces (bytes).
+BUFFER = 1 << 20
+
+
+_local = threading.local()
+
+
+def thread_buffer() -> memoryview:
+    """Memory for ``BUFFER`` bytes that this thread uses again and again.
+
+    Fresh memory of this size comes from the system, which clears it page by page; that takes longer than the reading.
+    """
+    try:
+        return _local.buffer
+    except AttributeError:
+        buffer = _local.buffer = memoryview(bytearray(BUFFER))
+        return buffer
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> bytes:
@@ -30,8 +48,13 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
 
 
+def join(folder: bytes, name: bytes) -> bytes:
+    """The path of an entry of a folder."""
+    return folder + b"/" + name if folder else name
+
+
 class Rewrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a file of an environment names the environment's prefix, so that a host can put its own in its place.
+    """The way in which a file of an environment names the prefix, so that a host can put its own in its place.
 
     Attributes:
         kind: "text", "script" (of pip), "uv" (a script of uv), "env" (a script of conda that ``/usr/bin/env`` starts),
@@ -100,6 +123,10 @@ class Folder(msgspec.Struct, array_like=True, gc=False):
     links: dict[bytes, bytes]
     folders: dict[bytes, bytes]
     digest: bytes = b""
+
+    def copy(self) -> Folder:
+        """A folder with the same entries, which can be changed without this one."""
+        return Folder(self.mode, dict(self.files), dict(self.links), dict(self.folders), self.digest)
 
 
 def folder_digest(folder: Folder) -> bytes:
@@ -211,7 +238,7 @@ class Change:
 
 
 def changes(old: Manifest | None, new: Manifest) -> Iterator[Change]:
-    """What differs, folder by folder; folders of equal digests are not visited.
+    """Compare two manifests folder by folder; folders of equal digests are not visited.
 
     A parent comes before its entries if it is new, and a folder that is gone is reported once, as itself.
     """
@@ -252,7 +279,7 @@ def _same(old: FileEntry | bytes | int | None, new: FileEntry | bytes) -> bool:
 
 
 class ManifestDelta(msgspec.Struct, array_like=True):
-    """What turns one manifest into another: the folders that changed, whole.
+    """Difference between two manifests: the folders that changed, whole.
 
     Attributes:
         base: the digest of the manifest that it applies to; empty: it is complete.
@@ -280,10 +307,9 @@ def delta(old: Manifest | None, new: Manifest) -> ManifestDelta:
         if a is not None and a.digest == b.digest:
             continue
         folders[path] = b
-        prefix = path + b"/" if path else b""
-        todo += (prefix + name for name in b.folders)
+        todo += (join(path, name) for name in b.folders)
         if a is not None:
-            gone += (prefix + name for name in a.folders.keys() - b.folders.keys())
+            gone += (join(path, name) for name in a.folders.keys() - b.folders.keys())
     return ManifestDelta(old.digest, new.digest, folders, gone)
 
 
@@ -310,7 +336,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
     for path, folder in change.folders.items():
         _check(path, folder)
         for name, digest in folder.folders.items():
-            below = folders.get(path + b"/" + name if path else name)
+            below = folders.get(join(path, name))
             if below is None or below.digest != digest:
                 raise ManifestError(
                     f"folder {printable(path)!r} lists a subfolder {printable(name)!r} that it does not have"
@@ -318,7 +344,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
         if folder_digest(folder) != folder.digest:
             raise ManifestError(f"the digest of folder {printable(path)!r} does not hold")
     # No digest covers a folder that no other lists: none may stay behind, be smuggled in, or be taken away alone.
-    unlisted = [path + b"/" + name if path else name for path, old in before.items() for name in old.folders]
+    unlisted = [join(path, name) for path, old in before.items() for name in old.folders]
     for path in (*change.folders, *change.gone, *unlisted):
         parent, _, name = path.rpartition(b"/")
         listed = path == b"" or (parent in folders and name in folders[parent].folders)
@@ -337,7 +363,7 @@ def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
         path = todo.pop()
         folder = folders.pop(path, None)
         if folder is not None:
-            todo += (path + b"/" + name if path else name for name in folder.folders)
+            todo += (join(path, name) for name in folder.folders)
 
 
 def _check(path: bytes, folder: Folder) -> None:
@@ -385,3 +411,33 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ManifestError(f"what arrived is no manifest: {e}") from None
+
+
+# -- content before its manifest ------------------------------------------------------------------
+
+
+class EarlyFile(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A file, or some chunks of one, as they were read. What the manifest says of it later counts.
+
+    Attributes:
+        path: in the tree.
+        size: of the file (bytes).
+        mode: its permissions.
+        mtime: its modification time (ns since the epoch).
+        offset: where in it the first of these pieces begins (bytes).
+        digests: of the pieces, one behind the other.
+        sizes: of these (bytes).
+    """
+
+    path: bytes
+    size: int
+    mode: int
+    mtime: int
+    offset: int
+    digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the file."""
+        return self.offset == 0 and sum(self.sizes) == self.size

@@ -1,4 +1,4 @@
-"""The receipt of a sync, as plain data; the terminal and the kernel render it."""
+"""Progress and receipt of a sync, as plain data; the terminal and the kernel render them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Phases(msgspec.Struct, array_like=True):
 
 
 class HostReport(msgspec.Struct, array_like=True):
-    """What a sync did on one host.
+    """Result of a sync on one host.
 
     Attributes:
         host: its name.
@@ -62,7 +62,7 @@ class HostReport(msgspec.Struct, array_like=True):
 
 
 class Forgotten(msgspec.Struct, array_like=True):
-    """What a host had of a workspace, and whether it was removed.
+    """Content of a workspace on a host, and whether it was removed.
 
     Attributes:
         host: its name.
@@ -142,3 +142,23 @@ class SyncReport(msgspec.Struct):
     def failed(self) -> list[HostReport]:
         """The hosts that stay on their old tree."""
         return [host for host in self.hosts if host.error]
+
+
+class SyncProgress(msgspec.Struct, frozen=True):
+    """A moment of a sync.
+
+    Attributes:
+        phase: "scan", "plan", "send", "stage" or "switch".
+        done: bytes read, or received by all hosts together; 0 where bytes say nothing.
+        total: all that will be; 0: not known.
+        hosts_done: hosts that are through with this phase.
+        hosts: all hosts.
+        note: a sentence to be shown and kept, such as what a large first sync is about to send; mostly empty.
+    """
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    hosts_done: int = 0
+    hosts: int = 0
+    note: str = ""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from monarch_kernel.environment import SYNC_FOLDER
 from workspace_sync.model.manifest import digest_of
 
 #: What becomes of symbolic links that lead out of the workspace; see ``Workspace``.
@@ -72,7 +73,7 @@ class CondaEnvironment:
 
 
 def is_environment(folder: str | bytes) -> bool:
-    """Whether a folder is the prefix of an environment: of conda, or of ``venv``."""
+    """Return whether a folder is the prefix of an environment: of conda, or of ``venv``."""
     name = os.fsencode(folder)
     return os.path.isdir(name + b"/conda-meta") or os.path.isfile(name + b"/pyvenv.cfg")
 
@@ -173,7 +174,7 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """What people call it: the name of its first folder, as a name that every file system takes."""
+        """The name of its first folder, in characters that every file system takes."""
         first = next(iter(self._roots), "")
         if not first and self.env is not None:
             first = self.env.conda_prefix
@@ -232,8 +233,13 @@ def _check_apart(roots: dict[str, str]) -> None:
                     )
 
 
+def sync_folder(root: str | None = None) -> str:
+    """Return the absolute path of the folder that holds what syncs store and remember for this user."""
+    return os.path.abspath(os.path.expanduser(root or SYNC_FOLDER.get() or "~/.cache/monarch_kernel/sync"))
+
+
 def _machine() -> str:
-    """What tells this machine from others; a container image without a machine id is told by its host name."""
+    """Identify this machine; a container image without a machine id is identified by its host name."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(path, encoding="ascii", errors="replace") as file:

@@ -1,4 +1,4 @@
-"""The content of a remote mount on a host: what is here, and the fetching of the rest.
+"""Hold the content of a remote mount on a host, and fetch the rest.
 
 A block is verified piece by piece before it is written, and written once.
 """
@@ -6,19 +6,25 @@ A block is verified piece by piece before it is written, and written once.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import errno
 import heapq
 import itertools
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
+from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
+from workspace_sync.model.errors import MountError, StoreError
 from workspace_sync.model.manifest import FileEntry, digest_of
 from workspace_sync.mounts.layout import PackedBlock, PackedSegment
-from workspace_sync.mounts.spool import Spool
+from workspace_sync.mounts.routes import CLIENT
+from workspace_sync.mounts.source import Loan, Way
+from workspace_sync.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +34,10 @@ FETCHERS = 4
 AHEAD = 16 << 20
 #: A read this close behind the last one counts as in order; the kernel reads ahead out of order.
 _NEAR = 4 << 20
+#: How long a transfer of one block may take (seconds).
+_TRANSFER = 60.0
+#: How often a block is asked for until it counts as lost.
+_ATTEMPTS = 5
 
 Done = Callable[[list[bytes] | OSError], None]
 
@@ -54,23 +64,9 @@ class Fetched:
     loan: int = 0
 
 
-class Fetcher(Protocol):
-    """Gets blocks from other processes. Threads call it."""
-
-    def fetch(self, segment: int, block: int, into: memoryview) -> Fetched:
-        """Fill a buffer with a block. Raises FetchError."""
-        ...
-
-    def stored(self, segment: int, block: int, fetched: Fetched) -> None:
-        """The block is verified and stored here: others may have it from now on."""
-
-    def rejected(self, segment: int, block: int, fetched: Fetched) -> None:
-        """The block was not what it should be."""
-
-
 @dataclass
 class _Place:
-    """Where a piece lies."""
+    """Location of a piece."""
 
     file: _HostSegment
     offset: int
@@ -109,14 +105,17 @@ class HostBlocks:
     """Gives the bytes of files, and fetches the blocks that they lie in when they are first read.
 
     Args:
-        spool: where they are kept.
-        fetcher: gets blocks.
+        rank: the number of this host among those of the mount.
+        source: the client's actor, ``MountSource``.
+
+    Raises:
+        MountError: the store cannot be used.
     """
 
-    def __init__(self, spool: Spool, fetcher: Fetcher) -> None:
-        self._spool = spool
+    def __init__(self, rank: int, source: Any) -> None:
+        self._spool = Spool()
         self._end = 0
-        self._fetcher = fetcher
+        self._fetcher = _BlockFetcher(rank, source)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._jobs: list[_Job] = []
@@ -132,7 +131,7 @@ class HostBlocks:
             threading.Thread(target=self._fetch_all, name=f"fetch-{number}", daemon=True).start()
 
     def add(self, segment: PackedSegment) -> None:
-        """Learn of a segment, the next one."""
+        """Add the next segment."""
         with self._lock:
             assert segment.number == len(self._segments)
             file = _HostSegment(segment, self._end)
@@ -243,7 +242,7 @@ class HostBlocks:
     def _wait_for(
         self, absent: list[tuple[_HostSegment, int]], then: Callable[[OSError | None], None]
     ) -> Callable[[], None]:
-        """Have blocks fetched, and call ``then`` once: when all are here, or one cannot be had."""
+        """Request blocks, and call ``then`` once: when all are here, or when one cannot be fetched."""
         left = len(absent)
         lock = threading.Lock()
         over = False
@@ -355,3 +354,83 @@ def _is_intact(block: PackedBlock, data: memoryview, missing: frozenset[int]) ->
             return False
         offset += piece.size
     return True
+
+
+class _BlockFetcher:
+    """Gets blocks from the client or other hosts, as the client says."""
+
+    def __init__(self, rank: int, source: Any) -> None:
+        self._rank = rank
+        self._source = source
+
+    def fetch(self, segment: int, block: int, into: memoryview) -> Fetched:
+        avoid: frozenset[int] = frozenset()
+        why = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                way: Way = self._source.route.call_one(self._rank, segment, block, avoid).get(_TRANSFER)
+            except (SupervisionError, ActorError, TimeoutError) as e:
+                raise FetchError(f"the client does not answer: {e}") from None
+            dead = False
+            try:
+                loan: Loan | None = way.loan or way.actor.lend.call_one(segment, block).get(_TRANSFER)
+                if loan is not None:
+                    loan.buffer.read_into(into, size=len(into), timeout=_TRANSFER).get(_TRANSFER)
+                    if way.source != CLIENT:
+                        way.actor.give_back.broadcast(loan.number)
+                    return Fetched(way.source, loan.missing, loan.number)
+            except (RDMAError, SupervisionError, ActorError, TimeoutError) as e:
+                why, dead = str(e), way.source != CLIENT
+            number = 0 if way.loan is None else way.loan.number
+            self._source.failed.broadcast(self._rank, segment, block, way.source, number, dead)
+            avoid |= {way.source} - {CLIENT}
+        raise FetchError(why or "no host that should have the block has it")
+
+    def stored(self, segment: int, block: int, fetched: Fetched) -> None:
+        self._source.got.broadcast(self._rank, segment, block, fetched.source, fetched.loan)
+
+    def rejected(self, segment: int, block: int, fetched: Fetched) -> None:
+        self._source.failed.broadcast(self._rank, segment, block, fetched.source, fetched.loan, True)
+
+
+#: ``FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE``
+_PUNCH_HOLE = 3
+
+
+class Spool:
+    """Space for bytes that is gone with the process, however it ends. Several threads may use it.
+
+    Raises:
+        MountError: the store cannot be used.
+    """
+
+    def __init__(self) -> None:
+        try:
+            with Store() as store, store.private_folder("mounts") as folder:
+                self._file = tempfile.TemporaryFile(dir=folder.path)  # noqa: SIM115  # as long as this object
+        except (StoreError, OSError) as e:
+            raise MountError(f"there is no place for what a mount reads: {e}") from None
+        self._fd = self._file.fileno()
+        self._libc = ctypes.CDLL(None)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes. Raises OSError, such as for a full disk."""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._fd, data[done:], offset + done)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Read bytes; OSError if the disk fails."""
+        data = os.pread(self._fd, size, offset)
+        if len(data) != size:
+            raise OSError(f"{size} bytes were written, and {len(data)} are there")
+        return data
+
+    def read_into(self, memory: memoryview, offset: int) -> None:
+        """Read bytes into memory; OSError if the disk fails."""
+        if os.preadv(self._fd, [memory], offset) != len(memory):
+            raise OSError(f"{len(memory)} bytes were written, and fewer are there")
+
+    def free(self, offset: int, size: int) -> None:
+        """Give the space of some bytes back, where the file system can."""
+        self._libc.fallocate(self._fd, _PUNCH_HOLE, ctypes.c_longlong(offset), ctypes.c_longlong(size))

@@ -1,16 +1,20 @@
-"""``gather_mount``: folders of all hosts of a mesh, one below the other, here."""
+"""``gather_mount``: mount the folders of all hosts of a mesh here, side by side."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
+import warnings
 from typing import Any
 
-from monarch_kernel.actor import HostMesh, this_host
+from monarch_kernel.actor import Actor, HostMesh, endpoint, this_host
 from monarch_kernel.introspection import each_host
+from monarch_kernel.rdma import RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError
-from workspace_sync.mounts.gather_server import GatherServer
-from workspace_sync.mounts.processes import PATIENCE, Processes, why
+from workspace_sync.mounts.gathered_tree import FRESH, GatheredTree
+from workspace_sync.mounts.mounting import PATIENCE, Mount, MountedAt, Processes, why
+from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
 from workspace_sync.mounts.served_folder import ServedFolder
 
 #: In the path on the hosts: stands for the name that a host's folder has in the mount.
@@ -105,3 +109,56 @@ def gather_mount(host_mesh: HostMesh, remote_mount_point: str, local_mount_point
 
 def _name(point: Any) -> str:
     return "_".join(f"{dimension}_{at}" for dimension, at in point.items())
+
+
+#: A host that answers nothing for so long gives EIO (seconds).
+_DEADLINE = 30.0
+
+
+class GatherServer(Actor):
+    """Serves the folders of hosts at one mount point of this host."""
+
+    __tool__ = True
+
+    def __init__(self) -> None:
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
+        self._mount: Mount | None = None
+
+    @endpoint
+    def open(self, path: str, names: list[bytes], hosts: list[Any], gateway: int) -> MountedAt:
+        """Mount.
+
+        Args:
+            path: the mount point.
+            names: of the folders of the hosts; none: there is one host, and its folder is mounted itself.
+            hosts: the actor of each.
+            gateway: the process through which they are reached.
+
+        Raises:
+            MountError: it cannot be mounted.
+        """
+        mount = self._mount = Mount(path, "gather_mount")
+        session = FuseSession(
+            mount.device, GatheredTree(names, hosts, gateway), Caching(names=FRESH, contents=False), _DEADLINE
+        )
+        if not session.wait_ready(GREETING):
+            mount.close()
+            raise MountError(f"the kernel of {socket.gethostname()} did not accept the mount at {mount.path}")
+        return MountedAt(os.getpid(), mount.path, mount.source, near=True)
+
+    @endpoint
+    def close(self) -> None:
+        """Unmount, also while programs use it.
+
+        Raises:
+            MountError: it stays mounted.
+        """
+        self._unmount()
+
+    def __cleanup__(self, _error: BaseException | None) -> None:
+        self._unmount()
+
+    def _unmount(self) -> None:
+        mount, self._mount = self._mount, None
+        if mount is not None:
+            mount.close()

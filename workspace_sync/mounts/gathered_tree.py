@@ -1,8 +1,8 @@
-"""The file system of a gathered mount: folders of hosts, one below the other, as they are now.
+"""File system of a gathered mount: the folders of hosts, side by side, as they are now.
 
-Every question goes to the host that it is about, and is answered when its answer arrives; so a slow or dead host delays
-only its own part. The kernel trusts names and sizes for half a second, and drops what it has of a file's content when
-size or time have changed.
+Each request goes to the host that has the file, and is answered when that host answers; so a slow or dead host delays
+only its own part. The kernel trusts names and sizes for half a second, and drops its pages of a file when the file's
+size or time has changed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_kernel.actor import Future
 from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.mounts.inodes import InodeTable
-from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, Listed, Request, ignore
-from workspace_sync.mounts.served_folder import START, Seen
+from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, InodeTable, Listed, Request
+from workspace_sync.mounts.served_folder import START, Seen, ServedFolder
 
 #: How long the kernel may trust names, sizes and times (seconds).
 FRESH = 0.5
@@ -34,19 +33,6 @@ _LARGEST_FOLDER = 100_000
 _FOLDERS = 64
 #: From this size on, bytes go over the data plane.
 _LARGE = 64 << 10
-
-
-class _Host(Protocol):
-    """The actor ``ServedFolder`` of a host."""
-
-    stat: Any
-    listing: Any
-    readlink: Any
-    open: Any
-    stat_open: Any
-    read: Any
-    read_to: Any
-    close: Any
 
 
 @dataclass(slots=True)
@@ -66,13 +52,13 @@ def _key_of(node: _Node) -> tuple[int, bytes, tuple[int, int]]:
 
 
 class _FolderCache:
-    """What folders of hosts held a moment ago, for programs that ask for one entry after the other.
+    """Recent listings of folders on hosts, for programs that ask for one entry after the other.
 
     After some questions about entries of one folder its whole listing is asked for, and answers the next ones while it
     is fresh.
     """
 
-    def __init__(self, hosts: list[_Host]) -> None:
+    def __init__(self, hosts: list[ServedFolder]) -> None:
         self._hosts = hosts
         self._lock = threading.Lock()
         self._listed: dict[tuple[int, bytes], tuple[float, dict[bytes, Seen]]] = {}
@@ -87,7 +73,7 @@ class _FolderCache:
                 del self._listed[next(iter(self._listed))]
 
     def find(self, host: int, path: bytes) -> Seen | int | None:
-        """What a path is; None: nothing; 0: it is not known, ask."""
+        """Look a path up; None: there is none; 0: unknown, ask the host."""
         folder, _, name = path.rpartition(b"/")
         key = (host, folder)
         now = time.monotonic()
@@ -123,7 +109,7 @@ class GatheredTree:
             interpreter lock held would never come.
     """
 
-    def __init__(self, names: list[bytes], hosts: list[_Host], gateway: int) -> None:
+    def __init__(self, names: list[bytes], hosts: list[ServedFolder], gateway: int) -> None:
         self._gateway = gateway
         self._recent = _FolderCache(hosts)
         self._names = {name: host for host, name in enumerate(names)}
@@ -276,7 +262,7 @@ class GatheredTree:
 class _OpenFile:
     """A file that is open on its host; what is read in order comes in windows, over the data plane."""
 
-    def __init__(self, host: _Host, remote: int, node: _Node, start: bytes) -> None:
+    def __init__(self, host: ServedFolder, remote: int, node: _Node, start: bytes) -> None:
         self.node = node
         self._start = start  # the first bytes, as of its opening
         self._opened = time.monotonic()
@@ -329,7 +315,7 @@ class _OpenFile:
     def close(self) -> None:
         self._host.close.broadcast(self.remote)
         if self._buffer is not None:
-            self._buffer.drop().add_done_callback(ignore)
+            self._buffer.drop().add_done_callback(lambda _: None)
 
     def _arrived(self, asked: Future[int]) -> None:
         count = _result(asked)
@@ -356,7 +342,7 @@ def _attributes(seen: Seen) -> Attributes:
 
 
 def _result(call: Future[Any]) -> Any:
-    """What a host has answered; the negative of an ``errno`` if it cannot."""
+    """Return the answer of a host, or the negative of an ``errno``."""
     try:
         return call.get(0)
     except (SupervisionError, ActorError, RDMAError, TimeoutError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Unmounts a folder as soon as the process that serves it has ended: a program of its own, started beside a mount.
+"""Unmount a folder as soon as the process that serves it has ended: a program of its own, started beside a mount.
 
 ``python -I -S guardian.py PID MOUNTPOINT SOURCE FUSERMOUNT``: it imports only what every Python has, starts in
 milliseconds, outlives what it watches, and ends when it has unmounted. The mount table names the mount by SOURCE, which

@@ -1,4 +1,4 @@
-"""A remote mount on one host: an actor, in a process of its own, that serves the mount and gets the blocks for it."""
+"""Serve a remote mount on one host: an actor in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,25 +11,15 @@ import warnings
 from typing import Any
 
 from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint
-from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMATcpFallbackWarning
 from workspace_sync.model.errors import MountError
 from workspace_sync.model.manifest import Manifest, decode_delta, patched
-from workspace_sync.mounts.blocks import Fetched, FetchError, HostBlocks
+from workspace_sync.mounts.blocks import HostBlocks
 from workspace_sync.mounts.layout import PackedSegment
-from workspace_sync.mounts.mounting import Mount, namespace
-from workspace_sync.mounts.processes import MountedAt
+from workspace_sync.mounts.mounting import Mount, MountedAt, namespace
 from workspace_sync.mounts.protocol import GREETING, Caching, FuseSession
-from workspace_sync.mounts.routes import CLIENT
-from workspace_sync.mounts.slabs import Slabs
-from workspace_sync.mounts.source import Edition, Loan, Way
-from workspace_sync.mounts.spool import Spool
+from workspace_sync.mounts.source import Edition, Loan, Slabs
 from workspace_sync.mounts.tree import ManifestTree
-
-#: How long a transfer of one block may take (seconds).
-_TRANSFER = 60.0
-#: How often a block is asked for until it counts as lost.
-_ATTEMPTS = 5
 
 
 class HostMount(Actor):
@@ -72,7 +62,7 @@ class HostMount(Actor):
 
     @endpoint
     async def prepare(self, edition: Edition) -> None:
-        """Learn what the mount will show next.
+        """Receive the content that the mount shows next.
 
         Raises:
             MountError: the mount has ended.
@@ -107,7 +97,7 @@ class HostMount(Actor):
 
     @endpoint
     async def received(self) -> int:
-        """How many bytes have arrived here."""
+        """Return the number of bytes that have arrived here."""
         return 0 if self._blocks is None else self._blocks.received
 
     @endpoint
@@ -129,7 +119,7 @@ class HostMount(Actor):
         sys.path[:] = [entry for entry in sys.path if entry and not _is_below(entry, mount.path)]
         near = here == client
         try:
-            self._blocks = HostBlocks(Spool(), _BlockFetcher(self._rank, self._source))
+            self._blocks = HostBlocks(self._rank, self._source)
             self._blocks.add(edition.segment)
             self._tree = ManifestTree(patched(None, decode_delta(edition.change)), self._blocks)
             self._session = FuseSession(mount.device, self._tree, Caching(names=None, contents=True))
@@ -167,43 +157,6 @@ class HostMount(Actor):
             mount.close()
         if self._blocks is not None:
             self._blocks.close()
-
-
-class _BlockFetcher:
-    """Gets blocks from the client or other hosts, as the client says."""
-
-    def __init__(self, rank: int, source: Any) -> None:
-        self._rank = rank
-        self._source = source
-
-    def fetch(self, segment: int, block: int, into: memoryview) -> Fetched:
-        avoid: frozenset[int] = frozenset()
-        why = ""
-        for _ in range(_ATTEMPTS):
-            try:
-                way: Way = self._source.route.call_one(self._rank, segment, block, avoid).get(_TRANSFER)
-            except (SupervisionError, ActorError, TimeoutError) as e:
-                raise FetchError(f"the client does not answer: {e}") from None
-            dead = False
-            try:
-                loan: Loan | None = way.loan or way.actor.lend.call_one(segment, block).get(_TRANSFER)
-                if loan is not None:
-                    loan.buffer.read_into(into, size=len(into), timeout=_TRANSFER).get(_TRANSFER)
-                    if way.source != CLIENT:
-                        way.actor.give_back.broadcast(loan.number)
-                    return Fetched(way.source, loan.missing, loan.number)
-            except (RDMAError, SupervisionError, ActorError, TimeoutError) as e:
-                why, dead = str(e), way.source != CLIENT
-            number = 0 if way.loan is None else way.loan.number
-            self._source.failed.broadcast(self._rank, segment, block, way.source, number, dead)
-            avoid |= {way.source} - {CLIENT}
-        raise FetchError(why or "no host that should have the block has it")
-
-    def stored(self, segment: int, block: int, fetched: Fetched) -> None:
-        self._source.got.broadcast(self._rank, segment, block, fetched.source, fetched.loan)
-
-    def rejected(self, segment: int, block: int, fetched: Fetched) -> None:
-        self._source.failed.broadcast(self._rank, segment, block, fetched.source, fetched.loan, True)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""How the content of a manifest lies in segments: blocks of some MiB, each with the pieces of several files.
+"""Lay out the content of a manifest in segments: blocks of some MiB, each with pieces of several files.
 
 Small files lie first, and those of one folder side by side, so that one block serves many of the files that a program
 imports. A later manifest adds a segment with what is new in it; nothing that lies somewhere ever moves.
@@ -29,7 +29,7 @@ class PackedPiece(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PackedBlock(msgspec.Struct, array_like=True, frozen=True):
-    """What travels at once: some pieces that lie one behind the other in a segment."""
+    """Unit of transfer: adjacent pieces of a segment."""
 
     offset: int
     size: int

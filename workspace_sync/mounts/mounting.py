@@ -1,4 +1,4 @@
-"""Mounts of this user in the mount table: made, found again, and removed, without ever touching another's.
+"""Create, find and remove mounts of this user, and the processes that serve and guard them.
 
 The source of a mount in the table is ``monarch_kernel:KIND:PID NAMESPACE:PID:START:RANDOM``: a later process sees from
 it that the mount is this package's, and whether the process that serves it still lives.
@@ -19,8 +19,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from monarch_kernel import programs
+from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.introspection import ToolHost, spawn_tool
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts import guardian
 
@@ -80,7 +83,7 @@ def fusermount() -> str:
 
 
 def namespace() -> tuple[str, str]:
-    """What two processes have in common that see each other's pids: the boot of the machine, and the namespace."""
+    """Identify the boot of the machine and the pid namespace: processes with equal values see each other's pids."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip(), _pid_namespace().decode()
 
@@ -302,7 +305,7 @@ def _mount_with(program: str, path: str, source: str) -> int:
     )
 
 
-# -- processes ---------------------------------------------------------------------------------------
+# -- identity of processes ---------------------------------------------------------------------------
 
 
 def _pid_namespace() -> bytes:
@@ -332,3 +335,66 @@ def is_folder(path: str) -> tuple[int, int]:
     if not stat.S_ISDIR(about.st_mode):
         raise MountError(f"{path} cannot be mounted elsewhere: it is not a folder")
     return about.st_dev, about.st_ino
+
+
+# -- the processes of a mount ---------------------------------------------------------------------
+
+#: How long a host may take to mount or unmount, and the client to read its folder (seconds).
+PATIENCE = 600.0
+
+
+class MountedAt(NamedTuple):
+    """A mount as its host describes it.
+
+    Attributes:
+        pid: of the process that serves it.
+        path: the mount point, without links.
+        source: its name in the mount table.
+        near: whether the caller sees that process, and so can watch over it.
+    """
+
+    pid: int
+    path: str
+    source: str
+    near: bool
+
+
+class Processes:
+    """Processes that were started for one mount."""
+
+    def __init__(self) -> None:
+        self._tools: list[Any] = []
+        self._guardians: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, host: ToolHost, name: str, actor: Any, *arguments: Any) -> Any:
+        """Start a process with one actor on a host."""
+        procs = spawn_tool(host, name)
+        self._tools.append(procs)
+        return procs.spawn(name, actor, *arguments)
+
+    def guard(self, mounted: MountedAt) -> None:
+        """Unmount a mount on this machine as soon as its process ends, also by a kill.
+
+        The process cannot see to that itself: when this process is killed, all that its host agent has started is, too.
+        """
+        if mounted.near:
+            self._guardians.append(start_guardian(mounted.pid, mounted.path, mounted.source))
+
+    def end(self) -> None:
+        """End all of them."""
+        for stopping in [tool.stop("the mount is closed") for tool in self._tools]:
+            stopping.get(PATIENCE)
+        for each in self._guardians:
+            each.wait(PATIENCE)
+        self._tools.clear()
+        self._guardians.clear()
+
+
+def why(error: Exception) -> str:
+    """Return the reason for a failed call to one host, in a sentence."""
+    if isinstance(error, SupervisionError):
+        causes = [failure.death.cause for failure in error.failures if failure.death is not None]
+        return causes[0] if causes else str(error)
+    if isinstance(error, ActorError) and error.exception is not None:
+        return str(error.exception)
+    return str(error)

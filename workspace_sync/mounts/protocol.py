@@ -1,4 +1,4 @@
-"""The kernel's FUSE protocol, as far as a read-only file system needs it: requests from ``/dev/fuse``, answers to it.
+"""Speak the kernel's FUSE protocol for a read-only file system: requests from ``/dev/fuse``, answers to it.
 
 Why not libfuse: the bindings that need no compiler (mfusepy, fusepy) have its high-level interface, in which a path has
 one inode, and an inode one page cache. So a reader of the old version of a file would get pages of the new one. Here
@@ -10,6 +10,7 @@ Source: ``linux/fuse.h``; https://docs.kernel.org/filesystems/fuse.html.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ _CACHE_SYMLINKS, _NO_OPENDIR_SUPPORT, _EXPLICIT_INVAL_DATA = 1 << 23, 1 << 24, 1
 GREETING = 10.0
 
 _MAJOR, _MINOR = 7, 31
+#: The threads that answer requests of one mount.
+_THREADS = 4
 #: The largest read of the kernel (pages).
 _PAGES = 256
 #: The kernel wants room for the largest write, even where there are none (bytes).
@@ -67,7 +70,7 @@ ROOT = 1
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What ``stat`` shows of an inode. ``mode`` holds the kind, too; times are in ns."""
+    """Result of ``stat`` for an inode. ``mode`` includes the kind; times are in ns."""
 
     inode: int
     mode: int
@@ -106,7 +109,7 @@ class Listed:
 
 
 class Filesystem(Protocol):
-    """What a session serves. A method answers its request, at once or later from any thread."""
+    """File system that a session serves. A method answers its request, at once or later from any thread."""
 
     def lookup(self, request: Request, parent: int, name: bytes) -> None: ...
     def getattr(self, request: Request, node: int) -> None: ...
@@ -197,9 +200,9 @@ class Request:
             out += each.name + bytes(padding)
         self.data(out)
 
-    def space(self, total: int, free: int, files: int, block: int = 4096) -> None:
+    def space(self, total: int, free: int, files: int) -> None:
         """Answer ``statfs``: bytes in all and free, and the number of files."""
-        self.data(_STATFS.pack(total // block, free // block, free // block, files, 0, block, 255, block, 0))
+        self.data(_STATFS.pack(total // 4096, free // 4096, free // 4096, files, 0, 4096, 255, 4096, 0))
 
     def end_if_killed(self) -> None:
         """Answer if the thread that waits is being killed, which it cannot be before.
@@ -218,7 +221,7 @@ class Request:
 
 @dataclass
 class Caching:
-    """How long the kernel may trust what it knows.
+    """Time for which the kernel may trust its caches.
 
     Attributes:
         names: for how long (seconds); None: until it is told otherwise.
@@ -242,7 +245,6 @@ class FuseSession:
         filesystem: answers the requests.
         caching: what the kernel may keep.
         deadline: an answer that takes longer is EIO (seconds).
-        ended: called once, when the mount has ended.
     """
 
     def __init__(
@@ -251,8 +253,6 @@ class FuseSession:
         filesystem: Filesystem,
         caching: Caching,
         deadline: float = 60.0,
-        threads: int = 4,
-        ended: Callable[[], None] | None = None,
     ) -> None:
         self._device = device
         self._filesystem = filesystem
@@ -263,8 +263,7 @@ class FuseSession:
         self._waiting: dict[int, Request] = {}
         self._ready = threading.Event()
         self._over = threading.Event()
-        self._ended = ended
-        self._left = threads
+        self._left = _THREADS
         self._lock = threading.Lock()
         self._handlers: dict[int, Callable[[Request, int, memoryview], None]] = {
             _LOOKUP: lambda r, node, body: filesystem.lookup(r, node, bytes(body[:-1])),
@@ -279,7 +278,7 @@ class FuseSession:
             _RELEASE: lambda r, _, body: self._release(r, body, filesystem.release),
             _RELEASEDIR: lambda r, _, body: self._release(r, body, filesystem.releasedir),
         }
-        for number in range(threads):
+        for number in range(_THREADS):
             threading.Thread(target=self._serve, name=f"fuse-{number}", daemon=True).start()
         threading.Thread(target=self._watch, name="fuse-deadlines", daemon=True).start()
 
@@ -293,11 +292,11 @@ class FuseSession:
         return self._over.is_set()
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """Have the kernel forget what a name in a folder stands for. Not for threads of this session."""
+        """Make the kernel forget a name in a folder. Not for threads of this session."""
         self._notify(_NOTIFY_ENTRY, _INVAL_ENTRY.pack(parent, len(name), 0), name, b"\0")
 
     def invalidate_node(self, node: int) -> None:
-        """Have the kernel forget the attributes and the content of an inode. Not for threads of this session."""
+        """Make the kernel forget the attributes and the content of an inode. Not for threads of this session."""
         self._notify(_NOTIFY_INODE, _INVAL_INODE.pack(node, 0, 0))
 
     # -- requests --------------------------------------------------------------------------------------
@@ -321,8 +320,6 @@ class FuseSession:
         if last:
             self._over.set()
             os.close(self._device)
-            if self._ended is not None:
-                self._ended()
 
     def _dispatch(self, data: memoryview) -> None:
         length, opcode, unique, node, _uid, _gid, pid, _, _ = _IN.unpack_from(data)
@@ -430,7 +427,7 @@ class FuseSession:
 
 
 def _is_killed(thread: int) -> bool:
-    """Whether a thread has ended, or has SIGKILL to handle, as every signal that ends it becomes."""
+    """Return whether a thread has ended, or has SIGKILL to handle, as every signal that ends it becomes."""
     try:
         with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as file:
             pending = [int(line.split()[1], 16) for line in file if line.startswith(("SigPnd:", "ShdPnd:"))]
@@ -439,5 +436,58 @@ def _is_killed(thread: int) -> bool:
     return any(signals & 1 << (signal.SIGKILL - 1) for signals in pending)
 
 
-def ignore(_result: Any) -> None:
-    """A callback for answers that nothing waits for."""
+# -- inodes ---------------------------------------------------------------------------------------
+
+
+class Inode(Protocol):
+    """Inode in a table.
+
+    Attributes:
+        number: by which the kernel names it.
+        lookups: how often the kernel got it and has not yet forgotten it.
+    """
+
+    number: int
+    lookups: int
+
+
+N = TypeVar("N", bound=Inode)
+K = TypeVar("K")
+
+
+class InodeTable(Generic[K, N]):
+    """Inodes by number, and by what each stands for. Its owner locks it.
+
+    Args:
+        key_of: what an inode stands for.
+        root: the one with the number ``ROOT``, which is never forgotten; None: the owner answers for it without one.
+
+    Source: ``FUSE_LOOKUP`` and ``FUSE_FORGET`` in ``linux/fuse.h``.
+    """
+
+    def __init__(self, key_of: Callable[[N], K], root: N | None) -> None:
+        self._key_of = key_of
+        self._numbers = itertools.count(ROOT + 1)
+        self.by_number: dict[int, N] = {}
+        self.by_key: dict[K, N] = {}
+        if root is not None:
+            self.by_number[ROOT] = self.by_key[key_of(root)] = root
+
+    def enter(self, key: K, make: Callable[[int], N]) -> N:
+        """The inode of a key, made with the next number if there is none; counts a lookup."""
+        node = self.by_key.get(key)
+        if node is None:
+            node = make(next(self._numbers))
+            self.by_number[node.number] = self.by_key[key] = node
+        node.lookups += 1
+        return node
+
+    def forget(self, number: int, count: int) -> None:
+        """The kernel has forgotten so many lookups; an inode without any is dropped."""
+        node = self.by_number.get(number)
+        if node is None or number == ROOT:
+            return
+        node.lookups -= count
+        if node.lookups <= 0:
+            del self.by_number[number]
+            del self.by_key[self._key_of(node)]

@@ -1,4 +1,4 @@
-"""``remotemount``: a folder of the client on all hosts of a mesh, read on demand."""
+"""``remotemount``: mount a folder of the client on all hosts of a mesh, read on demand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from monarch_kernel.errors import SupervisionError
 from monarch_kernel.introspection import each_host
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts.host_mount import HostMount
-from workspace_sync.mounts.mounting import is_folder, namespace
-from workspace_sync.mounts.processes import PATIENCE, Processes, why
+from workspace_sync.mounts.mounting import PATIENCE, Processes, is_folder, namespace, why
 from workspace_sync.mounts.source import Edition, MountSource
 
 

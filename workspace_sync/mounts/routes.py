@@ -1,4 +1,4 @@
-"""Who gets a block from whom: the client gives it to one host, and hosts that have it to the others. No I/O, no clock.
+"""Decide which host gets a block from which: one from the client, the others from hosts that have it. No I/O, no clock.
 
 Unlike in a sync, hosts ask: a host wants a block when a program reads it there.
 """
@@ -34,7 +34,7 @@ class BlockRoutes:
         self._dead: set[int] = set()
 
     def ask(self, host: int, block: tuple[int, int], now: float, avoid: frozenset[int] = frozenset()) -> int | None:
-        """Where a host gets a block: another host, ``CLIENT``, or None: not yet, ask again after the next ``got``.
+        """Choose the source of a block for a host: another host, or ``CLIENT``; None: ask again after the next ``got``.
 
         Args:
             host: which asks.
@@ -74,7 +74,7 @@ class BlockRoutes:
             state.holders[source] -= 1
 
     def forget(self, block: tuple[int, int]) -> None:
-        """What hosts have of a block is not all of it: the next one gets it from the client."""
+        """Forget the holders of a block whose content is incomplete: the next host gets it from the client."""
         self._blocks.pop(block, None)
 
     def dead(self, host: int) -> None:

@@ -1,4 +1,4 @@
-"""A host's side of a gathered mount: an actor that shows one folder of its host, and nothing outside of it.
+"""Serve one folder of a host to a gathered mount, and nothing outside it: an actor.
 
 Paths arrive as names from the root on. Each name is opened relative to the folder before it, and no symbolic link is
 followed, so neither ``..`` nor a link, also one that is put there meanwhile, leads out.
@@ -32,7 +32,7 @@ _TRANSFER = 60.0
 
 
 class Seen(NamedTuple):
-    """What a host sees of a file; times in ns."""
+    """Attributes of a file on its host; times in ns."""
 
     mode: int
     size: int
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What tells it from another file of the same name."""
+        """Device and inode, which distinguish it from another file of the same name."""
         return self.device, self.inode
 
 
@@ -64,7 +64,7 @@ class ServedFolder(Actor):
 
     @concurrent_endpoint
     async def stat(self, path: bytes) -> Seen | int:
-        """What a path is; the root that does not exist is an empty folder."""
+        """Return the attributes of a path; a root that does not exist is an empty folder."""
         return await _answer(self._stat, path)
 
     @concurrent_endpoint
@@ -84,7 +84,7 @@ class ServedFolder(Actor):
 
     @concurrent_endpoint
     async def stat_open(self, handle: int) -> Seen | int:
-        """What an open file is now."""
+        """Return the current attributes of an open file."""
         return await _answer(self._stat_open, handle)
 
     @concurrent_endpoint

@@ -1,9 +1,11 @@
-"""The client's side of a remote mount: an actor, in a process of its own, that reads the folder."""
+"""Read the folder of a remote mount at the client: an actor in a process of its own, and the memory it lends."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import mmap
 import time
 import warnings
 from typing import Any, NamedTuple
@@ -15,7 +17,6 @@ from workspace_sync.model.manifest import FileEntry, Manifest, changes, delta, e
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.mounts.layout import PackedSegment, lay_out
 from workspace_sync.mounts.routes import CLIENT, BlockRoutes
-from workspace_sync.mounts.slabs import Slab, Slabs
 from workspace_sync.scanning import Index, Scan, scan
 
 #: How often a host that has to wait looks again, if nothing tells it to (seconds).
@@ -25,7 +26,7 @@ _EVERYTHING = b"!*"
 
 
 class Edition(NamedTuple):
-    """What a folder has become.
+    """New content of a folder.
 
     Attributes:
         change: the encoded difference to the manifest before.
@@ -51,7 +52,7 @@ class Loan(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Where a host gets a block.
+    """Source of a block for a host.
 
     Attributes:
         source: a host, or ``CLIENT``.
@@ -116,7 +117,7 @@ class MountSource(Actor):
 
     @concurrent_endpoint
     async def route(self, host: int, segment: int, block: int, avoid: frozenset[int]) -> Way:
-        """Where a host gets a block; waits until there is a place."""
+        """Return the source of a block for a host; waits until one is free."""
         key = (segment, block)
         while True:
             news = self._news
@@ -148,7 +149,7 @@ class MountSource(Actor):
 
     @endpoint
     async def sent(self) -> int:
-        """How many bytes hosts have got from here."""
+        """Return the number of bytes that hosts have received from here."""
         return self._sent
 
     def _wake(self) -> None:
@@ -194,3 +195,61 @@ def _scan(path: str, index: Index | None) -> tuple[Scan, Index]:
         return scan(workspace, index, rules=_EVERYTHING), index
     except (ScanError, OSError) as e:
         raise MountError(str(e)) from None
+
+
+#: How many blocks are lent at a time.
+SLABS = 8
+#: A process that has not given a block back after so long has ended (seconds).
+LEASE = 60.0
+
+
+class Slab:
+    """Memory that is registered for other processes."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = memoryview(mmap.mmap(-1, size))
+        self.buffer = RDMABuffer(self.memory)
+
+
+class Slabs:
+    """Lends memory, one loan for each reader. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._slabs: list[Slab] = []
+        self._free: asyncio.Queue[Slab] = asyncio.Queue()
+        self._loans: dict[int, tuple[Slab, float]] = {}
+        self._numbers = itertools.count(1)
+
+    async def get(self, size: int) -> Slab:
+        """Memory of at least this size; waits until there is some."""
+        while True:
+            if self._free.empty() and len(self._slabs) < SLABS:
+                self._slabs.append(Slab(size))
+                return self._slabs[-1]
+            try:
+                slab = await asyncio.wait_for(self._free.get(), 1.0)
+            except TimeoutError:
+                late = time.monotonic() - LEASE
+                for loan in [loan for loan, (_, since) in self._loans.items() if since < late]:
+                    self.give_back(loan)
+                continue
+            if len(slab.memory) >= size:
+                return slab
+            self._slabs.remove(slab)
+            await slab.buffer.drop()
+
+    def lend(self, slab: Slab) -> int:
+        """Note that another process reads from it; returns what it gives back when it is done."""
+        loan = next(self._numbers)
+        self._loans[loan] = (slab, time.monotonic())
+        return loan
+
+    def give_back(self, loan: int) -> None:
+        """The reader is done."""
+        held = self._loans.pop(loan, None)
+        if held is not None:
+            self.free(held[0])
+
+    def free(self, slab: Slab) -> None:
+        """Memory from ``get`` that is not lent."""
+        self._free.put_nowait(slab)

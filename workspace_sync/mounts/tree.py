@@ -1,4 +1,4 @@
-"""The file system of a remote mount: one manifest at a time, whose files are read from blocks.
+"""File system of a remote mount: one manifest at a time, whose files are read from blocks.
 
 An inode is one version of a file: name, content, mode and time. After a change, the name leads to a new inode, and
 the old one lives on for those that have it open. So the kernel may cache everything for ever, and no page of one
@@ -12,24 +12,12 @@ import hashlib
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes
-from workspace_sync.mounts.inodes import InodeTable
-from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, Listed, Request
-
-
-class ContentReader(Protocol):
-    """Where the bytes of files come from."""
-
-    def read(
-        self, entry: FileEntry, offset: int, size: int, done: Callable[[list[bytes] | OSError], None]
-    ) -> Callable[[], None] | None:
-        """Get bytes of a file. ``done`` is called at once (returns None) or later (returns what cancels it)."""
-        ...
-
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, join
+from workspace_sync.mounts.blocks import HostBlocks
+from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, InodeTable, Listed, Request
 
 #: How many listings of folders are kept.
 _LISTINGS = 16
@@ -68,7 +56,7 @@ class ManifestTree:
         content: gives the bytes of files.
     """
 
-    def __init__(self, manifest: Manifest, content: ContentReader) -> None:
+    def __init__(self, manifest: Manifest, content: HostBlocks) -> None:
         self._manifest = manifest
         self._content = content
         self._lock = threading.Lock()
@@ -80,7 +68,7 @@ class ManifestTree:
 
     @property
     def manifest(self) -> Manifest:
-        """What the mount shows."""
+        """The manifest that the mount shows."""
         return self._manifest
 
     def switch(self, manifest: Manifest, session: FuseSession) -> None:
@@ -218,7 +206,7 @@ class ManifestTree:
 
     def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Entered | None:
         """Look a name up in a folder, and count that."""
-        path = parent + b"/" + name if parent else name
+        path = join(parent, name)
         what: FileEntry | bytes | None
         if name in folder.files:
             what = folder.files[name]

@@ -1,4 +1,4 @@
-"""Reload that reaches live code: after a sync, what ranks have imported follows the files, in one of three ways.
+"""Reload live code: after a sync, imported modules follow their files, in one of three ways.
 
 ``sync_live`` syncs and refreshes, and ``watch`` does so at every save. In parts: ``contact`` before a switch,
 ``stale_modules`` and ``refresh`` after it. ``refresh_here`` is for the client's own modules; ``selection_of`` reads the
@@ -7,8 +7,7 @@ modes of ``%autoreload``.
 
 from workspace_sync.reload.client import contact, enter, folders_of, refresh, refresh_here, stale_modules
 from workspace_sync.reload.live import LiveReport, meshes_on, sync_live
-from workspace_sync.reload.report import ModuleReport, RankReport, Refreshed
-from workspace_sync.reload.selection import ModuleSelection, selection_of
+from workspace_sync.reload.report import ModuleReport, ModuleSelection, RankReport, Refreshed, selection_of
 from workspace_sync.reload.watch import Watcher, WatchEvent, watch
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The actor that reloads in a rank, on a thread of its own."""
+"""Reload modules in a rank: an actor with a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 
 from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.introspection import StillBusy, between_messages
-from workspace_sync.reload.folders import Folders
 from workspace_sync.reload.in_place import error_of, imports_here, reload_here, stale_here
-from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
-from workspace_sync.reload.report import FAILED, KEPT, RELOADED, ModuleReport, RankReport
-from workspace_sync.reload.selection import ModuleSelection
+from workspace_sync.reload.loaded import Folders, enter_new_tree, loaded_modules
+from workspace_sync.reload.report import FAILED, KEPT, RELOADED, ModuleReport, ModuleSelection, RankReport
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, str]]

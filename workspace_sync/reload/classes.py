@@ -1,4 +1,4 @@
-"""Classes that exist follow the new source of their module: a class statement changes the class of its name in place.
+"""Change existing classes in place: a class statement of the new source updates the class of its name.
 
 While a module's new source is executed, its class statements do not make classes: their bodies are executed, and the
 results are put into the classes that there are. So a class keeps its identity: `isinstance`, pickles by name and live
@@ -87,7 +87,7 @@ class ClassUpdate:
 
     @contextmanager
     def watching(self) -> Any:
-        """Have class statements of the module change its classes."""
+        """Make class statements of the module change its classes."""
         make: Callable[..., Any] = builtins.__build_class__
 
         def build(body: Any, name: str, *bases: Any, **keywords: Any) -> Any:
@@ -224,7 +224,7 @@ class ClassUpdate:
         return found
 
     def _member(self, before: Any, value: Any) -> Any:
-        """What to put into a class: the function that is there, with the new code, if it fits."""
+        """Return the value to put into a class: the existing function with the new code, if that fits."""
         if (
             type(before) is types.FunctionType
             and type(value) is types.FunctionType
@@ -250,7 +250,7 @@ class ClassUpdate:
                 self.notes.append(f"class {cls.__qualname__}: objects that exist lack the new {', '.join(lacking)}")
 
     def replacement(self, old: type, new: type, same_source: bool) -> None:
-        """Have a class follow one that the new source has made in its place.
+        """Update a class from the one that the new source has made in its place.
 
         Raises:
             Unsound: it cannot.
@@ -296,7 +296,7 @@ def _is_named_tuple(cls: Any) -> bool:
 
 
 def _point_to(function: types.FunctionType, new: type, old: type) -> None:
-    """Have `super()` and `__class__` in a function of a new class mean the old one."""
+    """Point `super()` and `__class__` in a function of a new class to the old one."""
     for cell in function.__closure__ or ():
         try:
             if cell.cell_contents is new:

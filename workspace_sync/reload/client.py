@@ -1,4 +1,4 @@
-"""After a sync, from the client: which modules ranks have imported in an older version, and three ways out."""
+"""Ask ranks which modules are older than their files, and refresh them in one of three ways."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from workspace_sync.model.report import StaleModule
 from workspace_sync.reload.agent import Pairs, Reloader
 from workspace_sync.reload.in_place import reload_here
 from workspace_sync.reload.loaded import enter_new_tree, loaded_modules
-from workspace_sync.reload.report import FAILED, RELOADED, STALE, ModuleReport, RankReport, Refreshed
-from workspace_sync.reload.selection import EVERY, ModuleSelection
+from workspace_sync.reload.report import (
+    EVERY,
+    FAILED,
+    RELOADED,
+    STALE,
+    ModuleReport,
+    ModuleSelection,
+    RankReport,
+    Refreshed,
+)
 
 How = Literal["reload", "respawn", "restart"]
 When = Literal["idle", "now"]
@@ -30,7 +38,7 @@ _lock = threading.Lock()
 
 
 def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
-    """Have ranks note what they import from a workspace.
+    """Make ranks note what they import from a workspace.
 
     Call it before the first switch: what a rank has imported until then is compared with the files that are there now.
 
@@ -42,32 +50,14 @@ def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, t
     return _all(procs, "watch", timeout, _pairs(procs, folders))
 
 
-def contact_soon(meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]) -> Callable[[float], list[Refreshed]]:
-    """``contact`` with the ranks of several meshes (each with its folders) at once.
-
-    Returns:
-        Waits so long (seconds) for all of them together, and gives what they have answered.
-    """
-    return _asked_all("watch", meshes)
-
-
 def enter(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
-    """Tell ranks that their hosts have switched to another tree.
+    """Notify ranks that their hosts have switched to another tree.
 
     They enter their working directory again if it was in an earlier one, and drop what they have cached of imports and
     source lines. ``refresh`` does this, too. Their reports name the modules that they have in an older version
     (``stale_in``).
     """
     return _all(procs, "enter", timeout, _pairs(procs, folders))
-
-
-def enter_all(meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]], timeout: float = 10.0) -> list[Refreshed]:
-    """``enter`` with the ranks of several meshes (each with its folders) at once.
-
-    Args:
-        timeout: for all of them together (seconds).
-    """
-    return _asked_all("enter", meshes)(timeout)
 
 
 def stale_modules(
@@ -90,7 +80,7 @@ def stale_modules(
 
 
 def stale_in(found: Refreshed) -> list[StaleModule]:
-    """What ranks have reported of their modules: one entry for each module and state, as of ``stale_modules``."""
+    """Group the modules that ranks have reported: one entry for each module and state, as of ``stale_modules``."""
     return [
         StaleModule(name, format_ranks(ranks), state if state == STALE else reason)
         for (name, state, reason), ranks in sorted(found.modules().items())
@@ -108,7 +98,7 @@ def refresh(
     wait: float = 5.0,
     timeout: float = 60.0,
 ) -> Refreshed:
-    """Have ranks run the sources that their hosts have now.
+    """Make ranks run the sources that their hosts have now.
 
     * "reload": in place. Functions and classes that exist follow the new source, and with them live actors. Modules
       that cannot be changed in place are named, and left alone as a whole.
@@ -205,7 +195,7 @@ def _restart(procs: ProcMesh, pairs: Pairs, paths: Collection[str] | None, timeo
 
 
 def _checkpoint(procs: ProcMesh, timeout: float) -> None:
-    """Have actors that can be restored send their state."""
+    """Make actors that can be restored send their state."""
     for mesh in actor_meshes_on(procs):
         if hasattr(mesh, "checkpoint") and hasattr(mesh._cls, "__restore__"):
             mesh.checkpoint.call().get(timeout)
@@ -245,10 +235,18 @@ def _all(procs: ProcMesh, method: str, timeout: float, *args: Any) -> Refreshed:
     return _asked(procs, method, *args)(deadline, timeout)
 
 
-def _asked_all(
-    method: str, meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]
+def ask_all(
+    request: Literal["watch", "enter"], meshes: Iterable[tuple[ProcMesh, Iterable[tuple[str, str]]]]
 ) -> Callable[[float], list[Refreshed]]:
-    asked = [_asked(procs, method, sorted(folders)) for procs, folders in meshes]
+    """Send ``contact`` ("watch") or ``enter`` to the ranks of several meshes at once.
+
+    Args:
+        meshes: each with its folders.
+
+    Returns:
+        A function that waits for all of them together, up to a time (seconds), and returns their answers.
+    """
+    asked = [_asked(procs, request, sorted(folders)) for procs, folders in meshes]
 
     def wait(timeout: float) -> list[Refreshed]:
         deadline = time.monotonic() + timeout
@@ -270,7 +268,7 @@ def _asked(procs: ProcMesh, method: str, *args: Any) -> Callable[[float, float],
     calls = [(run, getattr(part, method).stream(*args)) for run, part in parts]
 
     def silent() -> bool:
-        """Whether those that have not answered are known not to respond, so that it is no use to wait."""
+        """Return whether those that have not answered are known not to respond, so that it is no use to wait."""
         known = whole.procs.unresponsive()
         return all(rank in known for rank in waiting if rank not in reports)
 

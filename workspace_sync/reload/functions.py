@@ -1,4 +1,4 @@
-"""Functions that exist follow the new source of their module: their code is replaced, so every reference sees it.
+"""Replace the code of existing functions, so that every reference to them sees the new source.
 
 All functions of a module are found, wherever they are held: methods, functions below decorators, closures, callbacks
 in registries. Each is paired with the new code of its qualified name.

@@ -1,4 +1,4 @@
-"""Reload in place: a changed module's new source is executed in the module, and what exists follows it.
+"""Reload in place: execute the new source of a module in the module, and update existing objects.
 
 Each module is updated as a whole or not at all. Functions keep their identity and get new code, wherever they are held
 (`functions`); classes keep theirs and get new members (`classes`); names that other modules of the workspace have
@@ -8,27 +8,27 @@ imported from the module follow (`references`). What the source assigns at its t
 
 from __future__ import annotations
 
+import ast
+import dis
 import functools
+import gc
 import importlib
 import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from monarch_kernel.actor import Actor
 from monarch_kernel.introspection import actor_class_changed
 from workspace_sync.model.manifest import digest_of
 from workspace_sync.reload.classes import ClassUpdate, Unsound
-from workspace_sync.reload.folders import Folders
 from workspace_sync.reload.functions import FunctionUpdate, class_bodies_of, functions_of
-from workspace_sync.reload.imports import Imports, in_order, stored_names
 from workspace_sync.reload.journal import Journal
-from workspace_sync.reload.loaded import Loaded, is_extension, loaded_modules
-from workspace_sync.reload.references import follow_names, is_own, redirect
+from workspace_sync.reload.loaded import Folders, Loaded, is_extension, loaded_modules
 from workspace_sync.reload.report import FAILED, KEPT, RELOADED, STALE, ModuleReport
 
 #: Names that every module has from the import system.
@@ -150,7 +150,7 @@ def _read_imports(source: bytes, name: str, is_package: bool) -> Imports | None:
 
 
 def imports_here() -> dict[str, set[str]]:
-    """What each module of the workspace in this process imports, by name; of those whose source is known."""
+    """Return the imports of each module of the workspace in this process, by name, if its source is known."""
     found = {name: _imports_of(name, loaded, {}) for name, loaded in loaded_modules.look().items()}
     return {name: set() if each is None else each.modules for name, each in found.items()}
 
@@ -282,7 +282,7 @@ class _ModuleUpdate:
         bodies: Mapping[str, list[CodeType]],
         pairs: dict[int, tuple[Any, Any]],
     ) -> None:
-        """Have classes that the source has made once more replaced by those that were there."""
+        """Replace classes that the source has made again by those that existed."""
         for path in bodies:
             old, new = self._classes.find(before, path), self._classes.find(self._namespace, path)
             if old is not None and new is not None and old is not new:
@@ -293,7 +293,7 @@ class _ModuleUpdate:
     def _keep_functions(
         self, before: dict[str, Any], update: FunctionUpdate, pairs: dict[int, tuple[Any, Any]]
     ) -> None:
-        """Have functions that the source has made once more replaced by those that were there."""
+        """Replace functions that the source has made again by those that existed."""
         for name, new in list(self._namespace.items()):
             old = before.get(name)
             if old is new or type(old) is not FunctionType or type(new) is not FunctionType:
@@ -316,7 +316,7 @@ class _ModuleUpdate:
                 del self._namespace[name]
 
     def _lookup_again(self) -> None:
-        """Have the runtime follow actor classes.
+        """Make the runtime look up the endpoints of changed actor classes again.
 
         Raises:
             Unsound: live actors cannot follow.
@@ -329,7 +329,7 @@ class _ModuleUpdate:
                     raise Unsound(f"class {cls.__qualname__}: {e}") from None
 
     def _follow(self, before: dict[str, Any]) -> None:
-        """Have names that other modules have imported from this one follow, and those imported from them."""
+        """Update names that other modules have imported from this one, and names imported from those modules."""
         todo: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [(self._name, before, self._namespace)]
         seen = {self._name}
         while todo:
@@ -348,3 +348,208 @@ class _ModuleUpdate:
                 if importer not in seen and importer in self._imports:
                     seen.add(importer)
                     todo.append((importer, earlier[importer], vars(sys.modules[importer])))
+
+
+# -- imports of a source --------------------------------------------------------------------------
+
+_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+
+
+class Imports:
+    """The import statements of one source.
+
+    Attributes:
+        modules: the modules that it imports when it is executed, and those that may be ones (``from a import b``).
+        names: what it imports by ``from``, outside functions and classes: by its own name, (module, name there).
+
+    Args:
+        source: the text.
+        name: of the module, which relative imports start from.
+        is_package: whether it is the ``__init__`` of a package.
+
+    Raises:
+        SyntaxError: the text is no Python.
+    """
+
+    def __init__(self, source: bytes | str, name: str, is_package: bool) -> None:
+        self.modules: set[str] = set()
+        self.names: dict[str, tuple[str, str]] = {}
+        base = name if is_package else name.rpartition(".")[0]
+        for node, at_top in _statements(ast.parse(source).body, True):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.modules.update(_with_parents(alias.name))
+            elif isinstance(node, ast.ImportFrom):
+                origin = _absolute(node, base)
+                self.modules.update(_with_parents(origin))
+                for alias in node.names:
+                    self.modules.add(f"{origin}.{alias.name}")
+                    if at_top:
+                        self.names[alias.asname or alias.name] = (origin, alias.name)
+
+    def names_from(self, module: str) -> dict[str, str]:
+        """Return the names that are imported from one module: the name there by the own name."""
+        return {own: name for own, (origin, name) in self.names.items() if origin == module}
+
+
+def _statements(body: Iterable[ast.stmt], at_top: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """All statements that run when the source is executed, and whether they bind names of the module."""
+    for node in body:
+        yield node, at_top
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inside = at_top and not isinstance(node, ast.ClassDef)
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(node, field, ()), inside)
+        for handler in getattr(node, "handlers", ()):
+            yield from _statements(handler.body, inside)
+        for case in getattr(node, "cases", ()):
+            yield from _statements(case.body, inside)
+
+
+def _absolute(node: ast.ImportFrom, base: str) -> str:
+    for _ in range(node.level - 1):
+        base = base.rpartition(".")[0]
+    if not node.level:
+        return node.module or ""
+    return ".".join(part for part in (base, node.module) if part)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def in_order(modules: Iterable[str], imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules so that each comes after those that it imports; of a circle, any may be the first."""
+    wanted = sorted(set(modules))
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def visit(name: str) -> None:
+        todo: list[tuple[str, Iterator[str]]] = [(name, iter(sorted(imports.get(name, ()))))]
+        seen.add(name)
+        while todo:
+            current, inner = todo[-1]
+            nearest = next((each for each in inner if each in chosen and each not in seen), None)
+            if nearest is None:
+                todo.pop()
+                order.append(current)
+            else:
+                seen.add(nearest)
+                todo.append((nearest, iter(sorted(imports.get(nearest, ())))))
+
+    chosen = set(wanted)
+    for name in wanted:
+        if name not in seen:
+            visit(name)
+    return order
+
+
+def stored_names(code: CodeType) -> set[str]:
+    """The names that the code of a module or class sets in its namespace."""
+    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _STORES}
+
+
+# -- references -----------------------------------------------------------------------------------
+
+#: Values that are equal by chance: that a name has one of them does not tell where it was imported from.
+_COMMON = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, ModuleType)
+
+
+def redirect(pairs: Mapping[int, tuple[Any, Any]], journal: Journal, skip: Iterable[Any]) -> list[str]:
+    """Replace references to new objects by references to old ones in containers that can change.
+
+    Args:
+        pairs: by the id of the new object: it, and the old one.
+        skip: containers of the caller.
+
+    Returns:
+        What could not be replaced, in words.
+    """
+    # Four references are those of the module, the pair, this loop and the call. Few have more, and the heap is large.
+    shared = [new for new, _old in pairs.values() if sys.getrefcount(new) > 4]
+    if not shared:
+        return []
+    skipped = {id(each) for each in skip} | {id(pairs), id(shared)} | {id(pair) for pair in pairs.values()}
+    left: list[str] = []
+    for holder in gc.get_referrers(*shared):
+        if id(holder) in skipped or isinstance(holder, FrameType):
+            continue
+        if isinstance(holder, dict):
+            _in_dict(holder, pairs, journal)
+        elif isinstance(holder, list):
+            for at, value in enumerate(holder):
+                if id(value) in pairs:
+                    journal.note(lambda holder=holder, at=at, value=value: holder.__setitem__(at, value))
+                    holder[at] = pairs[id(value)][1]
+        elif isinstance(holder, set):
+            for value in [value for value in holder if id(value) in pairs]:
+                holder.discard(value)
+                holder.add(pairs[id(value)][1])
+        elif isinstance(holder, CellType):
+            value = holder.cell_contents
+            if id(value) in pairs:
+                holder.cell_contents = pairs[id(value)][1]
+        elif id(type(holder)) in pairs:
+            old = pairs[id(type(holder))][1]
+            try:
+                holder.__class__ = old
+            except TypeError:
+                left.append(f"objects of class {old.__qualname__} that were made at import are of a class of their own")
+    return list(dict.fromkeys(left))
+
+
+def _in_dict(holder: dict[Any, Any], pairs: Mapping[int, tuple[Any, Any]], journal: Journal) -> None:
+    owner = next((each for each in gc.get_referrers(holder) if isinstance(each, type)), None)
+    for key, value in list(holder.items()):
+        if id(value) in pairs:
+            if owner is not None and vars(owner).get(key) is value:
+                journal.set_in_class(owner, key, pairs[id(value)][1])  # past its dict, whose lookups are cached
+            else:
+                journal.set_item(holder, key, pairs[id(value)][1])
+        if id(key) in pairs:
+            journal.note_dict(holder)
+            holder[pairs[id(key)][1]] = holder.pop(key)
+
+
+def follow_names(
+    module: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    importers: Mapping[str, tuple[dict[str, Any], Mapping[str, str]]],
+    journal: Journal,
+) -> list[str]:
+    """Give modules that have imported names from a module the new values of these names.
+
+    Args:
+        module: the name of the module that has changed.
+        before, after: its namespace.
+        importers: by name: the namespace of another module, and what its source imports from this one: the name there
+            by its own name for it.
+
+    Returns:
+        The names that have followed, as ``importer.name``.
+    """
+    changed = {name: (old, after[name]) for name, old in before.items() if name in after and after[name] is not old}
+    objects = {id(old): new for old, new in changed.values() if not isinstance(old, _COMMON)}
+    followed: list[str] = []
+    for importer, (namespace, names) in importers.items():
+        if importer == module:
+            continue
+        for own, value in list(namespace.items()):
+            if id(value) in objects:
+                new = objects[id(value)]
+            elif names.get(own) in changed and value is changed[names[own]][0]:
+                new = changed[names[own]][1]
+            else:
+                continue
+            journal.set_item(namespace, own, new)
+            followed.append(f"{importer}.{own}")
+    return followed
+
+
+def is_own(value: Any, module: str) -> bool:
+    """Return whether a value is a function or class that a module defines."""
+    return isinstance(value, FunctionType | type) and value.__module__ == module

@@ -1,4 +1,4 @@
-"""What a change in place has done so far, so that all of it can be undone."""
+"""Record the steps of a change in place, so that all of it can be undone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A sync that ranks which run already follow: they are told before the switch and after it."""
+"""Sync, and have running ranks follow: they are asked before the switch and told after it."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from weakref import WeakSet
 
@@ -15,9 +16,8 @@ from workspace_sync.model.report import StaleModule, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.news import on_synced, trees
 from workspace_sync.receipt import sync_line
-from workspace_sync.reload.client import How, When, contact_soon, enter_all, folders_of, refresh, stale_in
-from workspace_sync.reload.report import FAILED, KEPT, RELOADED, Refreshed
-from workspace_sync.reload.selection import EVERY, ModuleSelection
+from workspace_sync.reload.client import How, When, ask_all, folders_of, refresh, stale_in
+from workspace_sync.reload.report import EVERY, FAILED, KEPT, RELOADED, ModuleSelection, Refreshed
 from workspace_sync.session import Folders, Show, SyncClient, workspace_of
 
 Pairs = list[tuple[str, str]]
@@ -27,6 +27,8 @@ _told: WeakSet[ProcMesh] = WeakSet()
 #: How long the switch waits for ranks that have not said what they have imported (seconds). One that says so later
 #: compares what it has imported with the files of the new tree.
 _CONTACT = 2.0
+#: How long ranks may take to enter a new tree (seconds).
+_ENTER = 10.0
 
 
 class LiveReport(msgspec.Struct):
@@ -47,7 +49,7 @@ class LiveReport(msgspec.Struct):
 
     @property
     def problems(self) -> list[str]:
-        """What ranks do not follow and why, a line for each reason."""
+        """Changes that ranks do not follow, a line for each reason."""
         lines: list[str] = []
         for each in self.refreshed:
             lines += [reason for _, _, reason in each.modules(FAILED, KEPT)]
@@ -147,7 +149,7 @@ def sync_live(
     Raises:
         SyncError, ScanError: as ``sync`` does. Ranks of hosts that have switched follow before.
     """
-    asked = contact_soon((procs, _folders(procs, workspace)) for procs in meshes_on(hosts))
+    asked = ask_all("watch", ((procs, _folders(procs, workspace)) for procs in meshes_on(hosts)))
     client = SyncClient(hosts, workspace, progress, before_switch=lambda: asked(_CONTACT))
     try:
         back = bool(rollback or tree)
@@ -167,7 +169,7 @@ def sync_live(
 
 
 def _announce(hosts: Any, report: SyncReport) -> None:
-    """Tell views which hosts have which trees now."""
+    """Notify views of the trees that hosts have now."""
     switched = {host.host: (host.digest, host.environment) for host in report.hosts if host.switched}
     trees.update((host.key, switched[host.name]) for host in each_host(hosts) if host.name in switched)
     on_synced.notify()
@@ -182,10 +184,10 @@ def _follow(
     when: When,
     wait: float,
 ) -> LiveReport:
-    """Have ranks that run already follow a sync, and add to its receipt what they have."""
+    """Make running ranks follow a sync, and add their modules to its receipt."""
     stale = live.sync.stale
     meshes = [(procs, _folders(procs, workspace)) for procs in meshes_on(hosts)]
-    entered = iter(() if how == "reload" else enter_all(meshes))
+    entered = iter(() if how == "reload" else ask_all("enter", meshes)(_ENTER))
     for procs, pairs in meshes:
         if how == "reload":
             done = refresh(procs, how, folders=pairs, selection=selection, when=when, wait=wait)
@@ -245,3 +247,13 @@ def _folders(procs: ProcMesh, workspace: Workspace) -> Pairs:
     roots = workspace.roots()
     placed = [(here, there) for here, there in folders_of(procs) if here in roots]
     return placed or [(here, here) for here in roots]
+
+
+async def sync_workspace(mesh: Any, workspace: Workspace, conda: bool, auto_reload: bool) -> SyncReport:
+    """See ``HostMesh.sync_workspace``."""
+    if not isinstance(workspace, Workspace):
+        raise TypeError(f"sync_workspace() takes a Workspace, as in Workspace(dirs=['.']), not {workspace!r}")
+    env = (workspace.env or CondaEnvironment()) if conda else None
+    wanted = Workspace(workspace.dirs, env, links=workspace.links)
+    live = await asyncio.to_thread(sync_live, mesh, wanted, how="reload" if auto_reload else None)
+    return live.sync

@@ -1,4 +1,4 @@
-"""The modules of a workspace that this process has imported, and the source that each was loaded from.
+"""Record which modules of a workspace this process has imported, and from which source.
 
 From the first look on, an import hook reads modules of the workspace from their source and notes its digest, so what
 is loaded is known exactly: neither times nor compiled files count. What was imported before the first look is compared
@@ -12,6 +12,7 @@ import ast
 import importlib
 import linecache
 import os
+import re
 import sys
 import threading
 import time
@@ -22,8 +23,76 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from workspace_sync.model.manifest import digest_of
-from workspace_sync.reload.folders import Folders
 from workspace_sync.reload.functions import codes_of, functions_of
+
+_CURRENT = "/current/tree"
+# What stands in the place of `current/tree` where symbolic links were resolved, in this tree and in earlier ones.
+_RESOLVED = r"/(?:generations/[^/]+/tree|slots/[^/]+)"
+
+
+class Folders:
+    """The folders of a workspace.
+
+    Args:
+        pairs: each folder of the client with the folder that a host has for it. One that is given alone (equal names)
+            is used in place, as by ranks on the client's own host before any sync.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        # The host's own folders first: a path in one of them is not looked for among those of the client.
+        self.pairs = sorted({(_plain(here), _plain(there)) for here, there in pairs}, key=lambda p: (p[0] == p[1], p))
+        self._earlier: list[tuple[re.Pattern[str], str, str]] = []
+        for here, there in self.pairs:
+            root, current, place = there.rpartition(_CURRENT)
+            if current:
+                real = os.path.realpath(root)
+                roots = "|".join(re.escape(each) for each in dict.fromkeys((root, real)))
+                pattern = re.compile(rf"(?:{roots}){_RESOLVED}{re.escape(place)}(?=/|$)")
+                self._earlier.append((pattern, here, there))
+
+    def at_client(self, path: str) -> str | None:
+        """The client's name of a file; None if it is not in the workspace."""
+        for here, there in self.pairs:
+            rest = _below(path, there)
+            if rest is not None:
+                return here + rest
+        for pattern, here, _there in self._earlier:
+            found = pattern.match(path)
+            if found is not None:
+                return here + path[found.end() :]
+        for here, _there in self.pairs:
+            if _below(path, here) is not None:
+                return path
+        return None
+
+    def outside(self, paths: Iterable[str]) -> str:
+        """The first folder of the client that has one of these paths, although the host has its own; else ""."""
+        for path in paths:
+            if any(_below(path, there) is not None for _here, there in self.pairs):
+                continue
+            for here, there in self.pairs:
+                if here != there and _below(path, here) is not None:
+                    return here
+        return ""
+
+    def now(self, path: str) -> str:
+        """The name that a file has in the tree that its host has now; the same if it is not in a former one."""
+        for pattern, _here, there in self._earlier:
+            found = pattern.match(path)
+            if found is not None:
+                return there + path[found.end() :]
+        return path
+
+
+def _plain(folder: str) -> str:
+    return folder.rstrip("/") or "/"
+
+
+def _below(path: str, folder: str) -> str | None:
+    if path == folder:
+        return ""
+    return path[len(folder) :] if path.startswith(folder + "/") else None
+
 
 # A reload of what does the reload is not sound.
 _OURS = frozenset({"monarch_kernel", "workspace_sync"})
@@ -32,7 +101,7 @@ _PREFIXES = frozenset({sys.prefix, sys.base_prefix, sys.exec_prefix})
 
 @dataclass(slots=True)
 class Loaded:
-    """How a module was loaded.
+    """Source of a loaded module.
 
     Attributes:
         path: the file, as the module names it.
@@ -158,14 +227,14 @@ def source_path(module: ModuleType) -> str | None:
 
 
 def is_left_out(name: str, path: str) -> bool:
-    """Whether a module is not the user's, although its file may be in a workspace: installed, or our own."""
+    """Return whether a module is not the user's, although its file may be in a workspace: installed, or our own."""
     if name.partition(".")[0] in _OURS or "/site-packages/" in path or "/dist-packages/" in path:
         return True
     return any(path.startswith(os.path.join(prefix, "lib") + os.sep) for prefix in _PREFIXES)
 
 
 def is_extension(path: str) -> bool:
-    """Whether a file is an extension module."""
+    """Return whether a file is an extension module."""
     return path.endswith(tuple(EXTENSION_SUFFIXES))
 
 
@@ -214,7 +283,7 @@ def _process_began() -> float:
 
 
 def enter_new_tree(folders: Folders) -> str:
-    """Have this process see the tree that its host has now: working directory, caches of imports and of source lines.
+    """Enter the host's current tree: working directory, caches of imports and of source lines.
 
     Returns:
         Why its working directory could not be entered again; "" if it was, or is not in the workspace.

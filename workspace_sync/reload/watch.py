@@ -1,4 +1,4 @@
-"""Syncs and reloads at every save: a thread of the client that watches the folders of a workspace."""
+"""Sync and reload at every save: a thread of the client watches the folders of a workspace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import watchfiles
 
 from workspace_sync.reload.client import How, When
 from workspace_sync.reload.live import LiveReport, sync_live
-from workspace_sync.reload.selection import EVERY, ModuleSelection
-from workspace_sync.scanning.ignore import rules_around, rules_within
-from workspace_sync.scanning.rules import Rules
+from workspace_sync.reload.report import EVERY, ModuleSelection
+from workspace_sync.scanning.rules import Rules, rules_around, rules_within
 from workspace_sync.session import Folders, workspace_of
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ _LOOK = 200  # how often it looks whether it is to stop (ms)
 
 
 class WatchEvent(msgspec.Struct):
-    """What a watcher tells.
+    """Event of a watcher.
 
     Attributes:
         kind: "synced", "failed" (told once, until it succeeds or fails in another way), or "stopped".
@@ -178,7 +177,7 @@ class Ignored:
         self._folders = [os.fsencode(folder) for folder in folders]
 
     def any_counts(self, paths: set[str]) -> bool:
-        """Whether one of these paths is not left out."""
+        """Return whether one of these paths is not left out."""
         known: dict[bytes, Rules | None] = {}
         return any(self._counts(os.fsencode(path), known) for path in paths)
 

@@ -1,4 +1,4 @@
-"""What a large first sync is about to send, and what it leaves out, for people to look at before it starts."""
+"""Describe a large first sync before it starts: what it sends, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import memory, text_size
-from workspace_sync.model.manifest import Manifest, printable
+from workspace_sync.model.manifest import Manifest, join, printable
 from workspace_sync.scanning.index import Record
 
 #: A first sync of more is announced.
@@ -18,7 +18,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What one line of a file of rules leaves out.
+    """Entries that one line of a file of rules leaves out.
 
     Attributes:
         source: ``file:line: text``, or ``default: text``.
@@ -52,7 +52,7 @@ class FolderSize:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a first sync is about to send; as text with ``str``.
+    """Content of a first sync before it is sent; ``str`` renders it.
 
     Attributes:
         sources: the folders of the client.
@@ -110,7 +110,7 @@ def sizes_in(manifest: Manifest) -> Iterator[tuple[bytes, list[int]]]:
 
 
 def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
-    """What is left out by which line: most entries first."""
+    """Count the entries that each line leaves out, most bytes first."""
     files: dict[int, int] = {}
     folders: dict[int, int] = {}
     sizes: dict[int, int] = {}
@@ -121,7 +121,7 @@ def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
             counted = folders if why.folder else files
             counted[reason] = counted.get(reason, 0) + 1
             sizes[reason] = sizes.get(reason, 0) + why.size
-            examples.setdefault(reason, place + b"/" + name if place else name)
+            examples.setdefault(reason, join(place, name))
     found = [
         LeftOut(reasons[reason], files.get(reason, 0), folders.get(reason, 0), sizes[reason], example)
         for reason, example in examples.items()

@@ -1,4 +1,4 @@
-"""How large files are cut.
+"""Cut large files into chunks.
 
 A new file is cut into chunks of one size. When a file has changed, the cuts that it had are found again by the bytes
 that stood behind them, so an insertion or a deletion moves cuts and leaves all other chunks as they were. That sends as
@@ -25,7 +25,7 @@ _FARTHER = 64
 
 
 class Cuts(NamedTuple):
-    """How a file was cut.
+    """Chunks of a file.
 
     Attributes:
         sizes: of its chunks (bytes).

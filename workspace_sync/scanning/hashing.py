@@ -1,4 +1,4 @@
-"""Files as digests: read once, in pieces, on several threads.
+"""Hash files: read each once, in pieces, on several threads, and offer the content while it is in memory.
 
 Files are read and not mapped: one that is truncated while it is mapped would end the process (SIGBUS).
 """
@@ -10,16 +10,60 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from blake3 import blake3
 
-from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, digest_of
+from workspace_sync.model.manifest import DIGEST_SIZE, MODE_BITS, EarlyFile, digest_of, thread_buffer
+from workspace_sync.scanning.announcement import Announcement
 from workspace_sync.scanning.chunking import ANCHOR, CHUNK, Cuts, again, even
-from workspace_sync.scanning.streaming import ABOUT, CONTENT, ROW, ContentTaker
+
+#: The most content in one memory (bytes), and the most bytes of paths and digests that describe it.
+CONTENT = 7 << 19
+ABOUT = 1 << 19
+#: What a row takes beside its path and its digests, at most (bytes).
+ROW = 64
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """Content that a scan is about to read.
+
+    Attributes:
+        roots: the folders of the client by their places in the tree.
+        files: how many.
+        bytes: their sizes, as listed.
+        announcement: what a person should know before it is sent; None: it is not much.
+    """
+
+    roots: dict[bytes, bytes]
+    files: int
+    bytes: int
+    announcement: Announcement | None
+
+
+class ContentTaker(Protocol):
+    """Takes content while a scan goes on. Called by the threads of the scan."""
+
+    def planned(self, plan: ScanPlan) -> None:
+        """The scan knows what it reads, and begins."""
+        ...
+
+    def take(self) -> memoryview | None:
+        """Memory for ``CONTENT`` and its description, perhaps after a wait; None: nothing is wanted any more."""
+        ...
+
+    def give(self, memory: memoryview, used: int, files: list[EarlyFile]) -> None:
+        """Memory of ``take`` is filled.
+
+        Args:
+            used: so many bytes of it are content.
+            files: what that is, in its order; without any, the memory goes back.
+        """
+        ...
+
 
 #: Threads that read and hash; more of them only wait for the disk.
 THREADS = min(8, os.cpu_count() or 1)
@@ -29,8 +73,6 @@ _BATCH = 64
 _TRIES = 4
 #: How much of a large file is read at once (bytes); at least a chunk.
 _BLOCK = 8 * CHUNK
-
-_local = threading.local()
 
 
 @dataclass(slots=True)
@@ -101,17 +143,17 @@ def hash_files(
     outcomes: list[Outcome] = [None] * len(paths)
     small = [i for i, file in enumerate(paths) if file.size <= CHUNK]
     large = sorted((i for i, file in enumerate(paths) if file.size > CHUNK), key=lambda i: -paths[i].size)
-    stopped = threading.Event()
+    run = _Run(report)
 
     def some(numbers: list[int]) -> None:
-        if stopped.is_set():
+        if run.stopped.is_set():
             return
         if cancelled is not None and cancelled():
-            stopped.set()
+            run.stopped.set()
         read = 0
         with _Filling(taker) as filling:
             for i in numbers:
-                outcomes[i] = outcome = _attempt(paths[i], report, stopped, filling, None)
+                outcomes[i] = outcome = _attempt(paths[i], run, filling)
                 if isinstance(outcome, Hashed) and not outcome.chunks:
                     read += outcome.size
         report(read)
@@ -128,15 +170,15 @@ def hash_files(
                 with ThreadPoolExecutor(THREADS, "chunks") as helpers:
                     for i in large:
                         with _Filling(taker) as filling:
-                            outcomes[i] = _attempt(paths[i], report, stopped, filling, helpers)
+                            outcomes[i] = _attempt(paths[i], replace(run, helpers=helpers), filling)
                         if cancelled is not None and cancelled():
-                            stopped.set()
+                            run.stopped.set()
             else:
                 tasks += [pool.submit(some, [i]) for i in large]
                 tasks += [pool.submit(some, batch) for batch in batches]
             for task in tasks:
                 task.result()
-    if stopped.is_set():
+    if run.stopped.is_set():
         raise ScanError("the scan was cancelled")
     return outcomes
 
@@ -158,6 +200,21 @@ def _batches(paths: list[FileToRead], small: list[int], streams: bool) -> list[l
     return batches
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One call of ``hash_files``.
+
+    Attributes:
+        report: see ``hash_files``.
+        stopped: set when it was cancelled.
+        helpers: threads that hash the chunks of a large file.
+    """
+
+    report: Callable[[int], None]
+    stopped: threading.Event = field(default_factory=threading.Event)
+    helpers: ThreadPoolExecutor | None = None
+
+
 class _Filling:
     """The memory of a ``ContentTaker`` that files are read into, one behind the other; it is given at the end."""
 
@@ -171,7 +228,7 @@ class _Filling:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give()
+        self.give()
 
     @property
     def active(self) -> bool:
@@ -195,11 +252,8 @@ class _Filling:
         self._files.append(file)
         self._used += size
 
-    def next(self) -> None:
-        """Give what there is, and take other memory for what follows."""
-        self._give()
-
-    def _give(self) -> None:
+    def give(self) -> None:
+        """Give the content so far; what follows goes into other memory."""
         memory, self._memory = self._memory, None
         if memory is not None and self._taker is not None:
             self._taker.give(memory, self._used, self._files)
@@ -210,18 +264,12 @@ class _Filling:
 _NOTHING = _Filling(None)
 
 
-def _attempt(
-    file: FileToRead,
-    report: Callable[[int], None],
-    stopped: threading.Event,
-    filling: _Filling,
-    helpers: ThreadPoolExecutor | None,
-) -> Outcome:
+def _attempt(file: FileToRead, run: _Run, filling: _Filling) -> Outcome:
     for _ in range(_TRIES):
-        if stopped.is_set():
+        if run.stopped.is_set():
             return None
         try:
-            found = _hash_once(file, report, stopped, filling, helpers)
+            found = _hash_once(file, run, filling)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -232,13 +280,7 @@ def _attempt(
     return "unsteady"
 
 
-def _hash_once(
-    file: FileToRead,
-    report: Callable[[int], None],
-    stopped: threading.Event,
-    filling: _Filling,
-    helpers: ThreadPoolExecutor | None,
-) -> Hashed | None:
+def _hash_once(file: FileToRead, run: _Run, filling: _Filling) -> Hashed | None:
     """Hash a file; None if it changed meanwhile."""
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     room: memoryview | None = None
@@ -249,7 +291,7 @@ def _hash_once(
         size = before.st_size
         if size <= CHUNK:
             room = filling.room(size) if size else None
-            data = _buffer()[:size] if room is None else room
+            data = thread_buffer()[:size] if room is None else room
             if not read_fully(fd, data, 0):
                 return None
             found = Hashed(*_hint(before), digest_of(data))
@@ -259,9 +301,9 @@ def _hash_once(
             else:
                 sizes = again(file.known, size, lambda offset, length: os.pread(fd, length, offset))
             if filling.active and file.known is None:
-                large = _hash_and_give(fd, file.place, before, sizes, report, stopped, filling, helpers)
+                large = _hash_and_give(fd, file.place, before, sizes, run, filling)
             else:
-                large = _hash_large(fd, sizes, report, stopped, helpers)
+                large = _hash_large(fd, sizes, run)
             if large is None:
                 return None
             found = Hashed(*_hint(before), *large)
@@ -276,29 +318,11 @@ def _hash_once(
     return found
 
 
-def _buffer() -> memoryview:
-    """Memory for a small file, which this thread uses again and again.
-
-    Fresh memory of this size comes from the system, which clears it page by page; that takes longer than the reading.
-    """
-    try:
-        return _local.buffer
-    except AttributeError:
-        buffer = _local.buffer = memoryview(bytearray(CHUNK))
-        return buffer
-
-
 def _hint(about: os.stat_result) -> tuple[int, int, int, tuple[int, ...]]:
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3]
 
 
-def _hash_large(
-    fd: int,
-    sizes: tuple[int, ...],
-    report: Callable[[int], None],
-    stopped: threading.Event,
-    helpers: ThreadPoolExecutor | None,
-) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
+def _hash_large(fd: int, sizes: tuple[int, ...], run: _Run) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
     whole = blake3()
     digests: list[bytes] = []
     anchors: list[bytes] = []
@@ -306,7 +330,7 @@ def _hash_large(
     blocks = [bytearray(_BLOCK) for _ in pending]
     offset = turn = 0
     for pieces in _blocks(sizes, _BLOCK):
-        if stopped.is_set():
+        if run.stopped.is_set():
             return None
         # One block is read while the chunks of the other are hashed.
         if (task := pending[turn]) is not None:
@@ -315,14 +339,14 @@ def _hash_large(
         view = memoryview(blocks[turn])[: sum(pieces)]
         if not read_fully(fd, view, offset):
             return None
-        if helpers is None:
+        if run.helpers is None:
             digests += _chunk_digests(view, pieces)
         else:
-            pending[turn] = helpers.submit(_chunk_digests, view, pieces)
+            pending[turn] = run.helpers.submit(_chunk_digests, view, pieces)
         whole.update(view)
         anchors += _anchors(view, pieces)
         offset += len(view)
-        report(len(view))
+        run.report(len(view))
         turn = 1 - turn
     for task in (pending[turn], pending[1 - turn]):
         if task is not None:
@@ -331,14 +355,7 @@ def _hash_large(
 
 
 def _hash_and_give(
-    fd: int,
-    place: bytes,
-    about: os.stat_result,
-    sizes: tuple[int, ...],
-    report: Callable[[int], None],
-    stopped: threading.Event,
-    filling: _Filling,
-    helpers: ThreadPoolExecutor | None,
+    fd: int, place: bytes, about: os.stat_result, sizes: tuple[int, ...], run: _Run, filling: _Filling
 ) -> tuple[bytes, tuple[bytes, ...], Cuts] | None:
     """Hash a large file, and give each piece as soon as its digest is known."""
     whole = blake3()
@@ -347,10 +364,10 @@ def _hash_and_give(
     offset = 0
     own = memoryview(b"")
     for pieces in _blocks(sizes, CONTENT):
-        if stopped.is_set():
+        if run.stopped.is_set():
             return None
         length = sum(pieces)
-        filling.next()
+        filling.give()
         room = filling.room(length)
         if room is None and not own:
             own = memoryview(bytearray(CONTENT))
@@ -358,7 +375,7 @@ def _hash_and_give(
         if not read_fully(fd, view, offset):
             return None
         # No second block is read meanwhile: each waits for memory, and would hold what others wait for.
-        task = helpers.submit(_chunk_digests, view, pieces) if helpers is not None else None
+        task = run.helpers.submit(_chunk_digests, view, pieces) if run.helpers is not None else None
         whole.update(view)
         found = _chunk_digests(view, pieces) if task is None else task.result()
         anchors += _anchors(view, pieces)
@@ -368,7 +385,7 @@ def _hash_and_give(
             given = EarlyFile(place, about.st_size, mode, about.st_mtime_ns, offset, tuple(found), tuple(pieces))
             filling.fill(given, length)
         offset += length
-        report(length)
+        run.report(length)
     return whole.digest(), tuple(digests), Cuts(sizes, b"".join(anchors))
 
 

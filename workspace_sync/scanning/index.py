@@ -1,4 +1,4 @@
-"""What a client remembers of a workspace between runs, so that an unchanged file is not read again.
+"""Remember a workspace between runs, so that an unchanged file is not read again.
 
 The index holds a record of each folder: what ``scandir`` and ``lstat`` last said of its entries (the *hints*), and the
 entries' place in the manifest. It is only a memory: without it, or with a damaged one, everything is hashed again. A
@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import msgspec
 
-from monarch_kernel.environment import SYNC_FOLDER
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.manifest import DIGEST_SIZE, Folder, Manifest, digest_of
+from workspace_sync.model.workspace import sync_folder
 
 _T = TypeVar("_T")
 _MAGIC = b"monarch index 1\n"
@@ -86,9 +86,8 @@ class Index:
     """
 
     def __init__(self, workspace: str, root: str | None = None) -> None:
-        root = root or SYNC_FOLDER.get() or os.path.join(os.path.expanduser("~"), ".cache", "monarch_kernel", "sync")
         #: Its folder.
-        self.path = os.path.join(os.path.abspath(os.path.expanduser(root)), "client", workspace)
+        self.path = os.path.join(sync_folder(root), "client", workspace)
         #: The folders of the workspace by their paths in the tree.
         self.records: dict[bytes, Record] = {}
         #: Why entries are left out, as ``file:line: pattern``.
@@ -123,7 +122,7 @@ class Index:
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the last scan has found; None: that is not known."""
+        """The manifest of the last scan; None: it is not known."""
         return next(reversed(self._recent.values()), None)
 
     @property
@@ -136,7 +135,7 @@ class Index:
         self.to_save()()
 
     def to_save(self) -> Callable[[], None]:
-        """What ``save`` does, to be called later on any thread; it writes what is known now."""
+        """Return a function that writes the index as it is now, later and on any thread."""
         if not self._changed:
             return lambda: None
         self._changed = False
@@ -199,7 +198,7 @@ class Index:
     # -- files ---------------------------------------------------------------------------------------
 
     def load_file(self, name: str) -> memoryview | None:
-        """What ``save_file`` has written; None if there is none, or it is damaged."""
+        """Read a file of ``save_file``; None if there is none, or it is damaged."""
 
         def read(folder: PrivateFolder) -> bytes:
             with os.fdopen(folder.open_file(name, os.O_RDONLY), "rb") as file:
@@ -249,21 +248,7 @@ class Index:
 
     def _within(self, work: Callable[[PrivateFolder], _T], *, make: bool = False) -> _T | None:
         try:
-            with _own_folder(self.path) if make else PrivateFolder.open(self.path) as folder:
+            with PrivateFolder.made(self.path) if make else PrivateFolder.open(self.path) as folder:
                 return work(folder)
         except OSError:
             return None
-
-
-def _own_folder(path: str) -> PrivateFolder:
-    """Open a folder of mode 0700, and make it and its parents where they do not exist."""
-    try:
-        return PrivateFolder.open(path)
-    except FileNotFoundError:
-        parent = os.path.dirname(path)
-        if not os.path.isdir(parent):
-            _own_folder(parent).close()
-        try:
-            return PrivateFolder.make(path)
-        except FileExistsError:
-            return PrivateFolder.open(path)

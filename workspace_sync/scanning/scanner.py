@@ -1,23 +1,22 @@
-"""The content of a workspace now, as a manifest, with as little reading as possible."""
+"""Scan a workspace into a manifest with as little reading as possible."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 
 import msgspec
 
-from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, seal
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, digest_of, join, printable, seal
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.scanning.announcement import announce
-from workspace_sync.scanning.hashing import FileToRead, Hashed, Outcome, hash_files
-from workspace_sync.scanning.index import Index
-from workspace_sync.scanning.problems import Problems
-from workspace_sync.scanning.result import Scan
-from workspace_sync.scanning.streaming import ContentTaker, ScanPlan
-from workspace_sync.scanning.walk import Item, Walk, Walker, join
+from workspace_sync.scanning.announcement import Announcement, LeftOut, announce, left_out, sizes_in
+from workspace_sync.scanning.hashing import ContentTaker, FileToRead, Hashed, Outcome, ScanPlan, hash_files, read_at
+from workspace_sync.scanning.index import Index, Record
+from workspace_sync.scanning.walk import Item, Problems, Walk, Walker
 
 #: A file that changed so shortly before the scan may change again without new times (ns): file systems keep times in
 #: steps of up to 2 s.
@@ -77,7 +76,7 @@ def scan(
 
 
 def _plan(walk: Walk, roots: dict[bytes, bytes], sources: list[str]) -> ScanPlan:
-    """What a scan that has walked over all folders is about to read."""
+    """Plan the reading of a scan that has walked over all folders."""
     sizes: dict[bytes, list[int]] = {}
     for each in walk.to_hash:
         sizes.setdefault(each.folder, []).append(each.size)
@@ -168,10 +167,8 @@ def _assembled(walk: Walk, roots: dict[bytes, bytes]) -> Manifest:
             walk.records[place] = msgspec.structs.replace(record, folder=folders[place])
             changed.add(place)
     for place, found in walk.found.items():
-        prefix = place + b"/" if place else b""
-        folder = found.record.folder
         for name in found.record.subfolders:
-            folder.folders[name] = folders[prefix + name].digest
+            found.record.folder.folders[name] = folders[join(place, name)].digest
     return seal(folders, changed)
 
 
@@ -183,3 +180,127 @@ def _distrusted(item: Item, started: int) -> Item:
     if ctime > started - RECENT or started - RECENT < mtime <= time.time_ns():
         return (name, size, -1, ctime, rest)
     return item
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+#: Where a piece is: the folder in the tree, the name of the file, the offset and the size (bytes).
+_Place = tuple[bytes, bytes, int, int]
+
+
+def path_at_client(roots: Mapping[bytes, bytes], path: bytes) -> bytes:
+    """Return the client's path of a path in the tree.
+
+    Args:
+        roots: the folders of the client by their places in the tree.
+        path: in the tree.
+    """
+    top = path
+    while top not in roots:
+        top = top.rpartition(b"/")[0]
+    return roots[top] + (b"/" + path[len(top) :].strip(b"/") if len(path) > len(top) else b"")
+
+
+def read_first(readers: Sequence[Callable[[bytes, memoryview], None]], digest: bytes, into: memoryview) -> None:
+    """Read a piece of content with the first reader that has it (``Scan.read``).
+
+    Raises:
+        KeyError: none has it.
+    """
+    for read in readers[:-1]:
+        try:
+            return read(digest, into)
+        except KeyError:
+            continue
+    return readers[-1](digest, into)
+
+
+class Scan:
+    """Content of a workspace at the time of a scan. Any thread may call its methods.
+
+    Attributes:
+        workspace: its folders.
+        manifest: its content.
+        hashed: bytes that had to be read.
+        notes: what a person should know of what is left out.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        manifest: Manifest,
+        roots: dict[bytes, bytes],
+        records: dict[bytes, Record],
+        reasons: list[str],
+        hashed: int,
+        notes: list[str],
+    ) -> None:
+        self.workspace = workspace
+        self.manifest = manifest
+        self.hashed = hashed
+        self.notes = notes
+        self._roots = {place: folder for folder, place in roots.items()}
+        self._records = records
+        self._reasons = reasons
+        self._lock = threading.Lock()
+        self._places: tuple[dict[bytes, _Place], dict[bytes, list[_Place]]] | None = None
+
+    @property
+    def ignored(self) -> list[LeftOut]:
+        """The entries that are left out, by the line of the file that leaves them out."""
+        return left_out(self._records, self._reasons)
+
+    def announcement(self) -> Announcement | None:
+        """Describe a first sync; None if it sends at most 10,000 files and 1 GB."""
+        return announce(dict(sizes_in(self.manifest)), self._records, self._reasons, list(self.workspace.roots()))
+
+    def read(self, digest: bytes, into: memoryview) -> None:
+        """Read one piece: a file, or a chunk of one.
+
+        Args:
+            digest: of the piece.
+            into: takes it; of its size.
+
+        Raises:
+            KeyError: the workspace has no such piece.
+            ScanError: the file has changed since the scan.
+        """
+        first, others = self._pieces()
+        place = first[digest]
+        for folder, name, offset, size in (place, *others.get(digest, ())):
+            if size == len(into) and read_at(self.path_of(folder, name), offset, into) and digest_of(into) == digest:
+                return
+        folder, name, _, _ = place
+        raise ScanError(
+            f"{printable(self.path_of(folder, name))} changed while it was read for the sync. Hosts keep the tree that "
+            "they have; sync again when what writes it is done, or leave it out with a line in a .meshignore file."
+        )
+
+    def read_many(self, wanted: Iterable[tuple[bytes, memoryview]]) -> None:
+        """Read several pieces, as ``read`` does.
+
+        Raises:
+            KeyError: the workspace has no such piece.
+            ScanError: a file has changed since the scan.
+        """
+        for digest, into in wanted:
+            self.read(digest, into)
+
+    def path_of(self, place: bytes, name: bytes = b"") -> bytes:
+        """Return the client's path of a folder of the tree, or of a file in it."""
+        return join(path_at_client(self._roots, place), name) if name else path_at_client(self._roots, place)
+
+    def _pieces(self) -> tuple[dict[bytes, _Place], dict[bytes, list[_Place]]]:
+        """Locate each piece and its copies."""
+        with self._lock:
+            if self._places is None:
+                first: dict[bytes, _Place] = {}
+                others: dict[bytes, list[_Place]] = {}
+                for place, folder in self.manifest.folders.items():
+                    for name, entry in folder.files.items():
+                        for digest, offset, size in entry.pieces():
+                            here = (place, name, offset, size)
+                            if first.setdefault(digest, here) is not here:
+                                others.setdefault(digest, []).append(here)
+                self._places = first, others
+            return self._places

@@ -1,4 +1,4 @@
-"""The walk over the folders of a workspace: which entries there are, and which files must be hashed.
+"""Walk over the folders of a workspace: list the entries, and find the files that must be hashed.
 
 A folder whose listing is what it was is taken over from the index as it is, without a look at its entries one by one.
 This is what makes an unchanged tree cheap: one ``scandir``, one ``lstat`` for each entry, and one comparison of bytes
@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import MODE_BITS, Folder, printable
+from workspace_sync.model.manifest import MODE_BITS, Folder, join, printable
 from workspace_sync.model.workspace import Links, is_environment
 from workspace_sync.scanning.chunking import Cuts
-from workspace_sync.scanning.ignore import Scope, rules_around
 from workspace_sync.scanning.index import Index, LeftOutEntry, Record
-from workspace_sync.scanning.links import inner_target
-from workspace_sync.scanning.problems import Problems
-from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules
+from workspace_sync.scanning.rules import GITIGNORE, MESHIGNORE, RuleFile, Rules, Scope, rules_around
 
 _encode = msgspec.msgpack.encode
 _ENVIRONMENT = "default: a Python environment"
@@ -33,6 +30,73 @@ _NONE_IGNORED: dict[bytes, LeftOutEntry] = {}
 #: An entry of a listing: (name,) of a folder that is entered; (name, whether it is a folder) of what is left out; else
 #: (name, size, mtime, ctime, (mode, inode, device)).
 Item = tuple[Any, ...]
+
+
+#: How many paths an error names.
+_NAMED = 10
+
+
+@dataclass(slots=True)
+class Problems:
+    """Paths of the client by what is wrong with them; links with their targets."""
+
+    unreadable: list[bytes] = field(default_factory=list[bytes])
+    outside: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    loops: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    unsteady: list[bytes] = field(default_factory=list[bytes])
+    failed: list[tuple[bytes, str]] = field(default_factory=list[tuple[bytes, str]])
+
+    def check(self) -> None:
+        """Raise if there are any.
+
+        Raises:
+            ScanError: there are; the message names up to 10 of each kind, and what to do.
+        """
+        parts: list[str] = []
+        if self.unreadable:
+            parts.append(
+                f"{_counted(self.unreadable, 'cannot be read', 'cannot be read')} by you: "
+                f"{_listed([printable(path) for path in self.unreadable])}. "
+                "Change their permissions, or leave them out with lines in a .meshignore file."
+            )
+        if self.outside:
+            parts.append(
+                f"{_counted(self.outside, 'is a link that leads', 'are links that lead')} out of the workspace: "
+                f"{_listed(_arrows(self.outside))}. Leave them out with lines in a .meshignore file, copy what they "
+                'lead to with Workspace(links="follow") (--links follow), or keep them with Workspace(links="keep") '
+                "(--links keep) if every host has what they lead to."
+            )
+        if self.loops:
+            parts.append(
+                f"{_counted(self.loops, 'is a link that leads', 'are links that lead')} back to a folder that holds "
+                f"it: {_listed(_arrows(self.loops))}. Leave them out with lines in a .meshignore file."
+            )
+        if self.unsteady:
+            parts.append(
+                f"{_counted(self.unsteady, 'changes', 'change')} without pause while being read: "
+                f"{_listed([printable(path) for path in self.unsteady])}. Wait until what writes them is done, or "
+                "leave them out with lines in a .meshignore file."
+            )
+        if self.failed:
+            parts.append(
+                f"{_counted(self.failed, 'cannot be read', 'cannot be read')}: "
+                f"{_listed([f'{printable(path)} ({why})' for path, why in self.failed])}."
+            )
+        if parts:
+            raise ScanError(" ".join(parts) + " Nothing was synced.")
+
+
+def _counted(paths: Sequence[object], one: str, more: str) -> str:
+    return f"1 path {one}" if len(paths) == 1 else f"{len(paths)} paths {more}"
+
+
+def _arrows(links: list[tuple[bytes, bytes]]) -> list[str]:
+    return [f"{printable(path)} -> {printable(target)}" for path, target in links]
+
+
+def _listed(texts: list[str]) -> str:
+    rest = len(texts) - _NAMED
+    return ", ".join(sorted(texts)[:_NAMED]) + (f", and {rest} more" if rest > 0 else "")
 
 
 @dataclass(slots=True)
@@ -71,7 +135,7 @@ class ChangedFolder:
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk has found.
+    """Result of a walk.
 
     Attributes:
         records: of all folders by their paths in the tree, those that are unchanged and those that are not.
@@ -360,7 +424,7 @@ class Walker:
         return number
 
     def _followed(self, folder: _Folder, name: bytes) -> os.stat_result | None:
-        """What a link leads to, if it leads out of the workspace and is to be followed."""
+        """Return the state of a link's target, if it is outside the workspace and is to be followed."""
         path = folder.path + b"/" + name
         try:
             target = os.readlink(path)
@@ -387,10 +451,33 @@ def _looked_at(path: bytes, name: bytes) -> Item | None:
     return (name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about[:3])
 
 
-def join(place: bytes, name: bytes) -> bytes:
-    """The path of an entry of a folder."""
-    return place + b"/" + name if place else name
-
-
 def _holds(outer: bytes, inner: bytes) -> bool:
     return outer == inner or inner.startswith(outer.rstrip(b"/") + b"/")
+
+
+def inner_target(target: bytes, folder: bytes, place: bytes, base: bytes, roots: dict[bytes, bytes]) -> bytes | None:
+    """The target that a link has in the tree; None if it leads out of the workspace.
+
+    A relative link that stays below its root is kept as it is. Others that lead into the workspace, such as absolute
+    ones, become relative, since the tree is at another path on each host.
+
+    Args:
+        target: of the link, which need not exist.
+        folder: the folder of the link (absolute).
+        place: that folder's path in the tree.
+        base: the root of the workspace, or the followed link, that the folder was reached from.
+        roots: the folders of the workspace (links resolved) and their places.
+    """
+    if not target.startswith(b"/"):
+        parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+        up = 0
+        while up < len(parts) and parts[up] == b"..":
+            up += 1
+        if b".." not in parts[up:] and up <= folder[len(base) :].count(b"/"):
+            return target
+    real = os.path.realpath(os.path.join(folder, target))
+    for root, root_place in roots.items():
+        if real == root or real.startswith(root.rstrip(b"/") + b"/"):
+            there = b"/".join(part for part in (root_place, real[len(root) :].strip(b"/")) if part)
+            return os.path.relpath(b"/" + there, b"/" + place)
+    return None

@@ -1,4 +1,4 @@
-"""The patterns of ``.gitignore``, as git matches them, translated to regular expressions over bytes.
+"""Translate the patterns of ``.gitignore`` to regular expressions over bytes that match as git does.
 
 The libraries that exist differ from git where a pattern has character classes (``[[:digit:]]``), ends in ``/**``, or
 meets a name with a line break; and their expressions, as pathspec's, take a time that grows with a power of the name's
@@ -36,7 +36,7 @@ _CLASSES: dict[bytes, frozenset[int]] = {
 
 
 def literal_length(pattern: bytes) -> int:
-    """How many bytes at the start of a pattern stand for themselves."""
+    """Count the bytes at the start of a pattern that stand for themselves."""
     for i, byte in enumerate(pattern):
         if byte in _SPECIAL:
             return i
@@ -110,7 +110,7 @@ class _Pieces:
         self._piece: list[bytes] = []
 
     def one(self, piece: bytes) -> None:
-        """What stands for single bytes."""
+        """Add a piece that matches single bytes."""
         self._piece.append(piece)
 
     def star(self) -> None:

@@ -1,4 +1,4 @@
-"""How a file gets the content of another one, and what a file system offers for that: reflinks, hard links, names."""
+"""Copy files by the cheapest way that a file system offers: reflinks, hard links, bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
+from workspace_sync.model.manifest import BUFFER, thread_buffer
 from workspace_sync.store.objects import write_all
 
 _FICLONE = 0x40049409
-_PIECE = 1 << 20
 _CAP_DAC_OVERRIDE = 1
 #: How much of a large file is read at once, and hashed by several threads (bytes).
 _LARGE = 4 << 20
@@ -21,7 +21,7 @@ _LARGE = 4 << 20
 
 @dataclass(frozen=True)
 class Facts:
-    """What the file system of a store offers.
+    """Capabilities of the file system of a store.
 
     Attributes:
         free: bytes that this user may still write.
@@ -40,7 +40,6 @@ class Facts:
 
 
 _probes = threading.Lock()
-_local = threading.local()
 
 
 def probe(folder: int) -> Facts:
@@ -78,7 +77,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def overrides_modes() -> bool:
-    """Whether processes of this user write to files whose mode forbids it, as root does."""
+    """Return whether processes of this user write to files whose mode forbids it, as root does."""
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):
@@ -99,9 +98,9 @@ def reflink(source: int, target: int) -> bool:
 
 def digest_of_file(fd: int) -> bytes:
     """The digest of a file's content. (Read, not mapped: a rank may cut the file off meanwhile.)"""
-    buffer = _buffer()
+    buffer = thread_buffer()
     count = os.preadv(fd, [buffer], 0)
-    if count < _PIECE:
+    if count < BUFFER:
         return blake3(buffer[:count]).digest()
     h = blake3(buffer[:count], max_threads=blake3.AUTO)
     buffer = memoryview(bytearray(_LARGE))
@@ -128,9 +127,9 @@ def copy(source: int, target: int, size: int, *, shares: bool) -> bytes:
         return digest_of_file(target)
     h = blake3()
     offset = 0
-    buffer = _buffer()
+    buffer = thread_buffer()
     while offset <= size:  # what is longer is not what it should be
-        wanted = min(_PIECE, size + 1 - offset)
+        wanted = min(BUFFER, size + 1 - offset)
         count = os.preadv(source, [buffer[:wanted]], offset)
         h.update(buffer[:count])
         write_all(target, buffer[:count], offset)
@@ -144,12 +143,3 @@ def umask() -> int:
     """The mode bits that new files of this process lack."""
     with open("/proc/self/status") as file:  # umask() itself would set it
         return next((int(line.split()[1], 8) for line in file if line.startswith("Umask:")), 0o777)
-
-
-def _buffer() -> memoryview:
-    """Memory for a piece, which this thread uses again and again: fresh memory is cleared page by page."""
-    try:
-        return _local.buffer
-    except AttributeError:
-        buffer = _local.buffer = memoryview(bytearray(_PIECE))
-        return buffer

@@ -1,4 +1,4 @@
-"""A slot that is filled with the content of a first sync before there is a manifest.
+"""Fill a slot with the content of a first sync before there is a manifest.
 
 Its record says so (``EARLY``) until there is one. No rank has ever seen such a slot, so all that is in it came from the
 client: one that a killed process has left is emptied, and its content becomes objects, so that it is not sent again.
@@ -11,13 +11,12 @@ import stat
 import threading
 from dataclasses import dataclass, field
 
-from workspace_sync.model.early import EarlyFile
 from workspace_sync.model.errors import StoreError, TamperedError
-from workspace_sync.model.manifest import DIGEST_SIZE, FileEntry, Manifest, digest_of, printable
+from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, FileEntry, Manifest, digest_of, join, printable
 from workspace_sync.store.cloning import digest_of_file, umask
 from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects, write_all
-from workspace_sync.store.tree import TreeFolder, join
+from workspace_sync.store.tree import Descriptor, TreeFolder
 
 #: What the record of such a slot has as its target.
 EARLY = b"\xff" * DIGEST_SIZE
@@ -27,7 +26,7 @@ _PIECE = 1 << 20
 
 @dataclass(slots=True)
 class _Arrived:
-    """What has come of a file: its pieces by offset, (digest, size) each."""
+    """Pieces of a file that have arrived, by offset, (digest, size) each."""
 
     size: int
     mode: int
@@ -94,12 +93,9 @@ class EarlyTree:
             if file.path in self._files:
                 return  # sent again, as its first receiver was slow
             self._files[file.path] = found = _Arrived(file.size, file.mode, file.mtime)
-        fd = self._create(file)
-        try:
+        with Descriptor(self._create(file)) as fd:
             write_all(fd, data, 0)
             os.utime(fd, ns=(file.mtime, file.mtime))
-        finally:
-            os.close(fd)
         found.note(file)
 
     def _write_part(self, file: EarlyFile, data: memoryview) -> None:
@@ -110,10 +106,8 @@ class EarlyTree:
                 fd = self._create(file)
             else:
                 fd = self.tree.reopen(file.path)
-        try:
+        with Descriptor(fd):
             write_all(fd, data, file.offset)
-        finally:
-            os.close(fd)
         found.note(file)
 
     def _create(self, file: EarlyFile) -> int:
@@ -133,10 +127,8 @@ class EarlyTree:
             fd = self.tree.open_file(path)
         except OSError:
             return False
-        try:
+        with Descriptor(fd):
             return os.preadv(fd, [into], offset) == len(into)
-        finally:
-            os.close(fd)
 
     def close(self) -> None:
         """From now on nothing is written: what still comes was sent twice. No thread may be writing."""
@@ -165,17 +157,14 @@ class EarlyTree:
         return stay
 
     def adopt(self, path: bytes, entry: FileEntry) -> bool:
-        """Whether a file is here; it belongs to the tree from now on, with its mode and time."""
+        """Return whether a file is here; it belongs to the tree from now on, with its mode and time."""
         found = self._files.pop(path, None)
         if found is None:
             return False
         if entry.chunks or (found.mode, found.mtime) != (entry.mode, entry.mtime):
-            fd = self.tree.open_file(path)
-            try:
+            with Descriptor(self.tree.open_file(path)) as fd:
                 os.fchmod(fd, entry.mode)
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
-            finally:
-                os.close(fd)
         return True
 
 
@@ -216,7 +205,7 @@ def _keep(tree: TreeFolder, path: bytes, size: int, objects: Objects) -> None:
         fd = tree.open_file(path)
     except PermissionError:
         return
-    try:
+    with Descriptor(fd):
         if size <= _PIECE:
             objects.take_in(digest_of_file(fd), *tree.place(path))
             return
@@ -224,5 +213,3 @@ def _keep(tree: TreeFolder, path: bytes, size: int, objects: Objects) -> None:
             data = os.pread(fd, _PIECE, offset)
             if data.count(0) < len(data):  # not one that has not come yet
                 objects.write(digest_of(data), data)
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""What a tree really holds: each file is hashed and compared with manifests that it may follow."""
+"""Examine a tree: hash each file and compare it with the manifests that it may follow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, printable, seal
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, join, printable, seal
 from workspace_sync.store.cloning import digest_of_file
-from workspace_sync.store.tree import TreeFolder, join
+from workspace_sync.store.tree import Descriptor, TreeFolder
 
 #: So many files of a folder are hashed by one thread.
 _FEW = 8
@@ -43,7 +43,7 @@ class HeldManifest:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it should be.
+    """Damage that was found.
 
     Attributes:
         path: the whole path.
@@ -101,7 +101,7 @@ def _folder_problems(
 
 
 def _file_problem(folder: int, name: bytes, mode: int, content: tuple[bytes, int] | None) -> str:
-    """What is wrong with a file; empty: nothing."""
+    """Describe the damage of a file; empty: none."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as e:
@@ -134,8 +134,7 @@ def without(held: HeldManifest, paths: Collection[bytes]) -> HeldManifest:
                 break
             changed.add(path)
     for path in changed:
-        folder = folders[path]
-        folders[path] = Folder(folder.mode, dict(folder.files), dict(folder.links), dict(folder.folders))
+        folders[path] = folders[path].copy()
     for path in paths:
         parent, _, name = path.rpartition(b"/")
         del folders[parent].files[name]
@@ -264,7 +263,7 @@ def _match(
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
         except OSError:
             return None
-        try:
+        with Descriptor(file):
             about = os.fstat(file)
             if about.st_size != content[1]:
                 continue
@@ -277,6 +276,4 @@ def _match(
             if about.st_mtime_ns != entry.mtime:
                 os.utime(file, ns=(entry.mtime, entry.mtime))
             return entry, content
-        finally:
-            os.close(file)
     return None

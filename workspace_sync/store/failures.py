@@ -1,4 +1,4 @@
-"""Errors of the file system as errors of the store: what cannot be stored, where, why, and what to do."""
+"""Turn errors of the file system into errors of the store: path, cause, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generations of a workspace on one host, and the one symbolic link that says which is current."""
+"""Record the generations of a workspace on one host, and switch the symbolic link to the current one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.errors import TamperedError
 from workspace_sync.store.failures import explain, explained
 from workspace_sync.store.records import Generation, read_record, remove_record, write_record
+from workspace_sync.store.tree import Descriptor
 
 CURRENT = "current"
 _NEXT = "current.new"
@@ -140,7 +141,7 @@ class Generations:
             return found
         except OSError as e:
             raise explained(e, f"{self._folder.path}/{number}") from e
-        try:
+        with Descriptor(fd):
             for part in os.listdir(fd):
                 try:
                     slot = os.path.basename(os.readlink(part, dir_fd=fd))
@@ -149,8 +150,6 @@ class Generations:
                 match = SLOT.fullmatch(slot)
                 if match is not None and match[1] == part:
                     found[part] = slot
-        finally:
-            os.close(fd)
         return found
 
     def note(self, generation: Generation) -> None:

@@ -1,4 +1,4 @@
-"""Content that no tree holds any more, by digest: files that have left a tree, and replaced pieces of large ones."""
+"""Content by digest that no tree holds: files that have left a tree, and replaced pieces of large ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.manifest import DIGEST_SIZE
+from workspace_sync.store.tree import Descriptor
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Objects that are being written, each locked (``flock``) by who writes it.
@@ -117,7 +118,7 @@ class Objects:
             pass
 
     def has_any(self) -> bool:
-        """Whether there is any object."""
+        """Return whether there is any object."""
         return next(self.all(), None) is not None
 
     def names(self) -> set[bytes]:
@@ -162,10 +163,8 @@ class Objects:
             fd = os.open(_NEW, _FOLDER, dir_fd=self._folder.fd)
         except FileNotFoundError:
             return []
-        try:
+        with Descriptor(fd):
             return os.listdir(fd)
-        finally:
-            os.close(fd)
 
     def _entries(self) -> Iterator[tuple[str, str, os.stat_result]]:
         for inside in self._folder.names():
@@ -175,15 +174,13 @@ class Objects:
                 fd = os.open(inside, _FOLDER, dir_fd=self._folder.fd)
             except OSError:
                 continue
-            try:
+            with Descriptor(fd):
                 for name in os.listdir(fd):
                     try:
                         about = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     except FileNotFoundError:
                         continue
                     yield inside, name, about
-            finally:
-                os.close(fd)
 
     def _make(self, target: str) -> None:
         try:

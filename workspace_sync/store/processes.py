@@ -1,4 +1,4 @@
-"""What processes of this user are using on this host: the folders in which they work, the files that they have open."""
+"""Find out which folders and files processes of this user use on this host."""
 
 from __future__ import annotations
 
@@ -12,44 +12,21 @@ def resolved(fd: int) -> bytes:
 
 def working_folders() -> set[bytes]:
     """The folders in which processes work."""
-    found: set[bytes] = set()
-    for process in _processes():
-        try:
-            found.add(os.readlink(process + b"/cwd"))
-        except OSError:  # it has ended, or belongs to another user
-            continue
-    return found
+    return {folder for process in _processes() if (folder := _folder_of(process))}
 
 
 def open_files(below: bytes) -> set[bytes]:
-    """The files below a folder that other processes have open or mapped.
+    """Return the files below a folder that other processes have open or mapped.
 
     Args:
         below: the folder (``resolved``).
     """
-    found: set[bytes] = set()
-    inside = below + b"/"
     own = b"/proc/%d" % os.getpid()
-    for process in _processes():
-        if process == own:
-            continue
-        try:
-            with open(process + b"/maps", "rb") as maps:
-                found.update(line[at:].rstrip(b"\n") for line in maps if (at := line.find(inside)) >= 0)
-            for name in os.listdir(process + b"/fd"):
-                try:
-                    target = os.readlink(process + b"/fd/" + name)
-                except OSError:
-                    continue
-                if target.startswith(inside):
-                    found.add(target)
-        except OSError:
-            continue
-    return found
+    return {path for process in _processes() if process != own for path in _files_of(process, below + b"/")}
 
 
 def users_of(below: bytes) -> list[str]:
-    """The other processes that work in a folder or have files in it open or mapped, for messages.
+    """Describe the other processes that work in a folder or have files in it open or mapped, for messages.
 
     Args:
         below: the folder (``resolved``).
@@ -58,27 +35,34 @@ def users_of(below: bytes) -> list[str]:
     inside = below + b"/"
     for process in _processes():
         pid = int(process.rpartition(b"/")[2])
-        if pid != os.getpid() and _uses(process, inside):
+        uses = pid != os.getpid() and (_folder_of(process).startswith(inside) or _files_of(process, inside))
+        if uses:
             found.append(f"process {pid} ({_command(process)})")
     return found
 
 
-def _uses(process: bytes, inside: bytes) -> bool:
+def _folder_of(process: bytes) -> bytes:
+    """Return the folder in which a process works; empty if it has ended, or belongs to another user."""
     try:
-        if os.readlink(process + b"/cwd").startswith(inside):
-            return True
+        return os.readlink(process + b"/cwd")
+    except OSError:
+        return b""
+
+
+def _files_of(process: bytes, inside: bytes) -> set[bytes]:
+    """Return the files with a path prefix that a process has open or mapped, as far as this user may see them."""
+    found: set[bytes] = set()
+    try:
         with open(process + b"/maps", "rb") as maps:
-            if any(inside in line for line in maps):
-                return True
+            found.update(line[at:].rstrip(b"\n") for line in maps if (at := line.find(inside)) >= 0)
         for name in os.listdir(process + b"/fd"):
             try:
-                if os.readlink(process + b"/fd/" + name).startswith(inside):
-                    return True
+                found.add(os.readlink(process + b"/fd/" + name))
             except OSError:
                 continue
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:
         pass
-    return False
+    return {path for path in found if path.startswith(inside)}
 
 
 def _command(process: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The small files in which a store notes what it holds: checked by digest, replaced atomically, with a version.
+"""Records of a store: small files, checked by digest, replaced atomically, with a version.
 
 A record is never trusted without its digest: one that is truncated or changed is reported, and never guessed at. They
 are not flushed to disk one by one: after a power failure trees are verified before they are used again, and a
@@ -26,13 +26,13 @@ _HEAD = len(_MAGIC) + 5 + DIGEST_SIZE
 
 
 class StoreRecord(msgspec.Struct, array_like=True):
-    """What a store is. Its version is that of the record."""
+    """Record of a store. Its version is that of the record."""
 
     made_by: str = "monarch_kernel"
 
 
 class SlotRecord(msgspec.Struct, array_like=True):
-    """What a slot holds.
+    """Content of a slot.
 
     Attributes:
         part: the part of a workspace that it is for ("tree", "env").

@@ -1,4 +1,4 @@
-"""The change of one slot from the tree that it holds to another one (long because each kind of entry has its step).
+"""Change one slot from the tree that it holds to another one.
 
 Files that leave the slot move into the objects. Each file of the new tree is made from what this host has, if possible;
 the rest is named as missing, and ``put`` writes it straight into its place. Until the change is finished or abandoned,
@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from workspace_sync.model.errors import StoreError, TamperedError
-from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, printable
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, join, printable
 from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink, umask
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, without
@@ -28,28 +28,16 @@ from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
 from workspace_sync.store.processes import open_files, resolved
 from workspace_sync.store.sources import ContentPlace, Sources
-from workspace_sync.store.tree import TreeFolder, join
+from workspace_sync.store.tree import Descriptor, TreeFolder
+
+if TYPE_CHECKING:
+    from workspace_sync.environment.rewriter import Rewriter
 
 #: Threads that make files from those of other trees, and how many files one of them takes at a time.
 _THREADS = min(4, len(os.sched_getaffinity(0)))
 _BATCH = 64
 #: How often it is asked whether to stop (seconds).
 _ASKED = 0.02
-
-
-class FileRewriter(Protocol):
-    """Turns the content that a file of an environment has at the client into this host's."""
-
-    def __call__(self, entry: FileEntry, data: bytes, *, path: bytes, read: Callable[[bytes], bytes]) -> bytes:
-        """The content on this host.
-
-        Args:
-            entry: of the file.
-            data: its content at the client.
-            path: in the tree.
-            read: gives the content on this host of each of ``entry.rewrite.files``, which are made before.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ class SlotChange:
         sources: Sources,
         facts: Facts,
         keeper: Keeper,
-        rewriter: FileRewriter | None = None,
+        rewriter: Rewriter | None = None,
         discards: Callable[[bytes], bool] = lambda digest: False,
         early: EarlyTree | None = None,
     ) -> None:
@@ -123,7 +111,7 @@ class SlotChange:
 
     @property
     def files(self) -> int:
-        """How many files were made."""
+        """The number of files that were made."""
         return len(self._made)
 
     def missing(self) -> list[tuple[bytes, int]]:
@@ -207,15 +195,12 @@ class SlotChange:
             about = self.tree.stat(path)
             if about is None or not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
                 return False
-            fd = self.tree.open_file(path)
-            try:
+            with Descriptor(self.tree.open_file(path)) as fd:
                 os.fchmod(fd, self.target.mode(new))
-            finally:
-                os.close(fd)
         return True
 
     def _mostly_same(self, path: bytes, old: FileEntry, new: FileEntry) -> bool:
-        """Whether most of a large file stays where it is, so that it is best changed inside."""
+        """Return whether most of a large file stays where it is, so that it is best changed inside."""
         if not old.chunks or not new.chunks or old.rewrite or new.rewrite:
             return False
         if 2 * sum(size for _, _, size in set(old.pieces()) & set(new.pieces())) < new.size:
@@ -332,16 +317,13 @@ class SlotChange:
         self._freed.add(content[0])
 
     def _is_ours(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], about: os.stat_result) -> bool:
-        """Whether a file is as the manifest says: its size and time do, else its content."""
+        """Return whether a file is as the manifest says: its size and time do, else its content."""
         if about.st_size != content[1]:
             return False
         if about.st_mtime_ns == entry.mtime:
             return True
-        fd = self.tree.open_file(path)
-        try:
+        with Descriptor(self.tree.open_file(path)) as fd:
             return digest_of_file(fd) == content[0]
-        finally:
-            os.close(fd)
 
     def _note_module(self, path: bytes) -> None:
         if path.endswith(b".py"):
@@ -387,7 +369,7 @@ class SlotChange:
             create(*self.tree.place(path))
 
     def _writable(self, path: bytes) -> None:
-        """See to it that entries of a folder can be changed; its mode is set again in the end."""
+        """Make a folder writable; its mode is set again in the end."""
         if path in self._closed:
             fd = self.tree.folder(path)
             if os.fstat(fd).st_mode & 0o300 != 0o300:
@@ -492,11 +474,9 @@ class SlotChange:
         fd = self.sources.open_object(content[0])
         if fd is None:
             return False
-        try:
+        with Descriptor(fd):
             if self._copied(path, entry, content, fd):
                 return True
-        finally:
-            os.close(fd)
         self.sources.damaged_object(content[0])
         return False
 
@@ -505,7 +485,7 @@ class SlotChange:
         fd = self.sources.objects.open(content[0])
         if fd is None:
             return False
-        try:
+        with Descriptor(fd):
             if os.fstat(fd).st_nlink > 1 or digest_of_file(fd) != content[0]:
                 return False
             self._freed.discard(content[0])
@@ -515,8 +495,6 @@ class SlotChange:
                 return False  # another process has just collected it
             os.fchmod(fd, self.target.mode(entry))
             os.utime(fd, ns=(entry.mtime, entry.mtime))
-        finally:
-            os.close(fd)
         self._reused(path, entry, content)
         return True
 
@@ -527,11 +505,9 @@ class SlotChange:
         except OSError:
             self.sources.damaged(place)
             return False
-        try:
+        with Descriptor(fd):
             if self._linked(path, entry, content, place, fd) or self._copied(path, entry, content, fd):
                 return True
-        finally:
-            os.close(fd)
         self.sources.damaged(place)
         return False
 
@@ -600,12 +576,10 @@ class SlotChange:
             return
         fd = self._new_file(path, entry, unfinished=True)
         self._partly[path] = entry
-        try:
+        with Descriptor(fd):
             os.ftruncate(fd, entry.size)
             for digest, offset, size in entry.pieces():
                 self._fill(fd, path, entry, digest, offset, size)
-        finally:
-            os.close(fd)
 
     def _is_whole(self, place: ContentPlace, content: tuple[bytes, int]) -> bool:
         entry = place.donor.held.manifest.file(place.path)
@@ -631,14 +605,8 @@ class SlotChange:
         source = self.sources.objects.open(old.digest)
         if source is None:
             return False
-        try:
-            fd = self._new_file(path, new)
-            try:
-                shares = reflink(source, fd)
-            finally:
-                os.close(fd)
-        finally:
-            os.close(source)
+        with Descriptor(source), Descriptor(self._new_file(path, new)) as fd:
+            shares = reflink(source, fd)
         if shares:
             self._change_inside(path, old, new)
         else:
@@ -652,13 +620,9 @@ class SlotChange:
         """
         self._writable(path.rpartition(b"/")[0])
         unfinished = self.target.mode(new) | 0o200
-        fd = self.tree.open_file(path)
-        try:
+        with Descriptor(self.tree.open_file(path)) as fd:
             os.fchmod(fd, unfinished)  # who is not root cannot open a read-only file for writing
-        finally:
-            os.close(fd)
-        fd = self.tree.reopen(path)
-        try:
+        with Descriptor(self.tree.reopen(path)) as fd:
             self._partly[path] = new
             stays = set(old.pieces()) & set(new.pieces())
 
@@ -681,8 +645,6 @@ class SlotChange:
                 else:
                     self._fill(fd, path, new, digest, offset, size)
             os.ftruncate(fd, new.size)
-        finally:
-            os.close(fd)
 
     # -- what arrives ----------------------------------------------------------------------------------
 
@@ -701,11 +663,8 @@ class SlotChange:
             for want in wants:
                 with self._explain(want.path):
                     if want.entry.chunks:
-                        fd = self.tree.reopen(want.path)
-                        try:
+                        with Descriptor(self.tree.reopen(want.path)) as fd:
                             write_all(fd, data, want.offset)
-                        finally:
-                            os.close(fd)
                     else:
                         self._write(want.path, want.entry, data)
                 done += 1
@@ -724,11 +683,9 @@ class SlotChange:
             data = self._rewritten(path, entry, bytes(data))
         fd = self._new_file(path, entry)
         try:
-            try:
+            with Descriptor(fd):
                 write_all(fd, data, 0)
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
-            finally:
-                os.close(fd)
         except BaseException:
             self.tree.unlink(path)
             raise
@@ -785,8 +742,7 @@ class SlotChange:
         # Its digest is not computed again: each chunk was hashed before it was written at its offset, or where it lay;
         # the manifest's chunks cover the file without gaps; and the client hashed file and chunks from the same bytes.
         # What another process writes into it meanwhile is found as in every other file, by a verification.
-        fd = self.tree.open_file(path)
-        try:
+        with Descriptor(self.tree.open_file(path)) as fd:
             if (size := os.fstat(fd).st_size) != entry.size:
                 raise StoreError(
                     f"{self.tree.path}/{printable(path)} has {size} bytes, and {entry.size} were written: another "
@@ -801,8 +757,6 @@ class SlotChange:
                 os.fchmod(fd, self.target.mode(entry))
                 os.utime(fd, ns=(entry.mtime, entry.mtime))
                 self._done(path)
-        finally:
-            os.close(fd)
         del self._partly[path]
 
     def abandon(self, *, keep_made: bool) -> HeldManifest:

@@ -1,4 +1,4 @@
-"""The slots of a workspace on one host: folders with whole trees, what each of them holds, and the manifests."""
+"""Slots of a workspace on one host: folders with whole trees, their records, and the manifests."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Slots:
         return held
 
     def read_only(self, part: str) -> bool:
-        """Whether the files of a part lack the right to write, so that trees can share them."""
+        """Return whether the files of a part lack the right to write, so that trees can share them."""
         return part == ENVIRONMENT and self._shares()
 
     def _read(self, digest: bytes) -> HeldManifest | None:
@@ -179,7 +179,7 @@ class Slots:
         self._remember(held)
 
     def has_saved(self, digest: bytes) -> bool:
-        """Whether a manifest is on disk."""
+        """Return whether a manifest is on disk."""
         return digest in self._saved()
 
     def drop_manifests(self, needed: Iterable[bytes]) -> None:
@@ -219,7 +219,7 @@ class Slots:
         return [match[0] for match in sorted(found, key=lambda m: -int(m[2])) if part in (None, match[1])]
 
     def record(self, slot: str) -> SlotRecord | None:
-        """What a slot holds; None: that is not known (any more).
+        """Read the record of a slot; None: its content is not known.
 
         Raises:
             StoreError: a newer version has written it.
@@ -240,7 +240,7 @@ class Slots:
         write_record(self._folder, slot + _STATE, SlotRecord(part, digest, target, self.boot, suspect))
 
     def problem(self, slot: str, digest: bytes) -> str:
-        """Why a slot is not known to hold a tree; empty: it is."""
+        """Explain why a slot is not known to hold a tree; empty: it is."""
         where = self.path(slot)
         if not self.is_there(slot):
             return f"{where} is missing"
@@ -266,7 +266,7 @@ class Slots:
             return TreeFolder.open(self.path(slot), slot, self._folder.fd)
 
     def is_there(self, slot: str) -> bool:
-        """Whether there is a folder of this name."""
+        """Return whether there is a folder of this name."""
         try:
             return stat.S_ISDIR(os.stat(slot, dir_fd=self._folder.fd, follow_symlinks=False).st_mode)
         except FileNotFoundError:
@@ -307,7 +307,7 @@ class Slots:
         return EarlyTree(slot, self.open(slot), longest)
 
     def is_early(self, slot: str) -> bool:
-        """Whether there was no manifest yet for what is in a slot."""
+        """Return whether there was no manifest yet for what is in a slot."""
         record = self.record(slot)
         return record is not None and record.target == EARLY
 
@@ -370,7 +370,7 @@ class Slots:
         return found
 
     def in_order(self, part: str, slot: str, digest: bytes) -> bool:
-        """Whether a slot holds a tree; after a reboot, it is verified."""
+        """Return whether a slot holds a tree; after a reboot, it is verified."""
         record = self.record(slot)
         if record is None or record.digest != digest or record.target or record.suspect or not self.is_there(slot):
             return False
@@ -401,7 +401,7 @@ class Slots:
         glance: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> HeldManifest:
-        """What a slot holds, exactly, before it is changed; files that ranks have made in it are moved out.
+        """Determine the exact content of a slot before it is changed, and move files of ranks out of it.
 
         Args:
             current: the current tree of the part, to which they move.

@@ -1,4 +1,4 @@
-"""Where this host has content: trees, by their manifests, and objects. It is hashed whenever it is used."""
+"""Locate content on this host: in trees, by their manifests, and in objects. It is hashed at every use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workspace_sync.model.manifest import FileEntry, Folder, digest_of, printable
+from workspace_sync.model.manifest import FileEntry, Folder, digest_of, join, printable
 from workspace_sync.store.examination import HeldManifest, Problem
 from workspace_sync.store.objects import Objects
-from workspace_sync.store.tree import TreeFolder, join
+from workspace_sync.store.tree import Descriptor, TreeFolder
 
 #: From so many files on, the objects are listed first, not tried one by one.
 _MANY = 256
@@ -32,7 +32,7 @@ class Donor:
 
 @dataclass(frozen=True)
 class ContentPlace:
-    """Where some content should be.
+    """Expected location of some content.
 
     Attributes:
         donor: the tree.
@@ -48,7 +48,7 @@ class ContentPlace:
 
 
 class Sources:
-    """What a host has of the content of a tree.
+    """Content on this host that a tree may use.
 
     Args:
         objects: of the store.
@@ -91,7 +91,7 @@ class Sources:
     # -- whole files ---------------------------------------------------------------------------------------
 
     def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[ContentPlace]:
-        """Where a whole file should be: at the same path of other trees."""
+        """Locate a whole file at the same path of other trees."""
         for donor in self.donors:
             entry = donor.held.manifest.file(path)
             if entry is not None and donor.held.content(path, entry) == content:
@@ -104,12 +104,12 @@ class Sources:
         return self.objects.open(digest)
 
     def object_made(self, digest: bytes) -> None:
-        """There is another object."""
+        """Note a new object."""
         if self._listed is not None:
             self._listed.add(digest)
 
     def place(self, digest: bytes) -> ContentPlace | None:
-        """Where ``locate`` has found content."""
+        """Return the location that ``locate`` has found."""
         return self._places.get(digest)
 
     def damaged(self, place: ContentPlace) -> None:
@@ -167,10 +167,8 @@ class Sources:
         fd = self.open_object(digest)
         if fd is None:
             return None
-        try:
+        with Descriptor(fd):
             data = os.pread(fd, size + 1, 0)
-        finally:
-            os.close(fd)
         if digest_of(data) == digest:
             return data
         self.damaged_object(digest)
@@ -203,7 +201,5 @@ def _read(place: ContentPlace) -> bytes | None:
         fd = place.donor.tree.open_file(place.path)
     except OSError:
         return None
-    try:
+    with Descriptor(fd):
         return os.pread(fd, place.size, place.offset)
-    finally:
-        os.close(fd)

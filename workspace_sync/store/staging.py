@@ -1,13 +1,17 @@
-"""The next trees of a workspace on one host, made beside the current ones, and the switch to them."""
+"""Stage the next trees of a workspace on one host beside the current ones, and switch to them."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 
 from workspace_sync.model.errors import StoreError
+from workspace_sync.model.manifest import digest_of
 from workspace_sync.store.examination import Problem
 from workspace_sync.store.records import Generation
 from workspace_sync.store.slot_change import SlotChange, verified
+from workspace_sync.store.tree import Descriptor
 
 
 class Staging:
@@ -44,12 +48,12 @@ class Staging:
 
     @property
     def files(self) -> int:
-        """How many files were made so far."""
+        """The number of files that were made so far."""
         return sum(change.files for change in self.changes)
 
     @property
     def reused(self) -> int:
-        """How many bytes this host had."""
+        """The number of bytes that this host had."""
         return sum(change.reused for change in self.changes)
 
     @property
@@ -98,3 +102,38 @@ class Staging:
         if self._state in ("staging", "finished"):
             self._state = "aborted"
             self._abort()
+
+
+class SlotReader:
+    """Locations of the pieces of a staging, without files that are rewritten for this host.
+
+    Args:
+        staging: what is being made.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._guard = threading.Lock()
+        self._places: dict[bytes, tuple[int, bytes, int]] = {}
+        for number, change in enumerate(staging.changes):
+            for path, entry in change.target.manifest.files():
+                if entry.rewrite is None:
+                    for digest, offset, _ in entry.pieces():
+                        self._places.setdefault(digest, (number, path, offset))
+
+    def read(self, digest: bytes, into: memoryview) -> None:
+        """Read a piece, and check it.
+
+        Raises:
+            StoreError: it is not here, or not as it should be.
+        """
+        place = self._places.get(digest)
+        if place is None:
+            raise StoreError(f"the piece {digest.hex()[:12]} cannot be read back")
+        number, path, offset = place
+        with self._guard:  # a tree keeps the folders that it has opened
+            fd = self._staging.changes[number].tree.open_file(path)
+        with Descriptor(fd):
+            read = os.preadv(fd, [into], offset)
+        if read != len(into) or digest_of(into) != digest:
+            raise StoreError(f"the piece {digest.hex()[:12]} is not complete yet")

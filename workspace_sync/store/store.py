@@ -1,4 +1,4 @@
-"""What one user has of all workspaces on one host: a private folder with objects, and a folder for each workspace."""
+"""Store of one user on one host: a private folder with objects, and a folder for each workspace."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from monarch_kernel.environment import SYNC_FOLDER, SYNC_KEEP
+from monarch_kernel.environment import SYNC_KEEP
 from monarch_kernel.private_files import NotPrivateError, PrivateFolder
 from workspace_sync.model.errors import StoreError
+from workspace_sync.model.workspace import sync_folder
 from workspace_sync.store.cloning import Facts, probe
 from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects
@@ -39,7 +40,7 @@ class Store:
     """
 
     def __init__(self, root: str | None = None) -> None:
-        self.path = os.path.abspath(root or SYNC_FOLDER.get() or os.path.expanduser("~/.cache/monarch_kernel/sync"))
+        self.path = sync_folder(root)
         with explain(self.path):
             self._root = self.private_folder()
             self.objects = Objects(self.private_folder("objects"))
@@ -75,7 +76,7 @@ class Store:
         self.close()
 
     def identity(self) -> str:
-        """What tells this store from every other one, also to hosts that share its file system."""
+        """Return the unique name of this store, also for hosts that share its file system."""
         with explain(self.path):
             try:
                 return os.readlink(_IDENTITY, dir_fd=self._root.fd)
@@ -93,18 +94,8 @@ class Store:
         Raises:
             StoreError: another user could change it.
         """
-        path = os.path.join(self.path, *names)
-        missing: list[str] = []
-        while not os.path.lexists(path):
-            missing.append(path)
-            path = os.path.dirname(path)
         try:
-            for each in reversed(missing):
-                try:
-                    PrivateFolder.make(each).close()
-                except FileExistsError:
-                    pass  # another process has just made it
-            return PrivateFolder.open(os.path.join(self.path, *names))
+            return PrivateFolder.made(os.path.join(self.path, *names))
         except NotPrivateError as e:
             raise StoreError(f"{e} (MONARCH_KERNEL_SYNC_FOLDER names another folder)") from None
 
@@ -126,7 +117,7 @@ class Store:
             return folder
 
     def has(self, name: str) -> bool:
-        """Whether a workspace is here."""
+        """Return whether a workspace is here."""
         return os.path.lexists(os.path.join(self.path, "w", name))
 
     def workspaces(self) -> list[str]:
@@ -135,17 +126,17 @@ class Store:
             return [each for each in folder.names() if _ID.fullmatch(each)]
 
     def is_empty(self) -> bool:
-        """Whether it has nothing that could be of use for a tree."""
+        """Return whether it has nothing that could be of use for a tree."""
         return not self.objects.has_any() and not any(self.workspace(name).slots.names() for name in self.workspaces())
 
     def facts(self) -> Facts:
-        """What the file system offers, as it is now."""
+        """Probe the capabilities of the file system."""
         with explain(self.path):
             self._facts = probe(self._root.fd)
         return self._facts
 
     def probed(self) -> Facts:
-        """What the file system offers, as it was found before."""
+        """Return the capabilities of the file system, probed at first use."""
         return self._facts or self.facts()
 
     def donors(self, but: str, trees: list[TreeFolder]) -> list[Donor]:

@@ -1,4 +1,4 @@
-"""A folder with a tree in it, worked on by descriptors: no link in the tree leads a write or a removal outside."""
+"""Work on a tree by descriptors, so that no link in it leads a write or a removal outside."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ def folder_time(digest: bytes) -> int:
     return (1_000_000_000 + (int.from_bytes(digest[:4], "big") >> 4)) * 1_000_000_000
 
 
-def join(folder: bytes, name: bytes) -> bytes:
-    """The path of an entry."""
-    return folder + b"/" + name if folder else name
+class Descriptor(int):
+    """File descriptor that a ``with`` block closes. Each file takes one, so little of it is Python."""
+
+    __slots__ = ()
+    __enter__ = int.__int__
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self)
 
 
 class TreeFolder:
@@ -123,7 +128,7 @@ class TreeFolder:
     # -- entries ------------------------------------------------------------------------------------
 
     def stat(self, path: bytes) -> os.stat_result | None:
-        """What is at a path, without following a link; None: nothing."""
+        """Return the state of a path without following a link; None: there is nothing."""
         try:
             if not path:
                 return os.stat(self.fd)

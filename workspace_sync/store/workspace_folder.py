@@ -1,4 +1,4 @@
-"""One workspace on one host, staged, switched, rolled back, verified (long because one lock guards all of it)."""
+"""One workspace on one host: stage, switch, roll back, verify, forget. One lock guards all of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from workspace_sync.model.manifest import changes as differences
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, Problem, empty, examined
 from workspace_sync.store.failures import explain
-from workspace_sync.store.forgetting import Footprint, Inventory, inventory, kept_tree, remove
 from workspace_sync.store.generations import CURRENT, Generations
-from workspace_sync.store.kept import Keeper
+from workspace_sync.store.kept import Footprint, Inventory, Keeper, inventory, kept_tree, remove
 from workspace_sync.store.records import Generation
-from workspace_sync.store.slot_change import FileRewriter, SlotChange
+from workspace_sync.store.slot_change import SlotChange
 from workspace_sync.store.slots import Slots, carry
 from workspace_sync.store.sources import Donor, Sources
 from workspace_sync.store.staging import Staging
@@ -29,6 +28,7 @@ from workspace_sync.store.tree import TreeFolder
 from workspace_sync.store.workspace_lock import WorkspaceLock
 
 if TYPE_CHECKING:
+    from workspace_sync.environment.rewriter import Rewriter
     from workspace_sync.store.store import Store
 
 #: How many generations a host keeps, the current one among them.
@@ -46,7 +46,7 @@ _PATIENCE = 10.0
 
 
 class WorkspaceState(msgspec.Struct, array_like=True):
-    """What a host has of a workspace.
+    """Content of a workspace on a host.
 
     Attributes:
         generation: the number of the current generation; 0: none.
@@ -162,7 +162,7 @@ class WorkspaceFolder:
         return state
 
     def _unlinked(self, number: int, wrong: str, records: Sequence[Generation]) -> str:
-        """Why the link ``current`` leads to no trees; empty: it does, or nothing was synced yet.
+        """Explain why the link ``current`` leads to no trees; empty: it does, or nothing was synced yet.
 
         Args:
             number, wrong: what ``Generations.current`` says.
@@ -255,7 +255,7 @@ class WorkspaceFolder:
     def stage(
         self,
         targets: Mapping[str, Manifest],
-        rewriter: FileRewriter | None = None,
+        rewriter: Rewriter | None = None,
         early: EarlyTree | None = None,
     ) -> Staging:
         """Begin to make trees, from all that this host has; what it lacks is in ``Staging.missing``.
@@ -274,7 +274,7 @@ class WorkspaceFolder:
     def _stage(
         self,
         targets: Mapping[str, Manifest],
-        rewriter: FileRewriter | None,
+        rewriter: Rewriter | None,
         previous: int | None,
         early: EarlyTree | None = None,
     ) -> Staging:
@@ -326,7 +326,7 @@ class WorkspaceFolder:
         return Staging(digest, list(changes.values()), commit, abort, notes)
 
     def _used_again(self, slot: str, change: SlotChange) -> str:
-        """What a sync that was interrupted has left in a slot, in a sentence."""
+        """Describe what an interrupted sync has left in a slot, in a sentence."""
         used = whole = 0
         for path, entry in change.have.manifest.files():
             after = change.target.manifest.file(path)
@@ -354,7 +354,7 @@ class WorkspaceFolder:
         self,
         part: str,
         manifest: Manifest,
-        rewriter: FileRewriter | None,
+        rewriter: Rewriter | None,
         current: tuple[str, bytes],
         keeper: Keeper,
         trees: list[TreeFolder],
@@ -673,7 +673,7 @@ class WorkspaceFolder:
                 return remove(tree, inventory(tree))
 
     def footprint(self) -> Footprint:
-        """What is here, and which processes use it."""
+        """Count the content of the workspace, and list the processes that use it."""
         kept = self.kept()
         files = size = 0
         for slot in self.slots.names():
@@ -718,7 +718,7 @@ class WorkspaceFolder:
                 os.rmdir(self.path)
 
     def is_there(self) -> bool:
-        """Whether it was not forgotten meanwhile, also by another process."""
+        """Return whether it was not forgotten meanwhile, also by another process."""
         try:
             whole = os.path.samestat(os.fstat(self._folder.fd), os.lstat(self.path))
         except FileNotFoundError:

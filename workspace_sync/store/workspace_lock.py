@@ -1,4 +1,4 @@
-"""The lock of a workspace on one host: one staging at a time, of all processes that use the store."""
+"""Lock of a workspace on one host: one staging at a time among all processes that use the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from monarch_kernel.private_files import PrivateFolder
 from workspace_sync.model.errors import WorkspaceBusyError
 from workspace_sync.store.failures import explain
+from workspace_sync.store.tree import Descriptor
 
 _LOCK = "lock"
 _WAITING = "waiting"
@@ -52,7 +53,7 @@ class WorkspaceLock:
         """
         with explain(f"{self._folder.path}/{_LOCK}"):
             fd = self._open(_LOCK)
-        try:
+        with Descriptor(fd):
             self._wait(fd, wait)
             if not self._is_there(fd):
                 raise self._forgotten()
@@ -64,8 +65,6 @@ class WorkspaceLock:
                 yield
             finally:
                 self._holders -= 1
-        finally:
-            os.close(fd)
 
     @contextmanager
     def tidy(self) -> Generator[None]:
@@ -78,11 +77,11 @@ class WorkspaceLock:
             yield
 
     def is_awaited(self) -> bool:
-        """Whether another process, or thread, waits for the lock."""
+        """Return whether another process, or thread, waits for the lock."""
         return _is_held(lambda: self._open(_WAITING))
 
     def is_free(self) -> bool:
-        """Whether nobody holds the lock now."""
+        """Return whether nobody holds the lock now."""
         return not _is_held(lambda: self._folder.open_file(_LOCK, os.O_RDONLY))
 
     def remove(self) -> None:
@@ -133,7 +132,7 @@ class WorkspaceLock:
             raise self._forgotten() from None
 
     def _is_there(self, fd: int) -> bool:
-        """Whether the lock that was got is still the workspace's."""
+        """Return whether the lock that was got is still the workspace's."""
         try:
             return os.path.samestat(os.fstat(fd), os.stat(_LOCK, dir_fd=self._folder.fd, follow_symlinks=False))
         except FileNotFoundError:
@@ -144,7 +143,7 @@ class WorkspaceLock:
 
 
 def _is_held(opened: Callable[[], int]) -> bool:
-    """Whether anyone has a lock on a file; not, if it cannot be opened."""
+    """Return whether anyone has a lock on a file; not, if it cannot be opened."""
     try:
         fd = opened()
     except OSError:

@@ -1,4 +1,4 @@
-"""The agent: the actor on each host that stores trees for one client, and passes blocks on to other hosts."""
+"""Agents of hosts: the actor that stores trees for one client and passes blocks on, and its start at first use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import logging
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.rdma import RDMABuffer, configure
+from monarch_kernel.introspection import ToolHost, spawn_tool
+from monarch_kernel.rdma import configure
 from workspace_sync.model.errors import SyncError
 from workspace_sync.transfer.host_work import HostWork, SourceError
-from workspace_sync.transfer.messages import Failed, StageRequest
+from workspace_sync.transfer.messages import Failed
 
 log = logging.getLogger(__name__)
 
@@ -43,92 +45,20 @@ class SyncAgent(Actor):
         self._threads = 0
 
     @endpoint(explicit_response_port=True)
-    def ping(self, port: Any) -> None:
-        """Answer."""
-        port.send(None)
-
-    @endpoint(explicit_response_port=True)
-    def describe(self, port: Any, workspace: str, kept: bool = False) -> None:
-        """``HostWork.describe``."""
-        self._run(port, self._work.describe, workspace, kept)
-
-    @endpoint(explicit_response_port=True)
-    def facts(self, port: Any, bases: list[str]) -> None:
-        """``HostWork.facts``."""
-        self._run(port, self._work.facts, bases)
-
-    @endpoint(explicit_response_port=True)
-    def fetch(
-        self, port: Any, session: str, number: int, size: int, source: RDMABuffer, content: bool, early: bool
-    ) -> None:
-        """``HostWork.fetch``."""
-        self._work.open_job(session)
-        self._pass(port, self._work.fetch, session, number, size, source, content, early)
-
-    @endpoint(explicit_response_port=True)
-    def offer(self, port: Any, session: str, number: int) -> None:
-        """``HostWork.offer``."""
-        self._pass(port, self._work.offer, session, number)
-
-    @endpoint(explicit_response_port=True)
-    def drop(self, port: Any, session: str, numbers: list[int]) -> None:
-        """``HostWork.drop``."""
-        self._work.drop(session, numbers)
-        port.send(None)
-
-    @endpoint(explicit_response_port=True)
-    def begin_early(self, port: Any, session: str, workspace: str, owner: str, wait: float, size: int) -> None:
-        """``HostWork.begin_early``."""
-        self._work.open_job(session)
-        self._run(port, self._work.begin_early, session, workspace, owner, wait, size)
-
-    @endpoint(explicit_response_port=True)
-    def stage(self, port: Any, session: str, request: StageRequest) -> None:
-        """``HostWork.stage``."""
-        self._work.open_job(session)
-        self._run(port, self._work.stage, session, request)
-
-    @endpoint(explicit_response_port=True)
-    def rollback(self, port: Any, session: str, workspace: str, owner: str, wait: float, steps: int, tree: str) -> None:
-        """``HostWork.rollback``."""
-        self._work.open_job(session)
-        self._run(port, self._work.rollback, session, workspace, owner, wait, steps, tree)
-
-    @endpoint(explicit_response_port=True)
-    def condemn(self, port: Any, workspace: str, digest: bytes, why: str, owner: str, wait: float) -> None:
-        """``HostWork.condemn``."""
-        self._run(port, self._work.condemn, workspace, digest, why, owner, wait)
-
-    @endpoint(explicit_response_port=True)
-    def verify(self, port: Any, workspace: str) -> None:
-        """``HostWork.verify``."""
-        self._run(port, self._work.verify, workspace)
-
-    @endpoint(explicit_response_port=True)
-    def collect(self, port: Any, limit: int | None, kept: bool) -> None:
-        """``HostWork.collect``."""
-        self._run(port, self._work.collect, limit, kept)
-
-    @endpoint(explicit_response_port=True)
-    def forget(self, port: Any, workspace: str, owner: str, kept: bool, dry: bool) -> None:
-        """``HostWork.forget``."""
-        self._run(port, self._work.forget, workspace, owner, kept, dry)
-
-    @endpoint(explicit_response_port=True)
-    def finish(self, port: Any, session: str) -> None:
-        """``HostWork.finish``."""
-        self._run(port, self._work.finish, session)
-
-    @endpoint(explicit_response_port=True)
-    def commit(self, port: Any, session: str, workspace: str) -> None:
-        """``HostWork.commit``."""
-        self._run(port, self._work.commit, session, workspace)
-
-    @endpoint(explicit_response_port=True)
-    def abort(self, port: Any, session: str) -> None:
-        """``HostWork.abort``."""
-        self._work.cancel_job(session)
-        self._run(port, self._work.abort, session)
+    def work(self, port: Any, name: str, *args: Any) -> None:
+        """Answer a request, which is a method of ``HostWork`` with its arguments; "ping": just answer."""
+        if name in ("fetch", "begin_early", "stage", "rollback"):
+            self._work.open_job(args[0])
+        elif name == "abort":
+            self._work.cancel_job(args[0])
+        if name == "ping":
+            port.send(None)
+        elif name == "drop":
+            port.send(self._work.drop(*args))
+        elif name in ("fetch", "offer"):
+            self._pass(port, getattr(self._work, name), *args)
+        else:
+            self._run(port, getattr(self._work, name), *args)
 
     def _pass(self, port: Any, work: Callable[..., Any], *args: Any) -> None:
         self._queue.put((port, work, args))
@@ -159,3 +89,42 @@ def _answer(port: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         port.send(answer)
     except Exception as e:  # the client has ended, and this process ends with it
         log.info("an answer had no receiver any more: %r", e)
+
+
+# -- agents of this client ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLink:
+    """The agent of one host.
+
+    Attributes:
+        host: where it is.
+        procs: its process.
+        actor: what requests are sent to.
+    """
+
+    host: ToolHost
+    procs: Any
+    actor: Any
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process has not ended, as far as is known here."""
+        return not self.procs._stopped and not self.procs.dead()
+
+
+_lock = threading.Lock()
+_agents: dict[str, AgentLink] = {}
+
+
+def agents_of(hosts: Sequence[ToolHost]) -> list[AgentLink]:
+    """The agents of some hosts; those that do not run yet are being started, and take requests at once."""
+    with _lock:
+        for key in [key for key, link in _agents.items() if not link.alive]:
+            del _agents[key]
+        for host in hosts:
+            if host.key not in _agents:
+                procs = spawn_tool(host, "workspace_sync")
+                _agents[host.key] = AgentLink(host, procs, procs.spawn("workspace_sync", SyncAgent, host.name))
+        return [_agents[host.key] for host in hosts]

@@ -1,25 +1,36 @@
-"""Blocks: pieces of content that travel together, with a table of what is in them.
+"""Pack pieces of content into blocks, with a table of the pieces; reuse the memory of blocks.
 
 A block is ``<u32 pieces>``, then ``<32 bytes digest><u64 size>`` for each piece, then their bytes in the same order. So
 a host needs nothing but the block to store what is in it, and to pass it on.
 
 Pieces are packed by the set of hosts that lack them: a host either wants all of a block or nothing of it.
+
+A block that a first sync sends during the scan is the bytes of all pieces, then a list of ``EarlyFile`` (MessagePack),
+then its length (``<u32>``). The list stands at the end, as it is known only when all have been read.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from workspace_sync.model.errors import TamperedError
-from workspace_sync.model.manifest import DIGEST_SIZE, ManifestDelta
+from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, ManifestDelta, digest_of
 
 #: A piece: its digest, and its size (bytes).
 Piece = tuple[bytes, int]
 
 _COUNT = struct.Struct(">I")
 _ROW = struct.Struct(f">{DIGEST_SIZE}sQ")
+
+_LENGTH = struct.Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[EarlyFile]).decode
 
 #: The size of blocks (bytes); a piece that is larger travels alone.
 LARGEST = 4 << 20
@@ -31,7 +42,7 @@ WANTED = 48
 
 @dataclass(frozen=True, slots=True)
 class ContentBlock:
-    """What a block holds.
+    """Content of a block.
 
     Attributes:
         number: its name in one sync.
@@ -154,3 +165,104 @@ def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
                 for digest, _, size in entry.pieces():
                     order[digest] = size
     return order
+
+
+# -- blocks of a first sync ----------------------------------------------------------------------------
+
+
+def finished(memory: memoryview, used: int, files: list[EarlyFile]) -> tuple[memoryview, bytes]:
+    """A block whose content is in its place, and its end: what describes that."""
+    text = _encode(files)
+    end = text + _LENGTH.pack(len(text))
+    block = memory[: used + len(end)]
+    block[used:] = end
+    return block, end
+
+
+def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], bytes]:
+    """The files of a block, each with the bytes of its pieces, and the end of the block.
+
+    Raises:
+        TamperedError: this is no such block.
+    """
+    try:
+        (length,) = _LENGTH.unpack(block[-_LENGTH.size :])
+        end = bytes(block[len(block) - _LENGTH.size - length :])
+        files = _decode(end[:length])
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise TamperedError(f"a block that arrived does not say what is in it: {e}") from None
+    found: list[tuple[EarlyFile, memoryview]] = []
+    at = 0
+    for file in files:
+        size = sum(file.sizes)
+        found.append((file, block[at : at + size]))
+        at += size
+    if at + len(end) != len(block):
+        raise TamperedError("a block that arrived is not as long as it says")
+    return found, end
+
+
+def refill(block: memoryview, end: bytes, read: Callable[[bytes, int, memoryview], bool]) -> EarlyFile | None:
+    """Write a block once more; the file that is not as it was, if there is one.
+
+    Args:
+        block: as long as it was.
+        end: of the block.
+        read: reads bytes of a path in the tree from an offset; whether they are all there.
+    """
+    block[len(block) - len(end) :] = end
+    at = 0
+    for file in _decode(end[: -_LENGTH.size]):
+        offset = file.offset
+        for digest, size in zip(file.digests, file.sizes, strict=True):
+            view = block[at : at + size]
+            if not read(file.path, offset, view) or digest_of(view) != digest:
+                return file
+            at += size
+            offset += size
+    return None
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+#: How much memory that nothing uses is kept (bytes).
+KEPT_FREE = 32 << 20
+_SMALLEST = 64 << 10
+
+
+class BlockPool:
+    """Memory of one sync for its blocks. Any thread may use it.
+
+    Fresh memory is cleared by the system page by page, which takes longer than to copy a block into it. What is in use
+    when the pool goes is the system's again with its last reference: from the heap of several threads it would not be,
+    as freed blocks lie between what stays, and processes keep growing.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        """Memory of a size (bytes), with any content."""
+        room = max(_SMALLEST, 1 << (size - 1).bit_length())
+        with self._lock:
+            free = self._free.get(room)
+            if free:
+                self._size -= room
+                return memoryview(free.pop())[:size]
+        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except (AttributeError, OSError):
+            pass  # a kernel without them
+        return memoryview(memory)[:size]
+
+    def give(self, memory: memoryview) -> None:
+        """Give back what ``take`` gave and nothing reads or writes any more."""
+        whole = memory.obj
+        if isinstance(whole, mmap.mmap):
+            with self._lock:
+                if self._size + len(whole) <= KEPT_FREE:
+                    self._size += len(whole)
+                    self._free.setdefault(len(whole), []).append(whole)

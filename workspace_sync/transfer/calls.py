@@ -1,4 +1,4 @@
-"""Requests to agents, and their answers in the order in which they come; agents that do not answer at all are found."""
+"""Send requests to agents, return their answers in order of arrival, and detect agents that do not answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.actor import Future, SupervisionError
-from workspace_sync.transfer.agents import AgentLink
+from workspace_sync.transfer.agent import AgentLink
 from workspace_sync.transfer.messages import Failed
 
 #: After this long without a sign of life an agent that owes an answer is asked whether it is there (seconds).
@@ -20,7 +20,7 @@ PATIENCE = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a host has answered.
+    """Answer of a host.
 
     Attributes:
         host: its key.
@@ -55,7 +55,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something has happened: an answer (``future``) to the request ``number``, or news from a thread of the client."""
+    """An answer (``future``) to the request ``number``, or news from a thread of the client."""
 
     host: str
     number: int
@@ -91,7 +91,7 @@ class Calls:
         """Use another agent on a host."""
         self._lines[link.host.key] = _Line(link)
 
-    def ask(self, host: str, about: Any, endpoint: str, *args: Any) -> None:
+    def ask(self, host: str, about: Any, request: str, *args: Any) -> None:
         """Send a request; its answer comes from ``next``. One to a host that is lost has no answer."""
         line = self._lines[host]
         if line.gone:
@@ -99,20 +99,20 @@ class Calls:
         if not line.open:
             line.heard = time.monotonic()
         self._number += 1
-        line.open[self._number] = self._send(host, self._number, about, endpoint, args)
+        line.open[self._number] = self._send(host, self._number, about, request, args)
 
-    def tell(self, host: str, endpoint: str, *args: Any) -> None:
+    def tell(self, host: str, request: str, *args: Any) -> None:
         """Send a request whose answer does not matter."""
         line = self._lines[host]
         if not line.gone:
-            getattr(line.link.actor, endpoint).call_one(*args)
+            line.link.actor.work.call_one(request, *args)
 
     def post(self, about: Any, value: Any) -> None:
         """Put in news from another thread of the client; they come with the host ""."""
         self._events.put(_Event("", _PING, about, None, value))
 
     def owes(self, host: str) -> bool:
-        """Whether a host owes an answer."""
+        """Return whether a host owes an answer."""
         return bool(self._lines[host].open)
 
     def forget(self) -> None:
@@ -122,12 +122,12 @@ class Calls:
         while not self._events.empty():
             self._events.get()
 
-    def gather(self, endpoint: str, *args: Any, hosts: Iterable[str] | None = None) -> dict[str, Answer]:
+    def gather(self, request: str, *args: Any, hosts: Iterable[str] | None = None) -> dict[str, Answer]:
         """Send one request to all hosts, and wait for all answers."""
         asked = [host for host in (self.hosts if hosts is None else hosts) if not self._lines[host].gone]
         for host in asked:
-            self.ask(host, endpoint, endpoint, *args)
-        return self.answers(endpoint, asked)
+            self.ask(host, request, request, *args)
+        return self.answers(request, asked)
 
     def answers(self, about: Any, hosts: Iterable[str]) -> dict[str, Answer]:
         """Wait until hosts have answered what they were asked."""
@@ -166,8 +166,8 @@ class Calls:
             if answer is not None:
                 return answer
 
-    def _send(self, host: str, number: int, about: Any, endpoint: str, args: tuple[Any, ...]) -> Future[Any]:
-        future: Future[Any] = getattr(self._lines[host].link.actor, endpoint).call_one(*args)
+    def _send(self, host: str, number: int, about: Any, request: str, args: tuple[Any, ...]) -> Future[Any]:
+        future: Future[Any] = self._lines[host].link.actor.work.call_one(request, *args)
         future.add_done_callback(lambda done: self._events.put(_Event(host, number, about, done)))
         return future
 

@@ -1,4 +1,4 @@
-"""What an agent does on its host: it asks the store, fetches blocks, and passes them on. No actors; threads call it."""
+"""Work of an agent on its host: stage and switch trees, fetch blocks and pass them on. No actors; called by threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
@@ -25,9 +25,8 @@ from workspace_sync.model.manifest import (
     printable,
 )
 from workspace_sync.store import EarlyTree, Staging, Store, WorkspaceFolder
-from workspace_sync.transfer.block_pool import BlockPool
-from workspace_sync.transfer.blocks import Piece, block_bytes, fill, piece_order, pieces_in
-from workspace_sync.transfer.early import files_in, refill
+from workspace_sync.store.staging import SlotReader
+from workspace_sync.transfer.blocks import BlockPool, Piece, block_bytes, files_in, fill, piece_order, pieces_in, refill
 from workspace_sync.transfer.messages import (
     Collected,
     HostState,
@@ -38,7 +37,6 @@ from workspace_sync.transfer.messages import (
     Switched,
     encode_missing,
 )
-from workspace_sync.transfer.slot_reader import SlotReader
 
 log = logging.getLogger(__name__)
 
@@ -151,12 +149,11 @@ class HostWork:
 
     Args:
         host: the name of the host.
-        store: where trees are kept; None: the user's.
     """
 
-    def __init__(self, host: str, store: Store | None = None) -> None:
+    def __init__(self, host: str) -> None:
         self.host = host
-        self._given = store
+        self._store_of_user: Store | None = None
         self._jobs: dict[str, _Job] = {}
         self._followers: dict[str, tuple[threading.Thread, threading.Event]] = {}
         self._guard = threading.Lock()
@@ -165,18 +162,18 @@ class HostWork:
     def store(self) -> Store:
         """The store, opened at first use."""
         with self._guard:
-            if self._given is None:
-                self._given = Store()
-            return self._given
+            if self._store_of_user is None:
+                self._store_of_user = Store()
+            return self._store_of_user
 
     # -- what a request belongs to --------------------------------------------------------------------
 
     def open_job(self, session: str) -> None:
-        """Know a sync from now on: called in the order in which messages arrive."""
+        """Register a sync; called in the order in which messages arrive."""
         self._jobs.setdefault(session, _Job())
 
     def cancel_job(self, session: str) -> None:
-        """Whatever runs for this sync ends as soon as it can; called in the order in which messages arrive."""
+        """Cancel all work for a sync; called in the order in which messages arrive."""
         job = self._jobs.get(session)
         if job is not None:
             job.cancelled = True
@@ -188,10 +185,18 @@ class HostWork:
         job.check()
         return job
 
+    @contextmanager
+    def _changing(self, session: str) -> Generator[_Job]:
+        """A sync whose staging changes as a whole: one request at a time."""
+        job = self._job(session)
+        with job.busy:
+            job.check()
+            yield job
+
     # -- what is here -----------------------------------------------------------------------------------
 
     def describe(self, workspace: str, kept: bool = False) -> HostState:
-        """What the host has of a workspace; changes nothing.
+        """Describe the content of a workspace on the host; changes nothing.
 
         Args:
             kept: count the files of ranks that are kept, too.
@@ -215,7 +220,7 @@ class HostWork:
         return found
 
     def facts(self, bases: list[str]) -> MachineFacts:
-        """What decides whether an environment runs here."""
+        """Return the facts that decide whether an environment runs here."""
         return facts(bases)
 
     # -- blocks -----------------------------------------------------------------------------------------
@@ -311,9 +316,7 @@ class HostWork:
         Raises:
             WorkspaceBusyError: another client is at it.
         """
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
             job.lock(folder, owner, wait)
@@ -328,9 +331,7 @@ class HostWork:
             BaseGoneError: a delta is for a manifest that is not here.
             StoreError: the trees cannot be made.
         """
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(request.workspace)
             if not request.dry:
                 self._stop_following(request.workspace)
@@ -401,7 +402,7 @@ class HostWork:
                 clear(folder.path)
 
     def _would_stage(self, folder: WorkspaceFolder, targets: dict[str, Manifest], job: _Job) -> Staged:
-        """What would be missing and deleted: what is in the current trees and in the store's objects is here."""
+        """Report the missing and deleted content; the current trees and the store's objects count as present."""
         digests = folder.state().digests
         here = self.store.objects.names()
         missing: dict[bytes, int] = {}
@@ -429,9 +430,7 @@ class HostWork:
 
     def rollback(self, session: str, workspace: str, owner: str, wait: float, steps: int, tree: str) -> Staged:
         """Stage the trees of an earlier generation, which are on this host."""
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             folder = self.store.workspace(workspace)
             self._stop_following(workspace)
             job.lock(folder, owner, wait)
@@ -446,9 +445,7 @@ class HostWork:
 
     def finish(self, session: str) -> Staged:
         """Finish the trees, whose pieces have all arrived."""
-        job = self._job(session)
-        with job.busy:
-            job.check()
+        with self._changing(session) as job:
             return self._answer(job.opened(), job.order)
 
     def _answer(self, staging: Staging, order: dict[bytes, int]) -> Staged:
@@ -545,17 +542,8 @@ class HostWork:
             if not dry and not about.users:
                 folder.forget(kept=kept)
                 left = folder.kept()
-                about = replace(about, kept_files=len(left.files), kept_size=left.size)
-        return Remains(
-            folder.path,
-            store,
-            about.generations,
-            about.files,
-            about.size,
-            about.kept_files,
-            about.kept_size,
-            about.users,
-        )
+                about.kept_files, about.kept_size = len(left.files), left.size
+        return Remains(folder.path, store, about)
 
     def _objects_size(self) -> int:
         return sum(about.st_size for _, about in self.store.objects.all())

@@ -1,4 +1,4 @@
-"""What crosses between the client and the agents. ``docs/sync.md`` says who sends what, and what a death does."""
+"""Messages between the client and the agents. ``docs/sync.md`` describes the protocol and what a death does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from workspace_sync.environment import LockFile
-from workspace_sync.store import Generation
+from workspace_sync.store import Footprint, Generation
 from workspace_sync.transfer.blocks import Piece
 
 #: Content of up to this size travels in the request to stage (bytes), which saves a round trip. Each host then gets it
@@ -31,7 +31,7 @@ class PartState(msgspec.Struct, array_like=True):
 
 
 class HostState(msgspec.Struct, array_like=True):
-    """What a host has of a workspace.
+    """Content of a workspace on a host.
 
     Attributes:
         host: its name.
@@ -59,7 +59,7 @@ class HostState(msgspec.Struct, array_like=True):
 
 
 class PartTarget(msgspec.Struct, array_like=True):
-    """How one part becomes the new one.
+    """New content of one part.
 
     Attributes:
         part: "tree" or "env".
@@ -156,7 +156,7 @@ class Switched(msgspec.Struct, array_like=True):
 
 
 class Collected(msgspec.Struct, array_like=True):
-    """What was removed from the store of a host.
+    """Content that was removed from the store of a host.
 
     Attributes:
         host: its name.
@@ -180,27 +180,17 @@ class Collected(msgspec.Struct, array_like=True):
 
 
 class Remains(msgspec.Struct, array_like=True):
-    """What a host has of a workspace, or had before it was forgotten.
+    """Content of a workspace on a host, now or before it was forgotten.
 
     Attributes:
         path: the folder of the workspace.
         store: the identity of its store.
-        generations: how many a rollback can go to, the current one among them.
-        files: how many files its trees have.
-        bytes: of these.
-        kept_files: files of ranks that are kept, as they were in the way of a tree, or in one that was forgotten.
-        kept_bytes: of these.
-        users: the processes that use the trees; as long as there are any, nothing is removed.
+        footprint: the content; while it has users, nothing is removed.
     """
 
     path: str
     store: str
-    generations: int = 0
-    files: int = 0
-    bytes: int = 0
-    kept_files: int = 0
-    kept_bytes: int = 0
-    users: list[str] = []
+    footprint: Footprint = msgspec.field(default_factory=Footprint)
 
 
 class Failed(msgspec.Struct, array_like=True):

@@ -1,4 +1,4 @@
-"""What a client syncs: the parts of a workspace, with their content."""
+"""Parts of a workspace (tree, environment) with their content, and the changes that bring hosts to them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from workspace_sync.model.manifest import Manifest, ManifestDelta, delta, encode_delta
+from workspace_sync.scanning import read_first
 from workspace_sync.transfer.blocks import Piece, piece_order
 
 
@@ -29,7 +30,7 @@ class Part:
 
 @dataclass
 class PartChange:
-    """How hosts with one base come to the new manifest of a part; computed once for all of them.
+    """Change from one base to the new manifest of a part; computed once for all hosts with that base.
 
     Attributes:
         part: which one.
@@ -87,13 +88,7 @@ class Changes:
 
     def read(self, digest: bytes, into: memoryview) -> None:
         """The content of a piece of any part."""
-        for part in self.parts[:-1]:
-            try:
-                part.read(digest, into)
-                return
-            except KeyError:
-                continue
-        self.parts[-1].read(digest, into)
+        read_first([each.read for each in self.parts], digest, into)
 
     def _base(self, part: Part, digest: bytes) -> Manifest | None:
         key = part.name, digest

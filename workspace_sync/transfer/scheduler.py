@@ -1,4 +1,4 @@
-"""Decides who fetches which block from whom: a class of events and actions, without I/O and clocks of its own.
+"""Decide which host fetches which block from where: events in, actions out, without I/O and clocks.
 
 The client owns all blocks. A block goes from the client to one host that lacks it, and from there to the others, so
 the client sends each byte about once. Hosts get different blocks from the client, and exchange them.
@@ -26,7 +26,7 @@ CLIENT = ""
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much happens at the same time, and how often something is tried again.
+    """Limits on simultaneous fetches and on retries.
 
     Attributes:
         window: fetches that a host has under way.
@@ -100,7 +100,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Host:
-    """What is known of one host.
+    """State of one host.
 
     Attributes:
         wanted: blocks that it lacks and does not fetch, in order.
@@ -129,7 +129,7 @@ class _Host:
 
 
 class _Typical:
-    """How long a MiB takes, from the last fetches of a kind (seconds)."""
+    """Median time per MiB of the last fetches of a kind (seconds)."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=32)
@@ -289,7 +289,7 @@ class Scheduler:
     # -- what is known ------------------------------------------------------------------------------
 
     def complete(self, host: str) -> bool:
-        """Whether a living host lacks nothing."""
+        """Return whether a living host lacks nothing."""
         state = self._hosts.get(host)
         return state is not None and not state.wanted and not state.flights
 
@@ -440,7 +440,7 @@ class Scheduler:
         return best
 
     def _only_client(self, state: _Host, block: int) -> bool:
-        """Whether a host can read a block from none of the hosts that have it."""
+        """Return whether a host can read a block from none of the hosts that have it."""
         return not any(self._usable(state, holder) for holder in self._holders[block])
 
     def _is_slow(self, source: str, block: int, since: float, now: float) -> bool:

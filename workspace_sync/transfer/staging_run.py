@@ -1,4 +1,4 @@
-"""One sync over all hosts, from what they have to trees that are staged everywhere, and the switch.
+"""Drive one sync over all hosts: from their states to trees that are staged everywhere, and the switch.
 
 Each host goes its own way (``Step``); what concerns several is decided by the scheduler. Only the switch waits for all.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 from monarch_kernel.rdma import RDMABuffer
 from workspace_sync.environment import LockFile
-from workspace_sync.model.progress import SyncProgress
+from workspace_sync.model.report import SyncProgress
 from workspace_sync.transfer.blocks import ContentBlock, Piece, pack
 from workspace_sync.transfer.calls import Answer, Calls
-from workspace_sync.transfer.early import EarlyPipe
 from workspace_sync.transfer.messages import (
     INLINE,
     Failed,
     HostState,
+    Missing,
     PartTarget,
     Staged,
     StageRequest,
@@ -30,7 +30,7 @@ from workspace_sync.transfer.messages import (
 )
 from workspace_sync.transfer.parts import Changes, PartChange
 from workspace_sync.transfer.scheduler import CLIENT, Action, Fetch, FetchLimits, GiveUp, Scheduler
-from workspace_sync.transfer.supply import Supply
+from workspace_sync.transfer.supply import EarlyPipe, Supply
 
 #: Blocks of large manifests (bytes).
 _MANIFEST_BLOCK = 1 << 20
@@ -40,12 +40,14 @@ LATE = 1.5
 KEPT = 48 << 20
 #: How often what came is looked at for slow hosts (seconds).
 _TICK = 0.25
+#: How long a host waits for another client (seconds), and this one for hosts that drop what they have staged.
+_WAIT, _ABORT = 0.5, 10.0
 #: How often a host may find, when it finishes, that it lacks something after all.
 _ROUNDS = 3
 
 
 class Step(enum.Enum):
-    """How far a host is."""
+    """Progress of a host."""
 
     EARLY = "it gets what the scan has read so far"
     MANIFEST = "it gets the manifest"
@@ -72,15 +74,11 @@ class HostRun:
         error: why it failed.
         kind: the class of that error.
         received: bytes that it got.
-        reused: bytes that it had.
-        problems: damaged content that was found.
-        notes: what else was not in order, and what was done with it.
-        switched: its last answer.
+        staged: its last answer on staging, with what it made from a lock file in any.
+        switched: its answer to the commit.
         rounds: how often it was found to lack something.
         kept: blocks in its memory, by number: their sizes.
         missing: what it lacks.
-        made: bytes that it made from a lock file.
-        unmade: why it could not.
     """
 
     state: HostState
@@ -89,17 +87,11 @@ class HostRun:
     error: str = ""
     kind: str = ""
     received: int = 0
-    reused: int = 0
-    files: int = 0
-    problems: list[str] = field(default_factory=list[str])
-    notes: list[str] = field(default_factory=list[str])
-    deleted: list[str] = field(default_factory=list[str])
+    staged: Staged = field(default_factory=lambda: Staged(False, Missing()))
     switched: Switched | None = None
     rounds: int = 0
     kept: dict[int, int] = field(default_factory=dict[int, int])
     missing: list[Piece] = field(default_factory=list[Piece])
-    made: int = 0
-    unmade: str = ""
 
 
 class StagingRun:
@@ -111,7 +103,6 @@ class StagingRun:
         workspace: the name of its folder on hosts.
         owner: this client, for others.
         states: the hosts that are to change, and what they have.
-        wait: how long a host waits for another client (seconds).
         dry: only find out what would be sent.
         lock: a lock file of the environment, for hosts to make what they can themselves.
         progress: is told how far it is.
@@ -125,7 +116,6 @@ class StagingRun:
         owner: str,
         states: Mapping[str, HostState],
         *,
-        wait: float = 0.5,
         dry: bool = False,
         lock: LockFile | None = None,
         progress: Callable[[SyncProgress], None] | None = None,
@@ -135,7 +125,6 @@ class StagingRun:
         self._workspace = workspace
         self._owner = owner
         self._changes = Changes([])
-        self._wait = wait
         self._dry = dry
         self._lock = lock
         self._progress = progress
@@ -162,7 +151,7 @@ class StagingRun:
 
     def stage_earlier(self, steps: int, tree: str) -> None:
         """Stage an earlier generation on all hosts, from what they have."""
-        args = self._session, self._workspace, self._owner, self._wait, steps, tree
+        args = self._session, self._workspace, self._owner, _WAIT, steps, tree
         for host, run in self.hosts.items():
             run.step = Step.STAGING
             self._calls.ask(host, "stage", "rollback", *args)
@@ -185,7 +174,7 @@ class StagingRun:
         """
         for host, run in self.hosts.items():
             run.step = Step.EARLY
-            args = self._session, self._workspace, self._owner, self._wait, size
+            args = self._session, self._workspace, self._owner, _WAIT, size
             self._calls.ask(host, Step.EARLY, "begin_early", *args)
         asked = set(self.hosts)
         pipe.arrived = lambda: self._calls.post(Step.EARLY, None)
@@ -289,11 +278,8 @@ class StagingRun:
         if lock is not None:
             self.sent += len(lock.data)
             run.received += len(lock.data)
-        request = StageRequest(self._workspace, self._owner, parts, self._wait, inline, self._dry, lock)
+        request = StageRequest(self._workspace, self._owner, parts, _WAIT, inline, self._dry, lock)
         self._calls.ask(host, "stage", "stage", self._session, request)
-
-    def _read_into(self, digest: bytes, into: memoryview) -> None:
-        self._changes.read(digest, into)
 
     def _read(self, digest: bytes, size: int) -> bytes:
         memory = bytearray(size)
@@ -366,12 +352,8 @@ class StagingRun:
             self._go_on(answer.host, run)
 
     def _on_staged(self, run: HostRun, staged: Staged, now: float) -> None:
-        run.files = staged.files
-        run.reused = staged.reused
-        run.problems = staged.problems
-        run.notes = staged.notes
-        run.made, run.unmade = run.made or staged.made, run.unmade or staged.unmade
-        run.deleted = staged.deleted
+        staged.made, staged.unmade = run.staged.made or staged.made, run.staged.unmade or staged.unmade
+        run.staged = staged
         if staged.finished:
             run.step = Step.STAGED
             return
@@ -382,10 +364,8 @@ class StagingRun:
             return
         run.rounds += 1
         if run.rounds > _ROUNDS:
-            run.step, run.error = (
-                Step.FAILED,
-                f"it lacks {len(run.missing)} pieces again and again, for no known reason",
-            )
+            run.step = Step.FAILED
+            run.error = f"it lacks {len(run.missing)} pieces again and again, for no known reason"
             return
         run.step = Step.WAITING
         self._first_missing = self._first_missing or now
@@ -550,15 +530,15 @@ class StagingRun:
             else:
                 run.step, run.switched = Step.SWITCHED, answer.value
 
-    def abort(self, timeout: float = 10.0) -> None:
-        """Have all hosts that have not switched drop what they have staged, and wait until they have."""
+    def abort(self) -> None:
+        """Make all hosts that have not switched drop what they have staged, and wait for that."""
         self._calls.forget()
         asked = [
             host for host in self._calls.hosts if host in self.hosts and self.hosts[host].step is not Step.SWITCHED
         ]
         for host in asked:
             self._calls.ask(host, "abort", "abort", self._session)
-        end = time.monotonic() + timeout
+        end = time.monotonic() + _ABORT
         while any(map(self._calls.owes, asked)) and time.monotonic() < end:
             self._calls.next(0.1, lead=True)
 
@@ -567,7 +547,7 @@ class StagingRun:
         self._supply.close()
 
     def _tell(self, now: float, total: int = 0) -> None:
-        """Tell how far it is.
+        """Report the progress.
 
         Args:
             total: bytes that hosts get together, while the scan goes on.
@@ -583,7 +563,7 @@ class StagingRun:
 
 
 def _is_new(change: PartChange, state: HostState) -> bool:
-    """Whether a host gets an environment that it does not have."""
+    """Return whether a host gets an environment that it does not have."""
     part = change.part
     return part.name == "env" and (part.name not in state.parts or state.parts[part.name].digest != change.delta.digest)
 

@@ -1,16 +1,137 @@
-"""Blocks at the client: built from the scan when they are needed, and dropped when no host needs them from here."""
+"""Supply blocks from the client: filled by a scan, or built when hosts need them; dropped afterwards."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from monarch_kernel.rdma import RDMABuffer
-from workspace_sync.transfer.block_pool import BlockPool
-from workspace_sync.transfer.blocks import ContentBlock, fill
-from workspace_sync.transfer.early import EarlyBlock, EarlyPipe
+from workspace_sync.model.errors import ScanError
+from workspace_sync.model.manifest import EarlyFile, printable
+from workspace_sync.scanning.hashing import ABOUT, CONTENT, ScanPlan, read_at
+from workspace_sync.scanning.scanner import path_at_client
+from workspace_sync.transfer.blocks import BlockPool, ContentBlock, fill, finished, refill
+
+#: Blocks that are being filled or sent at a time.
+_AT_ONCE = 10
+
+
+@dataclass(slots=True)
+class EarlyBlock:
+    """Block that a scan has filled.
+
+    Attributes:
+        size: of it (bytes).
+        end: what it says of its content.
+        memory: the block, until it is sent.
+    """
+
+    size: int
+    end: bytes
+    memory: memoryview | None
+
+
+class EarlyPipe:
+    """Pipe between a scan, whose threads fill blocks, and the thread that sends them. It holds few at a time."""
+
+    def __init__(self) -> None:
+        self._pool = BlockPool()
+        self._free = _AT_ONCE
+        self._changed = threading.Condition()
+        self._closed = False
+        self._blocks: queue.SimpleQueue[EarlyBlock] = queue.SimpleQueue()
+        self._plan: ScanPlan | None = None
+        self._over = False
+        self.arrived: Callable[[], object] = lambda: None
+
+    # -- the scan ---------------------------------------------------------------------------------------
+
+    def planned(self, plan: ScanPlan) -> None:
+        """See ``ContentTaker``."""
+        with self._changed:
+            self._plan = plan
+            self._changed.notify_all()
+
+    def take(self) -> memoryview | None:
+        """See ``ContentTaker``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._closed)
+            if self._closed:
+                return None
+            self._free -= 1
+        return self._pool.take(CONTENT + ABOUT)
+
+    def give(self, memory: memoryview, used: int, files: list[EarlyFile]) -> None:
+        """See ``ContentTaker``."""
+        if not files:
+            self.back(memory)
+            return
+        block, end = finished(memory, used, files)
+        self._blocks.put(EarlyBlock(len(block), end, block))
+        self.arrived()
+
+    def ended(self) -> None:
+        """The scan is over, whatever has come of it."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self.arrived()
+
+    # -- who sends --------------------------------------------------------------------------------------
+
+    def plan(self) -> ScanPlan | None:
+        """Wait for the plan of the scan; None: it ended without one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._plan is not None or self._over)
+            return self._plan
+
+    @property
+    def over(self) -> bool:
+        """Whether the scan is over, and all blocks were popped."""
+        return self._over and self._blocks.empty()
+
+    def pop(self) -> Iterator[EarlyBlock]:
+        """The blocks that have been filled meanwhile."""
+        while not self._blocks.empty():
+            yield self._blocks.get()
+
+    def back(self, memory: memoryview) -> None:
+        """A block's memory may be used again."""
+        self._pool.give(memory)
+        with self._changed:
+            self._free += 1
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Refuse further content."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for _ in self.pop():
+            pass
+
+    def fill(self, block: memoryview, end: bytes) -> None:
+        """Read the content of a block that was dropped once more.
+
+        Raises:
+            ScanError: a file has changed.
+        """
+        assert self._plan is not None  # there are no blocks before
+        roots = self._plan.roots
+
+        def read(path: bytes, offset: int, into: memoryview) -> bool:
+            return read_at(path_at_client(roots, path), offset, into)
+
+        changed = refill(block, end, read)
+        if changed is not None:
+            raise ScanError(
+                f"{printable(path_at_client(roots, changed.path))} changed while it was read for the sync. Sync again "
+                "when what writes it is done, or leave it out with a line in a .meshignore file."
+            )
+
 
 #: Threads that read files and build blocks.
 BUILDERS = 2
@@ -61,7 +182,7 @@ class Supply:
             self._ready[number] = RDMABuffer(memory), memory, partial(pipe.back, memory)
 
     def want(self, number: int) -> None:
-        """Have a block built; ``built`` is told of it, at once if it is there."""
+        """Build a block, or report one that is there at once; ``built`` is called with it."""
         with self._lock:
             ready = self._ready.get(number)
             if ready is None:

@@ -155,7 +155,7 @@ MODULES: dict[type[Any], str] = {
     ConsoleServer: "monarch_kernel.debugger.terminal.server",
     BreakpointHandler: "monarch_kernel.debugger.rank.process",
     PoolFunctions: "monarch_kernel.pool",
-    WorkspaceFunctions: "workspace_sync.mesh_functions",
+    WorkspaceFunctions: "workspace_sync.reload.live",
     ViewFunctions: "monarch_kernel.widgets",
     TensorFunctions: "monarch_kernel.tensor",
 }

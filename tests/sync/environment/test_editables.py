@@ -12,13 +12,13 @@ import pytest
 
 from tests.sync.environment.trees import stored
 from tests.sync.environment.wheels import pip, venv, wheel
-from workspace_sync.environment import editables, environment, environment_manifest, follow, stale_extensions
-from workspace_sync.environment.hashes import record_hash
+from workspace_sync.environment import editables, environment, environment_manifest, follow
+from workspace_sync.environment.rewriting import record_hash
 from workspace_sync.model.errors import ScanError
 from workspace_sync.model.manifest import FileEntry, Folder, seal
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Index, scan
-from workspace_sync.sources import WorkspaceSource
+from workspace_sync.sources import WorkspaceSource, stale_extensions
 
 SITE = "lib/python{}.{}/site-packages".format(*sys.version_info)
 # What setuptools leaves for a package whose modules are not all in one folder.

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from workspace_sync.environment import Rewriter
-from workspace_sync.environment.binary import restored
-from workspace_sync.environment.text import replace_conda, replace_conda_env, replace_pip
+from workspace_sync.environment.rewriting import replace_conda, replace_conda_env, replace_pip, restored_binary
 from workspace_sync.model.errors import IncompatibleError
 from workspace_sync.model.manifest import FileEntry, Rewrite, digest_of
 
@@ -81,7 +80,7 @@ def test_padded_strings_keep_their_length() -> None:
     how = Rewrite("binary", A, 255)
     for target in (b"/b", LONG, b"/" + b"q" * 254):
         assert rewritten(at_a, how, target) == rewritten(package, Rewrite("binary", placeholder, 255), target)
-    assert restored(at_a, A, placeholder) == package
+    assert restored_binary(at_a, A, placeholder) == package
     with pytest.raises(
         IncompatibleError, match=r"bin/x .* prefix /envs/a .* 255 bytes; .* has 256: set MONARCH_KERNEL"
     ):

@@ -15,7 +15,7 @@ import pytest
 from tests.sync.hosts import StoreHosts
 from tests.sync.trees import difference, snapshot
 from tests.waiting import patience
-from workspace_sync.cli import main
+from workspace_sync.__main__ import main
 
 Hosts = Callable[..., StoreHosts]
 
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    real(self)\n"
         "StagingRun.stage = stage\n"
-        "from workspace_sync.cli import main\n"
+        "from workspace_sync.__main__ import main\n"
         "sys.exit(main(['sync', sys.argv[1]]))\n"
     )
     env = {**os.environ, "MONARCH_KERNEL_SYNC_FOLDER": str(tmp_path / "store")}

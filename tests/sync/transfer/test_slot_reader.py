@@ -9,8 +9,8 @@ import pytest
 from tests.sync.store.trees import Content
 from workspace_sync import StoreError
 from workspace_sync.store import Store
+from workspace_sync.store.staging import SlotReader
 from workspace_sync.transfer.blocks import block_bytes, fill, pieces_in
-from workspace_sync.transfer.slot_reader import SlotReader
 
 
 def test_a_block_is_read_back_and_checked(tmp_path: Path) -> None:
