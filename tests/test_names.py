@@ -20,6 +20,7 @@ SHARED = {"profile": "Monarch has two of this name: in its profiler, and of a jo
 # Exceptions that never reach a program: they end within the package, or a person reads their text as it is.
 INTERNAL = {
     "UnhandledFault": "a KeyboardInterrupt and a SystemExit, which a script catches as either",
+    "TensorUseError": "a TypeError; programs catch MixedTensorsError or BorrowError",
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
     "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
     "PlaceError": "the error of the cell shows its text",

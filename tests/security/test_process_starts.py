@@ -53,6 +53,7 @@ QUOTING = {
 OF_SHELLS = re.compile(r"\$\(|\$\{|\$[0-9A-Za-z_]+\b.*;|2>|>&2|#!/|\|\| exit|; do\b|\bthen\b.*\bfi\b")
 #: Texts that are put together and look like one, by their file: what they are.
 LIKE_SCRIPTS = {
+    "monarch_kernel/watch/admin.py": "a page of HTML",
     "monarch_kernel/launchers/kubernetes_tunnel.py": "a line in an error, with what Kubernetes replaces in a Pod",
     "monarch_kernel/launchers/kubernetes_pods.py": "variables that Kubernetes replaces in a field of a Pod",
 }

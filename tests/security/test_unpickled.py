@@ -24,6 +24,7 @@ _PLAIN = re.compile(r"(json|tomllib)\.(load|loads)|(monarch_kernel|workspace_syn
 _LIKELY = ("load", "loads", "Unpickler")
 #: Methods of this name that unpickle nothing.
 OTHERS = {
+    "monarch_kernel/cli/monarch.py": "entry points of installed packages",
     "monarch_kernel/launchers/base.py": "entry points of installed packages",
     "monarch_kernel/launchers/lightning_cloud.py": "entry points of installed packages",
     "workspace_sync/sources.py": "the index of a scan, by msgspec",
