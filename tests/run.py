@@ -90,6 +90,7 @@ ENGINES = [
     "notebooks/test_tensors_notebook.py",
     "notebooks/test_titan_notebook.py",
     "notebooks/test_torchft_notebook.py",
+    "parity/test_parity.py",
     "spmd/test_process_groups.py",
     "sync/transfer/test_losses.py",
     "tensor/test_healing.py",

@@ -33,9 +33,9 @@ class profile:  # noqa: N801  # Monarch's name
         self._trace: Trace | None = None
 
     def __enter__(self) -> Self:
-        folder = tempfile.mkdtemp(prefix="monarch-profile-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._trace = Trace(os.path.join(folder, "trace.json")).start()
+        folder = tempfile.TemporaryDirectory(prefix="monarch-profile-", ignore_cleanup_errors=True)
+        weakref.finalize(self, folder.cleanup)
+        self._trace = Trace(os.path.join(folder.name, "trace.json")).start()
         return self
 
     def __exit__(

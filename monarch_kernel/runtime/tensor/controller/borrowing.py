@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _number: Any = ValueOwner.id  # pyright: ignore[reportUnknownMemberType]  # the slot, under the property of a subclass
 
 
-class TensorLoan(NamedTuple):
+class StorageLoan(NamedTuple):
     """What a borrow is, for errors."""
 
     mutable: bool
@@ -49,7 +49,7 @@ class Storage:
     def __init__(self, borrow: Borrow | None = None) -> None:
         self.owned: dict[int, list[int]] = {}
         self.borrow = borrow
-        self.loans: list[TensorLoan] = []
+        self.loans: list[StorageLoan] = []
         self.unusable = ""
         self.dropped = False
 
@@ -65,13 +65,13 @@ class Storage:
             number, dead = self.owned.popitem()
             dead.append(number)
 
-    def add(self, loan: TensorLoan) -> None:
+    def add(self, loan: StorageLoan) -> None:
         """Another stream uses them."""
         self.loans.append(loan)
         if loan.mutable:
             self.unusable = f"a tensor is used while it is lent: {loan.text}: drop() it first.\n{loan.traceback}"
 
-    def remove(self, loan: TensorLoan) -> None:
+    def remove(self, loan: StorageLoan) -> None:
         """That has ended."""
         self.loans.remove(loan)
         if loan.mutable and not self.dropped:
@@ -134,7 +134,7 @@ class Borrow:
         file, line, _ = frames.here()
         how = "to be written" if mutable else "to be read"
         text = f"borrow from stream {self._from.stream.name} into {target.stream.name}, {how}, made at {file}:{line}"
-        self._loan = TensorLoan(mutable, text, frames.take(2, 16))
+        self._loan = StorageLoan(mutable, text, frames.take(2, 16))
         self._lent: weakref.ref[Storage] | None = None
 
     @property
