@@ -95,7 +95,7 @@ def test_a_page_reaches_what_reads_pages() -> None:
     found = names(reached(files_of("test"), {"docs/configuration.md"}))
     assert {"test_environment.py", "test_project.py", "kernel/test_readme.py"} <= found
     assert "actor/test_ports.py" not in found
-    assert not reached(files_of("engines"), {"docs/ray.md", "CHANGELOG.md"})
+    assert names(reached(files_of("engines"), {"docs/engines.md", "CHANGELOG.md"})) == {"parity/test_parity.py"}
 
 
 def test_a_test_reaches_itself_and_what_uses_it() -> None:

@@ -64,10 +64,15 @@ def test_telemetry_answers_with_the_tables_of_monarch(job: LocalJob) -> None:
     assert [row["rank"] for row in found] == [0, 1]
     assert found[1]["display_name"].endswith("quiet{'p': 1/2}>") and found[1]["class"].endswith("Quiet")
     events = "SELECT new_status, COUNT(*) AS n FROM actor_status_events e JOIN actors a ON e.actor_id = a.id "
-    counts = {row["new_status"]: row["n"] for row in rows(f"{events} GROUP BY new_status")}
-    assert counts["Created"] == 2 and counts["Idle"] >= 2
+
+    def counts() -> dict[str, int]:
+        return {row["new_status"]: row["n"] for row in rows(f"{events} GROUP BY new_status")}
+
+    wait_until(lambda: counts().get("Idle", 0) >= 2, "both were seen idle")
+    assert counts()["Created"] == 2
     assert rows("SELECT COUNT(*) AS n FROM proc_nodes JOIN nodes USING (node_id)") == [{"n": 2}]
-    assert rows("SELECT COUNT(*) AS n FROM actor_status_events WHERE reason IS NULL")[0]["n"] >= 6
+    every = "SELECT COUNT(*) AS n FROM actor_status_events WHERE reason IS NULL"
+    wait_until(lambda: rows(every)[0]["n"] >= 6, "the events of all actors are there")
     described = {row["column_name"] for row in rows("DESCRIBE actors")}
     assert described == {"id", "timestamp_us", "mesh_id", "rank", "full_name", "display_name"}
     for row in rows("SHOW TABLES"):
