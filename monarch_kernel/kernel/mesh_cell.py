@@ -57,6 +57,8 @@ def run_here(notebook: Notebook, run: CellRun) -> None:
     with relay.active(run), notebook.stops.runs(run):
         run.start()
         run.wait(pressed)
+        if run.interrupted:  # the ranks have answered: another KeyboardInterrupt would hit what shows their error
+            relay.retrying = False
 
 
 def run_again(notebook: Notebook, managed: ManagedMesh, ranks: Sequence[int], cell: Cell) -> None:

@@ -61,6 +61,8 @@ class InterruptRelay:
         self._thread: threading.Thread | None = None
         self.ending = threading.Event()
         """Set when the kernel shuts down; targets that outlive it are then not interrupted."""
+        self.retrying = False
+        """Whether the SIGINT handler is to run again for a forwarded press; cleared once the targets have answered."""
         self.connected = False
         """Whether the SIGINT handler calls `press`. In a plain ipykernel, code that catches KeyboardInterrupt does."""
 

@@ -51,7 +51,6 @@ class SigintHandler:
         """An entry for each press that the watch forwarded before the handler could run."""
         self.retry: Callable[[], None] | None = None
         """Makes the handler run again very soon, for the same press."""
-        self.retrying = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True  # so that IPython shows user code instead of this
@@ -149,7 +148,7 @@ class SigintHandler:
     def begin(self) -> None:
         """Record that the main thread begins to handle a request."""
         self.forwarded.clear()
-        self.retrying = False  # it was for the last request
+        self.relay.retrying = False  # it was for the last request
         self._busy = True
 
     def end(self) -> None:

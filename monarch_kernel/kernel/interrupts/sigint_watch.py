@@ -67,7 +67,7 @@ class SigintWatch:
             for number in os.read(self._read, 64):
                 if number == signal.SIGINT:
                     self._follow()
-                elif number == 0 and self._handler.retrying:
+                elif number == 0 and self._handler.relay.retrying:
                     time.sleep(RETRY_AFTER)
                     self._nudge()
 
@@ -109,9 +109,9 @@ class SigintWatch:
             signal.pthread_kill(main, NUDGE)
 
     def _on_nudge(self, signum: int, frame: FrameType | None) -> None:
-        if not self._handler.retrying:
+        if not self._handler.relay.retrying:
             return  # waking the system call was enough
-        self._handler.retrying = False
+        self._handler.relay.retrying = False
         self._handler.forwarded.append(None)  # the press is already forwarded
         current = signal.getsignal(signal.SIGINT)
         if callable(current):
@@ -127,5 +127,5 @@ class SigintWatch:
 
     def again(self) -> None:
         """Run the handler again for a press that is already forwarded. Safe in a signal handler."""
-        self._handler.retrying = True
+        self._handler.relay.retrying = True
         os.write(self._write, b"\0")
