@@ -180,6 +180,8 @@ class ByValuePickler(cloudpickle.Pickler):
 _MOST_NAMED = 1 << 18
 #: Names in annotations that do not go with messages, and the identity of the value that could not.
 _left_out: dict[str, int] = {}
+#: Modules of the exceptions by which picklers reject an object.
+_PICKLES = ("builtins", "_pickle")
 _OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
 
 
@@ -234,7 +236,8 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
                 return out.getvalue()
         except Exception as error:
             if pickler.late is None:
-                if is_of_pickler(error) and (culprit := pickler.culprit() or _attribute_in(obj)):
+                plain = type(error).__module__ in _PICKLES  # others say more: that a tensor is among the arguments
+                if plain and is_of_pickler(error) and (culprit := pickler.culprit() or _attribute_in(obj)):
                     raise TypeError(f"{error} ({culprit})") from error
                 raise
         late = cast("_Named", pickler.late)
