@@ -2,3 +2,8 @@
 
 It imports no other package of this project, so the kernel, the debugger, widgets and the server may all use it.
 """
+
+#: The view of a widget, for the manager of Jupyter's widgets.
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+#: The same for the extension of JupyterLab, which shows the rest of that output where there is no live view.
+OUTPUT_MIME = "application/vnd.monarch-kernel.view+json"

@@ -171,11 +171,10 @@ class JobServices:
             except OSError:
                 page = AdminServer(0, history, retention)
             self._servers.append(page)
-        if cached_path is not None:
-            self._file = os.path.join(os.path.dirname(os.path.abspath(cached_path)), _FILE)
+        if cached_path is not None and self.telemetry is not None:
+            self._file = _file_beside(cached_path)
             about = {"apply_id": apply_id, "process": registry.this_process(), "url": server.url}
-            if self.telemetry is not None:
-                write_own_file(self._file, json.dumps(about).encode())
+            write_own_file(self._file, json.dumps(about).encode())
         log.info("mesh admin server listening on %s", server.url)
 
     def stop(self) -> None:
@@ -201,9 +200,8 @@ class JobServices:
         """
         if self.telemetry_url is not None:
             return QueryEngineClient(self.telemetry_url)
-        file = os.path.join(os.path.dirname(os.path.abspath(cached_path)), _FILE)
         try:
-            about = json.loads(read_own_file(file))
+            about = json.loads(read_own_file(_file_beside(cached_path)))
         except FileNotFoundError:
             about = {}
         if about.get("apply_id") != apply_id or not registry.lives(about.get("process", "")):
@@ -212,6 +210,10 @@ class JobServices:
                 "job.enable_telemetry() before job.state()"
             )
         return QueryEngineClient(about["url"])
+
+
+def _file_beside(cached_path: str | os.PathLike[str]) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(cached_path)), _FILE)
 
 
 def _port(address: str | None) -> int:

@@ -25,6 +25,7 @@ from monarch_kernel.private_files import is_own
 from monarch_kernel.watch.history import monarch_tables
 from monarch_kernel.watch.history.query import HistoryQueryError, ask
 from monarch_kernel.watch.history.recorder import History
+from monarch_kernel.watch.model import Snapshot
 from monarch_kernel.watch.status_table import status_tables
 from monarch_kernel.watch.topology import TopologyNode, as_text, topology
 from monarch_kernel.watch.tracing.trace import Trace
@@ -83,7 +84,10 @@ class AdminServer:
 
     def nodes(self) -> dict[str, TopologyNode]:
         """All that there is, by identities."""
-        return topology(self.watch.snapshot(), self._started, f"process {os.getpid()}")
+        return self._nodes_of(self.watch.snapshot())
+
+    def _nodes_of(self, snapshot: Snapshot) -> dict[str, TopologyNode]:
+        return topology(snapshot, self._started, f"process {os.getpid()}")
 
     def node(self, identity: str) -> dict[str, Any] | None:
         """What one is, for JSON; None: it is not there."""
@@ -120,9 +124,8 @@ class AdminServer:
             ]
         since = round((time.time() - self._retention) * 1e6) if self._retention else 0
         snapshot = self.watch.snapshot()
-        nodes = topology(snapshot, self._started, f"process {os.getpid()}")
         wanted = monarch_tables.named(sql)
-        tables = monarch_tables.tables_of(wanted, self.history.tables(), snapshot, nodes, since)
+        tables = monarch_tables.tables_of(wanted, self.history.tables(), snapshot, self._nodes_of(snapshot), since)
         try:
             found = ask(tables, sql, known=tuple(monarch_tables.COLUMNS))
         except HistoryQueryError as error:

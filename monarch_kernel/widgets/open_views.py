@@ -8,13 +8,11 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.display import OUTPUT_MIME, VIEW_MIME
+
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_widget import MeshWidget, Streams
 
-#: A view for the manager of Jupyter's widgets.
-VIEW_MIME = "application/vnd.jupyter.widget-view+json"
-#: The same for the extension of JupyterLab, which shows the HTML of that output where the view is no more.
-OUTPUT_MIME = "application/vnd.monarch-kernel.view+json"
 #: So many views are kept that no page shows now: of a page that is reloaded they show the state again.
 MOST_UNSEEN = 24
 

@@ -12,14 +12,13 @@ import os
 import sys
 from typing import Any
 
+from monarch_kernel.display import VIEW_MIME
 from monarch_kernel.introspection import after_import, main_names
 from monarch_kernel.kernel.rank import cell_streams
 
 _INLINE = "module://matplotlib_inline.backend_inline"
 
 
-#: The view of a widget, for the manager of Jupyter's widgets.
-VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 #: Names that every cell has from the start.
 GIVEN = ("get_ipython", "rank", "world_size", "point")
 

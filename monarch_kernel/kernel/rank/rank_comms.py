@@ -16,11 +16,9 @@ from typing import Any
 import comm
 from comm.base_comm import BaseComm
 
+from monarch_kernel.display import OUTPUT_MIME
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.plain_display import jsonable
-
-#: The view of a widget for the extension of JupyterLab, which shows the text while there is no live view.
-_OUTPUT_MIME = "application/vnd.monarch-kernel.view+json"
 
 #: What cells show of each widget: MIME bundle and metadata by cell, by the widget's model.
 _shown: defaultdict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(dict)
@@ -62,7 +60,7 @@ def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> st
     """
     if not isinstance(comm.get_comm_manager().comms.get(model), RankComm):
         return None
-    data[_OUTPUT_MIME] = {"model_id": model}
+    data[OUTPUT_MIME] = {"model_id": model}
     _shown[model][cell_streams.current_cell()] = data, metadata
     return model
 

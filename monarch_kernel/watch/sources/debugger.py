@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger import existing_debugger, on_made, on_verdict
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankResumed, RankStop, RankStopped
+from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.introspection import whole_of
 from monarch_kernel.meshes import get_mesh
 from monarch_kernel.subscriptions import Subscription
@@ -83,7 +84,7 @@ class _Follower:
             self._give(StopFact(key, rank, None))
             return
         stop = at.stop
-        frame = next((frame for frame in stop.frames if frame.user), stop.frames[0] if stop.frames else None)
+        frame = shown_frame(stop.frames)
         view = StopView(stop.reason, text=stop.text)
         if frame is not None:
             view = StopView(stop.reason, frame.file, frame.line, frame.name, stop.text)

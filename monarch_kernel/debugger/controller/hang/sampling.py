@@ -16,6 +16,7 @@ from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
+from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang.collect import collect
 from monarch_kernel.debugger.source_locations import Place
@@ -78,9 +79,9 @@ def _sample(
 def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
     """What is known of a rank that does not answer: it may have reported that it stands in the debugger."""
     at = stops_of(whole).get(evidence.rank) if evidence.state == LATE else None
-    if at is None:
+    frame = None if at is None else shown_frame(at.stop.frames)
+    if frame is None:
         return evidence
-    frame = next((frame for frame in at.stop.frames if frame.user), at.stop.frames[0])
     return replace(evidence, state=PAUSED, place=Place(frame.file, frame.line, frame.name))
 
 

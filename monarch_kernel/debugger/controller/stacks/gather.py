@@ -16,6 +16,7 @@ from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
 from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.events import RankStop
+from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
@@ -111,7 +112,8 @@ def stacks(
 def _stands(at: RankStop, label: Label | None) -> str:
     reason = at.stop.reason
     what = "at a breakpoint" if reason in ("breakpoint", "breakpoint()") else "in the debugger"
-    shown = next((frame for frame in at.stop.frames if frame.user), at.stop.frames[0])
+    shown = shown_frame(at.stop.frames)
+    assert shown is not None  # `stops_of` leaves out stops without frames
     return f"stands {what}, {place(shown, label)}"
 
 
