@@ -213,7 +213,8 @@ def _descriptors() -> dict[int, int]:
         with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
+                # The lowest: a higher one may be a copy that another thread of ours holds for a moment.
+                found[status.st_ino] = min(int(name), found.get(status.st_ino, int(name)))
     return found
 
 
