@@ -252,7 +252,7 @@ def stop_all_meshes(reason: str) -> None:
     for mesh, stopped in zip(meshes, stopping, strict=True):
         stopped.exception(PATIENCE)  # its agent may be dead
         mesh._stopped = True
-        running.proc_meshes.pop(mesh._uid, None)
+        running.proc_meshes.pop(mesh._mesh_uid, None)
     running.stop_all_actors(reason, PATIENCE)
     wait_until(lambda: not running.actors, "the actors of this process are gone, and are made anew by the next test")
     running.client.owned.clear()

@@ -239,6 +239,10 @@ class EngineJob(Job):
         assert isinstance(known, EngineJob)
         self._id, self.apply_id = known._id, known.apply_id
 
+    def _check_new(self, what: str) -> None:
+        if self.apply_id is not None:
+            raise RuntimeError(f"{what}() comes too late: this job was applied; kill() it first")
+
     def _spec(self) -> Any:
         return (self._launcher.name, self._launcher.options(), self._request_fields(), self._env)
 

@@ -176,10 +176,6 @@ class SlurmJob(EngineJob):
         options = {**self._resources.options, "partition": partition, "ntasks_per_node": tasks_per_node}
         self._resources = msgspec.structs.replace(self._resources, gpus=tasks_per_node * gpus_per_task, options=options)
 
-    def _check_new(self, what: str) -> None:
-        if self.apply_id is not None:
-            raise RuntimeError(f"{what}() comes too late: this job was applied; kill() it first")
-
     def apply(self, client_script: str | None = None) -> None:
         """Ask for the hosts; does nothing if the job is active.
 

@@ -29,6 +29,7 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.scripts import Script, one_word, script
 from monarch_kernel.launchers.ssh_command import checked_host, ssh_command
@@ -108,6 +109,10 @@ class SSHLauncher(Launcher):
         self._tunnels = Tunnels()
         self._lock = threading.Lock()
         self._news = threading.Event()  # a start has failed, or the last one has ended
+
+    def add(self, hosts: Sequence[str], at: int) -> None:
+        """Put more hosts into the list, before the one at this place."""
+        self._list[at:at] = [checked_host(host) for host in hosts]
 
     def options(self) -> dict[str, Any]:
         """See ``Launcher``."""
@@ -431,7 +436,8 @@ class SSHJob(EngineJob):
     """Hosts that are reached by ``ssh``, with all that the user has configured for it (``docs/ssh.md``).
 
     Args:
-        hosts: their names, as for ``ssh``; or the path of a hostfile, with a host at the beginning of each line.
+        hosts: their names, as for ``ssh``; or the path of a hostfile, with a host at the beginning of each line. None:
+            ``add_mesh`` names them.
         meshes: the number of hosts of each mesh; by default all of them are the mesh ``hosts``. Further hosts of the
             list are spares, which replace lost ones.
         ssh: the command, with further options for all hosts, such as ``("ssh", "-F", "config")``.
@@ -441,9 +447,12 @@ class SSHJob(EngineJob):
         options: those of ``EngineJob``.
     """
 
+    _adds_meshes = True
+    _launcher: SSHLauncher
+
     def __init__(
         self,
-        hosts: Sequence[str] | str | os.PathLike[str],
+        hosts: Sequence[str] | str | os.PathLike[str] | None = None,
         meshes: Mapping[str, int] | None = None,
         *,
         ssh: Sequence[str] = ("ssh",),
@@ -452,11 +461,52 @@ class SSHJob(EngineJob):
         parallel: int = PARALLEL,
         **options: Any,
     ) -> None:
-        names = hostfile(hosts) if isinstance(hosts, str | os.PathLike) else list(hosts)
-        if not names:
+        names = hostfile(hosts) if isinstance(hosts, str | os.PathLike) else list(hosts or ())
+        if not names and (hosts is not None or meshes):
             raise ValueError("SSHJob needs at least one host, as in SSHJob(['node1', 'node2'])")
         launcher = SSHLauncher(names, ssh, port, tunnel, parallel)
-        super().__init__(launcher, {"hosts": len(names)} if meshes is None else meshes, **options)
+        every = {"hosts": len(names)} if names else {}
+        super().__init__(launcher, every if meshes is None else meshes, **options)
+
+    def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
+        """Ask for one more mesh, of these hosts; before the job is applied.
+
+        Raises:
+            RuntimeError: the job was applied.
+            ValueError: the name is no identifier or there is such a mesh, or a host is not one for ssh.
+        """
+        self._check_new("add_mesh")
+        if name in self._requested:
+            raise ValueError(f"there is a mesh {name} of this job")
+        requested = checked_meshes("SSHJob", {**self._requested, name: len(hosts)})
+        self._launcher.add(hosts, sum(self._requested.values()))
+        self._requested = requested
+
+
+def monarch_ssh_job(
+    python_exe: str = "python",
+    ssh_args: Sequence[str] = (),
+    monarch_port: int = 0,
+    transport: str = "tcp",
+    **options: Any,
+) -> SSHJob:
+    """An ``SSHJob`` without meshes, by the arguments of Monarch's class of this name, which is private there.
+
+    Args:
+        python_exe: the interpreter on the hosts.
+        ssh_args: further options for ``ssh``.
+        monarch_port: where workers listen; 0: any free port.
+        transport: one that the hosts reach each other by: it is TCP, always encrypted.
+
+    Raises:
+        ValueError: the transport is none between hosts.
+    """
+    if transport not in _TRANSPORTS:
+        raise ValueError(f"SSHJob cannot use the transport {transport!r}: use one of {', '.join(_TRANSPORTS)}")
+    return SSHJob(ssh=("ssh", *ssh_args), port=monarch_port, python=python_exe, **options)
+
+
+_TRANSPORTS = ("tcp", "tls", "metatls", "metatls-hostname")
 
 
 def hostfile(path: str | os.PathLike[str]) -> list[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from monarch_kernel.runtime.actor.process import RunningActor, get_system
+from monarch_kernel.runtime.actor.process import RunningActor, get_system, started
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
 
 
@@ -89,6 +89,17 @@ def context() -> Context:
 
 
 _outside: Context | None = None  # the client's context
+
+
+class RunningContext:
+    """What Monarch has in a private context variable: programs ask it whether a runtime has been started."""
+
+    def get(self, default: Any = None) -> Any:
+        """The context of the running code, or ``default`` before the runtime has started."""
+        return context() if current.get() is not None or started() else default
+
+
+running = RunningContext()
 
 
 def current_rank() -> Point:

@@ -101,7 +101,7 @@ class TensorEngine:
         world = procs._procs
         self.world = procs._new_with_region(Region.from_extent(Extent(("ranks",), (len(world),))))
         self.name = procs.name
-        self._key = procs._uid
+        self._key = procs._mesh_uid
         add_engine(self._key, self)
         self.lock = threading.RLock()
         self.fake = FakeTensorMode()
