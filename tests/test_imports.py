@@ -415,7 +415,7 @@ ALONE = {
 }
 # Packages that are not in order yet; each goes from this list when it is.
 UNSETTLED = {
-    *(DEBUGGER, ENGINES, KERNEL, LAUNCHERS, RUNTIME, WATCH, WIDGETS),
+    *(DEBUGGER, ENGINES, LAUNCHERS, RUNTIME, WATCH, WIDGETS),
     *(f"monarch_kernel.{part}" for part in ("loading", "server", "simulator")),
 }
 

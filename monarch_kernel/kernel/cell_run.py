@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
@@ -17,7 +20,6 @@ from monarch_kernel.introspection import begin_record, finish_operations, trace_
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
-from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
 from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
@@ -46,6 +48,37 @@ DEATH_GRACE = 0.25
 _MOST_NAMES = 8
 #: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
+
+
+class HeldInterrupts:
+    """Hold interrupts back while a cell is sent to its ranks.
+
+    Between `hold` and `release`, SIGINT is only recorded; `deliver` then passes it to its handler.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._handler: Any = None
+        self._holds = False
+
+    def hold(self) -> None:
+        """Record interrupts from now on. No effect outside the main thread, where none arrive."""
+        if threading.current_thread() is threading.main_thread():
+            self._holds = True
+            self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
+
+    def release(self) -> None:
+        """Restore the previous handler. May be called again."""
+        if self._holds:
+            self._holds = False
+            signal.signal(signal.SIGINT, self._handler)
+
+    def deliver(self) -> None:
+        """Pass the oldest recorded interrupt to the previous handler, which may raise KeyboardInterrupt."""
+        if self._noted:
+            noted = self._noted.pop(0)
+            if callable(self._handler):
+                self._handler(*noted)
 
 
 class CellRun:
