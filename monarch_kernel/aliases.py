@@ -67,7 +67,7 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "_src.job.job_state": ("job",),
     "_src.job.kubernetes": (
         "job.kubernetes",
-        "launchers.kubernetes_specs:_WORKER_BOOTSTRAP_SCRIPT=WORKER_BOOTSTRAP_SCRIPT",
+        "launchers.kubernetes.specs:_WORKER_BOOTSTRAP_SCRIPT=WORKER_BOOTSTRAP_SCRIPT",
     ),
     "_src.job.port_forward": ("job",),
     "_src.job.process": ("job",),

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch_kernel import programs
-from monarch_kernel.launchers import slurm_queue, slurm_scripts
 from monarch_kernel.launchers.base import (
     HostPhase,
     HostStatus,
     InfeasibleError,
     JobStatus,
     Launcher,
+    LauncherOption,
     LaunchError,
     LaunchRequest,
     SubmissionRefusedError,
@@ -32,10 +32,11 @@ from monarch_kernel.launchers.base import (
     tail,
 )
 from monarch_kernel.launchers.registry import jobs_folder
-from monarch_kernel.launchers.slurm_options import OPTIONS, WAYS
-from monarch_kernel.launchers.slurm_queue import QueuedJob, UnreachableError
-from monarch_kernel.launchers.ssh_command import ssh_command
-from monarch_kernel.launchers.tunnels import Tunnels
+from monarch_kernel.launchers.slurm import queue as slurm_queue
+from monarch_kernel.launchers.slurm import scripts as slurm_scripts
+from monarch_kernel.launchers.slurm.queue import QueuedJob, UnreachableError
+from monarch_kernel.launchers.ssh.command import ssh_command
+from monarch_kernel.launchers.tunnel import Tunnels
 from monarch_kernel.private_files import PrivateFolder
 
 _WHAT = "Slurm job"
@@ -54,6 +55,8 @@ _INFEASIBLE = re.compile(
     "invalid partition|Memory specification|Unable to satisfy|violates accounting/QOS policy",
     re.IGNORECASE,
 )
+#: How a job is asked for.
+WAYS = ("salloc", "sbatch", "array")
 
 
 class _Part(msgspec.Struct):
@@ -131,7 +134,37 @@ class SlurmLauncher(Launcher):
     """
 
     name = "slurm"
-    OPTIONS = OPTIONS
+    OPTIONS = (
+        *(
+            LauncherOption(name=name, metavar=metavar, help=what, wish=True, plain=True)
+            for name, metavar, what in (
+                ("partition", "NAME", "where; by default the cluster's"),
+                ("account", "NAME", "that is charged"),
+                ("qos", "NAME", "the quality of service"),
+                ("constraint", "FEATURES", "features that nodes must have"),
+                ("reservation", "NAME", "take nodes of this reservation"),
+                ("gres", "LIST", 'generic resources of a node, such as "gpu:a100:4"'),
+                ("nodelist", "NODES", "nodes that must be among them"),
+                ("exclude", "NODES", "nodes that must not"),
+            )
+        ),
+        LauncherOption(name="way", choices=WAYS, help="how Slurm is asked (default: salloc)", plain=True),
+        LauncherOption(name="exclusive", type=bool, help="whether nodes are for this job alone (default)", plain=True),
+        LauncherOption(name="spares", type=int, metavar="N", help="more nodes, in place of lost ones", plain=True),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(
+            name="interface",
+            metavar="NAME",
+            help='where they listen, such as "ib0"',
+            plain=True,
+            pattern=r"[A-Za-z0-9_][A-Za-z0-9_.:-]*",
+        ),
+        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh to their nodes", plain=True),
+        LauncherOption(name="shared_home", type=bool, help="whether nodes see this home (default)"),
+        LauncherOption(name="folder", metavar="FOLDER", help="for the scripts, the key and the logs"),
+        LauncherOption(name="allocation", metavar="JOB", help="a running job in which workers are started"),
+        LauncherOption(name="arguments", metavar="TEXT", help="further ones for salloc or sbatch"),
+    )
 
     def __init__(
         self,

@@ -12,11 +12,11 @@ from monarch_kernel.launchers.asking import memory_size
 from monarch_kernel.launchers.base import LaunchError, Resources, keyless
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
 from monarch_kernel.launchers.job import checked_meshes
-from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes_config import KubeConfig, kubeconfig_text
-from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY
-from monarch_kernel.launchers.kubernetes_sets import MESH_LABEL, ORDER, PORT
-from monarch_kernel.launchers.kubernetes_specs import ImageSpec, given_pods
+from monarch_kernel.launchers.kubernetes.config import KubeConfig, kubeconfig_text
+from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes.options import AUTO, DIRECTLY
+from monarch_kernel.launchers.kubernetes.sets import MESH_LABEL, ORDER, PORT
+from monarch_kernel.launchers.kubernetes.specs import ImageSpec, given_pods
 
 
 class KubernetesJob(EngineJob):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.launchers import kubernetes_api
+from monarch_kernel.launchers.kubernetes import api as kubernetes_api
 
 
 @dataclass

@@ -29,10 +29,9 @@ from monarch_kernel.launchers.base import (
     find_announcement,
 )
 from monarch_kernel.launchers.engine_job import EngineJob
-from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.scripts import Script, one_word, script
-from monarch_kernel.launchers.ssh_command import checked_host, ssh_command
-from monarch_kernel.launchers.tunnels import Tunnels
+from monarch_kernel.launchers.ssh.command import checked_host, ssh_command
+from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
 #: Where workers keep their announcements and logs on the hosts.
 _FOLDER = "~/.local/state/monarch_kernel/workers"

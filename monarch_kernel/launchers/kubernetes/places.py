@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_kernel.launchers.base import HostPhase, HostStatus, LaunchError
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, MeshPods, SeenPod, pod_name, secret_name
-from monarch_kernel.launchers.kubernetes_sets import PodGroup, PodSet, PodSlot, admission
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.pods import JOB_LABEL, MeshPods, SeenPod, pod_name, secret_name
+from monarch_kernel.launchers.kubernetes.sets import PodGroup, PodSet, PodSlot, admission
 
 _HOST = "monarch-kernel/host-"
 _NONE, _RETURNED = "-", "returned"

@@ -1,4 +1,4 @@
-"""SkyPilot's SDK in a process of its own (``sky_calls``), and how to find the interpreter that has it."""
+"""SkyPilot's SDK in a process of its own (``sky.calls``), and how to find the interpreter that has it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 
-_CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sky_calls.py")
+_CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls.py")
 #: Runs that text without this package's folder, or the working folder, among those that modules come from.
 _RUN = "import sys; sys.path[:1] = []; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
 #: How long the first answer may take beyond others: SkyPilot is imported, and may start its server (seconds).
@@ -72,7 +72,7 @@ class SkyClient:
         self._read = b""
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """Ask one of ``sky_calls.SkyCalls``.
+        """Ask one of ``calls.SkyCalls``.
 
         Raises:
             SkyError: SkyPilot raised an error.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.launchers import kubernetes_api, kubernetes_pods
 from monarch_kernel.launchers.at_once import each_at_once
 from monarch_kernel.launchers.base import (
     HostPhase,
@@ -30,12 +29,22 @@ from monarch_kernel.launchers.base import (
     WorkerAnnouncement,
     find_announcement,
 )
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_attached import AttachedLabels, TakenPod
-from monarch_kernel.launchers.kubernetes_meshes import OF_POD, host_meshes, mesh_pods, mesh_settings, pod_fields
-from monarch_kernel.launchers.kubernetes_options import AUTO, DIRECTLY, OPTIONS, pairs
-from monarch_kernel.launchers.kubernetes_places import Places
-from monarch_kernel.launchers.kubernetes_pods import (
+from monarch_kernel.launchers.kubernetes import api as kubernetes_api
+from monarch_kernel.launchers.kubernetes import pods as kubernetes_pods
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.options import (
+    AUTO,
+    DIRECTLY,
+    OF_POD,
+    OPTIONS,
+    host_meshes,
+    mesh_pods,
+    mesh_settings,
+    pairs,
+    pod_fields,
+)
+from monarch_kernel.launchers.kubernetes.places import Places
+from monarch_kernel.launchers.kubernetes.pods import (
     HOST_LABEL,
     JOB_LABEL,
     KEYS,
@@ -44,11 +53,10 @@ from monarch_kernel.launchers.kubernetes_pods import (
     PodPattern,
     SeenPod,
 )
-from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PORT, MonarchMesh
-from monarch_kernel.launchers.kubernetes_tunnel import PodForward, PodWay, check_way
-from monarch_kernel.launchers.reaching import reaches
+from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PORT, AttachedLabels, MonarchMesh, TakenPod
+from monarch_kernel.launchers.kubernetes.tunnel import PodForward, PodWay, check_way
 from monarch_kernel.launchers.registry import this_user
-from monarch_kernel.launchers.tunnels import Tunnels
+from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
 #: How many requests are made at once.
 _PARALLEL = 16

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.launchers.kubernetes_pods import WORKER
+from monarch_kernel.launchers.kubernetes.pods import WORKER
 
 #: What a Pod of Monarch's programs runs as a worker. ``KubernetesJob`` starts its own worker instead.
 WORKER_BOOTSTRAP_SCRIPT = """\

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,12 +24,14 @@ from monarch_kernel.launchers.base import (
     Launcher,
     LauncherOption,
     LaunchRequest,
+    Resources,
     SubmissionRefusedError,
     Ticket,
     WorkerAnnouncement,
     find_announcement,
 )
-from monarch_kernel.launchers.lightning_cloud import STUDIO, LightningCloud
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.lightning.cloud import STUDIO, LightningCloud
 from monarch_kernel.launchers.scripts import Script, one_word, script
 
 #: How the machines of a job belong together.
@@ -466,3 +468,61 @@ def inside_studio(studio: str) -> bool:
     """Whether this program runs in the Studio of this name or id; "": in any."""
     here = os.environ.get(STUDIO, "")
     return bool(here) and studio in ("", here, os.environ.get("LIGHTNING_CLOUD_SPACE_NAME", ""))
+
+
+class LightningJob(EngineJob):
+    """Hosts from the Lightning platform: machines that it gives a job, with a worker on each (``docs/lightning.md``).
+
+    Args:
+        meshes: the number of hosts of each mesh, by its name.
+        machine: the type of machine, by its name in ``lightning_sdk.Machine`` ("L4_X_4"), or its slug.
+        studio: run in a copy of this Studio's environment, by its name or id; by default of the one that this program
+            runs in, if there is one.
+        image: run in this container image instead; it needs monarch_kernel, ``sh`` and ``hostname``.
+        teamspace: by its name or id; by default that of this Studio, or the only one of the user.
+        account: the cloud account; by default that of the Studio, or what the teamspace prefers.
+        interruptible: whether cheaper machines are asked for, which the platform may take away.
+        time_limit: after how long the workers end (seconds); 0: never.
+        way: "group" or "single"; see ``LightningLauncher``.
+        address: "own", "private" or "public"; see ``LightningLauncher``.
+        port: where workers listen; 0: any free port.
+        image_secret: the name of the platform's secret with the login for a private image.
+        python: the interpreter on the machines; by default the path of this one in the Studio that this program runs
+            in, and else "python".
+        options: those of ``EngineJob``. The platform shows ``env`` to all who may read the job.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        machine: str = "CPU",
+        *,
+        studio: str = "",
+        image: str = "",
+        teamspace: str = "",
+        account: str = "",
+        interruptible: bool = False,
+        time_limit: float = 0.0,
+        way: str = "group",
+        address: str = "own",
+        port: int = 0,
+        image_secret: str = "",
+        python: str = "",
+        **options: Any,
+    ) -> None:
+        launcher = LightningLauncher(
+            machine,
+            studio=studio,
+            image=image,
+            teamspace=teamspace,
+            account=account,
+            interruptible=interruptible,
+            way=way,
+            address=address,
+            port=port,
+            image_secret=image_secret,
+        )
+        if not python and (image or not inside_studio(studio)):
+            python = "python"
+        options = {"resources": Resources(walltime=time_limit), **options}
+        super().__init__(launcher, meshes, python=python, **options)

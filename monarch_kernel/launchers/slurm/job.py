@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from monarch_kernel import environment
-from monarch_kernel.launchers import slurm_queue
 from monarch_kernel.launchers.base import LaunchError, LaunchRequest, Resources, Ticket
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
 from monarch_kernel.launchers.job import CACHED_PATH, JobState, Path, checked_meshes
-from monarch_kernel.launchers.slurm import SlurmLauncher
+from monarch_kernel.launchers.slurm import queue as slurm_queue
+from monarch_kernel.launchers.slurm.launcher import SlurmLauncher
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -1,0 +1,1 @@
+"""Hosts from Lightning AI."""
