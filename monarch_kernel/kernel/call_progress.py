@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
     from monarch_kernel.pool import Mapping as PoolMapping
 
-
 #: How often running cells are checked (seconds).
 TICK = 0.25
 #: The pause after a check is at least this many times its duration, because thousands of calls may be pending.

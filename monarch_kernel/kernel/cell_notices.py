@@ -16,7 +16,6 @@ from workspace_sync.receipt import names
 if TYPE_CHECKING:
     from workspace_sync.environment.kinds import Installed
 
-
 # A line that may change an environment: `%pip install x`, `!uv pip install x`, `%conda update x`, `!python -m pip ...`.
 _INSTALLS = re.compile(
     r"^\s*[%!]{1,2}.*\b(?:pip|uv|conda|mamba|micromamba|pixi)3?\b.*\b"

@@ -21,7 +21,6 @@ from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
-from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
@@ -34,7 +33,7 @@ from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
-from monarch_kernel.kernel.remedies import replacing
+from monarch_kernel.kernel.usage_errors import check_drives, replacing
 from monarch_kernel.meshes import name_ranks
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from monarch_kernel.actor import HostMesh
 from monarch_kernel.errors import DeviceError, LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.launchers.base import HostPhase, JobStatus
+from monarch_kernel.subscriptions import Subscribers
 
 
 def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) -> int:
@@ -145,3 +146,35 @@ class EngineHosts:
         except (LaunchError, OSError) as error:
             return f"job {job} of {self.engine} could not be ended: {error}; %mesh jobs kill {job} tries it again"
         return f"job {job} of {self.engine} ended" if job else f"there is no job of {self.engine} left"
+
+
+class EnginePlaces(MutableMapping[str, EngineHosts]):
+    """The hosts that engines give to meshes of the notebook, by the names of the meshes. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, EngineHosts] = {}
+        #: Notified when one comes or goes, and of all that an engine says while its hosts are waited for.
+        self.changed: Subscribers[[]] = Subscribers("a callback on the hosts of engines")
+
+    def awaited(self) -> dict[str, JobStatus]:
+        """What engines have said last of hosts that are waited for, by the ids of their jobs."""
+        waiting = [place for place in self.values() if place.waiting]
+        return {place.job.job_id: place.status for place in waiting if place.status is not None}
+
+    def __getitem__(self, name: str) -> EngineHosts:
+        return self._places[name]
+
+    def __setitem__(self, name: str, place: EngineHosts) -> None:
+        self._places[name] = place
+        place.on_status = self.changed.notify
+        self.changed.notify()
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self.changed.notify()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from monarch_kernel.remotemount import MountHandler
     from monarch_kernel.watch.profiler import profile
 
-
 #: Where ``Job.state`` looks for a job that was applied earlier.
 CACHED_PATH = ".monarch/job_state.json"
 #: The format and version in a job's file. A job of another version is applied again.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-
 #: How often an open prompt checks whether it is still needed (seconds).
 LOOK = 0.05
 

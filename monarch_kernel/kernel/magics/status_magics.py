@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.stragglers import StragglerReport
     from monarch_kernel.debugger.outside.report import Look
 
-
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
 #: How long `%mesh hang` waits for ranks that do not answer (seconds).

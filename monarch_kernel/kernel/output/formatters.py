@@ -27,7 +27,6 @@ from workspace_sync.receipt import receipt_table
 if TYPE_CHECKING:
     from monarch_kernel.widgets.mesh_display import MeshDisplay
 
-
 #: A future that is a cell's result is shown with its value if it is done within this time (seconds).
 SOON = 0.3
 #: How many rows of a table are shown.

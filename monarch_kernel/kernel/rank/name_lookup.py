@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
+from monarch_kernel.kernel.rank.monitor import CellActivity
 from monarch_kernel.kernel.rank.value_size import shortened
 
 #: Names with this prefix are hidden.

@@ -14,11 +14,11 @@ from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.job_views import listed
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.rank.name_lookup import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
+from monarch_kernel.kernel.watched_facts import listed
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.output import RankOutput
 from monarch_kernel.watch.model import plain
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.stacks import Stacks
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.debugger.model.stacks import StackFrame
-
 
 #: How long ranks may take to list their variables (seconds).
 VARIABLES_TIMEOUT = 5.0
