@@ -57,13 +57,13 @@ __all__ = [
 GROUP = "monarch_kernel.launchers"
 #: Our own launchers, also known in a checkout. No package in a working folder replaces them.
 _OWN = {
-    "kubernetes": "monarch_kernel.launchers.kubernetes.launcher:KubernetesLauncher",
-    "lightning": "monarch_kernel.launchers.lightning.launcher:LightningLauncher",
+    "kubernetes": "monarch_kernel.launchers.kubernetes:KubernetesLauncher",
+    "lightning": "monarch_kernel.launchers.lightning:LightningLauncher",
     "process": "monarch_kernel.launchers.process:ProcessLauncher",
-    "ray": "monarch_kernel.launchers.ray.launcher:RayLauncher",
-    "sky": "monarch_kernel.launchers.sky.launcher:SkyLauncher",
-    "slurm": "monarch_kernel.launchers.slurm.launcher:SlurmLauncher",
-    "ssh": "monarch_kernel.launchers.ssh.launcher:SSHLauncher",
+    "ray": "monarch_kernel.launchers.ray:RayLauncher",
+    "sky": "monarch_kernel.launchers.sky:SkyLauncher",
+    "slurm": "monarch_kernel.launchers.slurm:SlurmLauncher",
+    "ssh": "monarch_kernel.launchers.ssh:SSHLauncher",
 }
 #: In the environment of a worker and of all that it starts: its job and host, by which they are found on their machine.
 MARKER = environment.JOB

@@ -15,7 +15,7 @@ from monarch_kernel.errors import InfeasibleError, SubmissionRefusedError, Super
 from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, WorkerCommand
-from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes.places import HostPlace
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PodGroup, PodSlot

@@ -22,7 +22,7 @@ from monarch_kernel.job import EngineJob
 from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher
-from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes import KubernetesLauncher
 from monarch_kernel.launchers.kubernetes.places import HostPlace, held
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PodSlot, admission

@@ -13,7 +13,7 @@ from monarch_kernel.errors import InfeasibleError, LaunchError, StartFailedError
 from monarch_kernel.job import LightningJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import KEY_VARIABLE, HostPhase, Launcher, Resources
-from monarch_kernel.launchers.lightning.launcher import LightningLauncher
+from monarch_kernel.launchers.lightning import LightningLauncher
 from monarch_kernel.launchers.listing import list_jobs
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of

@@ -13,8 +13,8 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.launchers.relay_commands import relay_commands
+from monarch_kernel.launchers.ssh import SSHLauncher
 from monarch_kernel.launchers.ssh.command import checked_host, ssh_command
-from monarch_kernel.launchers.ssh.launcher import SSHLauncher
 
 ROOT = Path(monarch_kernel.__file__).parent.parent
 

@@ -26,7 +26,7 @@ from monarch_kernel.engines.join.announcements import announcement_of
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.launchers import profiles
-from monarch_kernel.launchers.ssh.launcher import SSHLauncher
+from monarch_kernel.launchers.ssh import SSHLauncher
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 from monarch_kernel.protocol.keys.allow_list import parse_list
 from monarch_kernel.protocol.keys.guarded_files import KeyFileError

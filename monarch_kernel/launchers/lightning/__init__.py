@@ -1,1 +1,5 @@
-"""Hosts from Lightning AI."""
+"""Hosts from the Lightning platform."""
+
+from monarch_kernel.launchers.lightning.launcher import LightningLauncher
+
+__all__ = ["LightningLauncher"]
