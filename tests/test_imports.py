@@ -184,7 +184,7 @@ EXCEPTIONS = {
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The nodes of a Slurm job whose processes are read from outside.
-    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm_queue", f"{LAUNCHERS}.slurm_step"},
+    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
@@ -193,11 +193,9 @@ EXCEPTIONS = {
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
-    # The mounts of a job, by the names that users have for them.
-    f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
-    # The telemetry of a job, and its servers: what the watch sees.
+    # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
     f"{LAUNCHERS}.services": {WATCH},
-    f"{LAUNCHERS}.job": {WATCH},
+    f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
@@ -409,13 +407,14 @@ def test_imports_have_no_circles_but_a_few() -> None:
 # A module with fewer lines stands in its only importer beside it, unless it has a reason to be alone.
 SMALL = 120
 ALONE = {
+    f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
 }
 # Packages that are not in order yet; each goes from this list when it is.
 UNSETTLED = {
-    *(DEBUGGER, ENGINES, KERNEL, LAUNCHERS, RUNTIME, WATCH, WIDGETS),
+    *(DEBUGGER, RUNTIME, WATCH, WIDGETS),
     *(f"monarch_kernel.{part}" for part in ("loading", "server", "simulator")),
 }
 

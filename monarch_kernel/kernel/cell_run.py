@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
@@ -17,9 +20,7 @@ from monarch_kernel.introspection import begin_record, finish_operations, trace_
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
-from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
-from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
@@ -32,7 +33,7 @@ from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
-from monarch_kernel.kernel.remedies import replacing
+from monarch_kernel.kernel.usage_errors import check_drives, replacing
 from monarch_kernel.meshes import name_ranks
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
@@ -46,6 +47,37 @@ DEATH_GRACE = 0.25
 _MOST_NAMES = 8
 #: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
+
+
+class HeldInterrupts:
+    """Hold interrupts back while a cell is sent to its ranks.
+
+    Between `hold` and `release`, SIGINT is only recorded; `deliver` then passes it to its handler.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._handler: Any = None
+        self._holds = False
+
+    def hold(self) -> None:
+        """Record interrupts from now on. No effect outside the main thread, where none arrive."""
+        if threading.current_thread() is threading.main_thread():
+            self._holds = True
+            self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
+
+    def release(self) -> None:
+        """Restore the previous handler. May be called again."""
+        if self._holds:
+            self._holds = False
+            signal.signal(signal.SIGINT, self._handler)
+
+    def deliver(self) -> None:
+        """Pass the oldest recorded interrupt to the previous handler, which may raise KeyboardInterrupt."""
+        if self._noted:
+            noted = self._noted.pop(0)
+            if callable(self._handler):
+                self._handler(*noted)
 
 
 class CellRun:

@@ -34,8 +34,8 @@ from monarch_kernel.launchers.base import (
     launcher_class,
 )
 from monarch_kernel.launchers.job import Job, JobState, checked_meshes
-from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.registry import JobRecord
+from monarch_kernel.launchers.tunnel import reaches
 from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
 from monarch_kernel.workers import key_text, new_key_text
 
