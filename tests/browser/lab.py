@@ -57,6 +57,11 @@ class Server:
         folder, prefix, runtime = self.folder, self.folder / "prefix", self.folder / "runtime"
         install(prefix=str(prefix))
         self.empty()
+        # Else each page that is opened starts a node, to see whether JupyterLab is to be built anew.
+        (folder / "config").mkdir()
+        page = {"page_config_data": {"buildAvailable": False, "buildCheck": False}}
+        settings = json.dumps({"ServerApp": {"tornado_settings": page}})
+        (folder / "config" / "jupyter_server_config.json").write_text(settings)
         env = {
             **os.environ,
             "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
