@@ -194,6 +194,8 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
 CHECKED = {
     **dict.fromkeys(("actor", "debugger", "tensor", "transfer", "watch"), "runtime"),
     **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
+    "browser": "checked_session",
     # Runtimes live on hosts, which are watched; in the guest, everything is slow.
     "network": "",
     "rdma_guest": "checked_session",
