@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.rank.lent import lent_value
-from monarch_kernel.runtime.tensor.wire.records import LEND
+from monarch_kernel.runtime.tensor.rank.calls import lent_value
+from monarch_kernel.runtime.tensor.wire import LEND
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine

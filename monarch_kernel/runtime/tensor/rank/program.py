@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
+from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, RankDevice, Recorded, TensorSlot
 
 #: Operations that make what their backward needs only where gradients are on; on ranks they are off, as the controller
 #: has autograd.

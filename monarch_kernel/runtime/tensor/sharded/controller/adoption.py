@@ -30,7 +30,7 @@ from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, 
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh
 from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.rank import sharing
-from monarch_kernel.runtime.tensor.wire.offered import OfferedTensor
+from monarch_kernel.runtime.tensor.wire import OfferedTensor
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.runtime.tensor.controller.generator_states import digest_of
+from monarch_kernel.runtime.tensor.controller.redraws import digest_of
 from monarch_kernel.runtime.tensor.sharded.rank import randomness as on_ranks
 from monarch_kernel.runtime.tensor.sharded.rank import state
 

@@ -27,7 +27,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator,
 from monarch_kernel.runtime.tensor.sharded.rank.special import guarded, pointwise_rule, special_rule
 from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
 from monarch_kernel.runtime.tensor.sharded.rank.whole import run_replicated, run_whole
-from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire import Definition
 
 #: Operations that may write into the terms of a sum (Partial) one by one; of others, DTensor gets some silently wrong.
 _LINEAR = frozenset({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::mul_.Scalar", "aten::div_.Scalar"})
