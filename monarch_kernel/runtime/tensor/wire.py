@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
+from monarch_kernel.runtime.mesh.shape import Extent
+
 # -- records that are no operations ------------------------------------------------------------------
 
 #: ``[DELETE, n, id...]``: forget these values.
@@ -291,10 +293,7 @@ class PipePlace:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where a rank of the world is in the mesh."""
-        at, found = self.ranks.index(rank), dict[str, int]()
-        for label, size in zip(reversed(self.labels), reversed(self.sizes)):
-            at, found[label] = divmod(at, size)
-        return {label: found[label] for label in self.labels}
+        return dict(Extent(self.labels, self.sizes).point(self.ranks.index(rank)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from monarch_kernel.runtime.tensor.api.activation import active_target, restored
 from monarch_kernel.runtime.tensor.api.fetching import mesh_of_all
 from monarch_kernel.runtime.tensor.api.learning import call_learnt
+from monarch_kernel.runtime.tensor.api.opaque_object import backward_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.rank import objects
 
 
@@ -171,14 +171,8 @@ class RemoteAutogradFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]  # see torch
-        ran = OpaqueRef.of(ctx.saved_tensors[0])
-        shapes = ctx.shapes
-
-        def alike(*_: Any) -> list[torch.Tensor]:
-            return [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
-
-        given = [None if g is None else g.detach() for g, is_tensor in zip(gradients, ctx.tensors) if is_tensor]
-        found = ran.key._spec.mesh.call(objects.backward, alike, ran, *given, key=("backward", shapes))
+        given = [g for g, is_tensor in zip(gradients, ctx.tensors) if is_tensor]
+        found = backward_on_ranks(ctx, given)
         back: list[Any] = [None] * ctx.count
         for k, gradient in zip(ctx.learning, found):
             back[k] = gradient

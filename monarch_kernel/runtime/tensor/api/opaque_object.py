@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -207,19 +207,28 @@ class _Call(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ran.key)
-        ctx.shapes = [(tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+        ctx.shapes = tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
         made = tree_flatten(result)[0]
         return tuple(made[position] for position, _ in like.likes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]  # torch's stub has other names
-        ran = OpaqueRef.of(ctx.saved_tensors[0])
-        shapes = tuple(ctx.shapes)
+        return None, None, None, None, None, *backward_on_ranks(ctx, gradients)
 
-        def alike(*_: Any) -> list[torch.Tensor]:
-            return [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
 
-        given = [None if g is None else g.detach() for g in gradients]
-        found = ran.key._spec.mesh.call(objects.backward, alike, ran, *given, key=("backward", shapes))
-        return None, None, None, None, None, *found
+def backward_on_ranks(ctx: Any, gradients: Sequence[Any]) -> Any:
+    """Run the backward pass of a forward pass that the ranks keep.
+
+    Args:
+        ctx: has the key of that forward pass as its saved tensor, and size, stride and dtype of each gradient that is
+            returned as ``shapes``.
+        gradients: of the results of the forward pass.
+    """
+    ran, shapes = OpaqueRef.of(ctx.saved_tensors[0]), ctx.shapes
+
+    def alike(*_: Any) -> list[torch.Tensor]:
+        return [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in shapes]
+
+    given = [None if g is None else g.detach() for g in gradients]
+    return ran.key._spec.mesh.call(objects.backward, alike, ran, *given, key=("backward", shapes))

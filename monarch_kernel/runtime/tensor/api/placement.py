@@ -63,8 +63,7 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Non
     Args:
         obj, shard, coords: as for `inspect`.
     """
-    shown = getattr(builtins, "display", print)  # IPython's, in a notebook
-    shown(inspect(obj, shard, **coords))
+    getattr(builtins, "display", print)(inspect(obj, shard, **coords))  # IPython's, in a notebook
 
 
 def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) -> Any:
@@ -92,24 +91,14 @@ def rank_tensor(procs: ProcMesh, dim: str) -> Any:
     mesh = tensor_mesh(procs)
     if dim not in mesh.labels:
         raise unknown_dimension(dim, mesh.labels)
-    region = procs._region
-    position = mesh.labels.index(dim)
     # A rank knows its place in the world; the region says where that is in this mesh.
-    stride, size = _stride(mesh.sizes, position), mesh.sizes[position]
-    at = {rank: place // stride % size for place, rank in enumerate(region.ranks())}
+    at = {rank: point[dim] for rank, point in zip(mesh.ranks, procs.extent.points())}
     return mesh.call(_coordinate, lambda _: torch.zeros((), dtype=torch.int64), at, key=("rank_tensor", dim))
 
 
 def rank_tensors(procs: ProcMesh) -> dict[str, Any]:
     """The coordinates of every rank, by dimension."""
     return {label: rank_tensor(procs, label) for label in procs.extent.names}
-
-
-def _stride(sizes: tuple[int, ...], position: int) -> int:
-    stride = 1
-    for size in sizes[position + 1 :]:
-        stride *= size
-    return stride
 
 
 def _coordinate(at: dict[int, int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.spec import Spec
+from monarch_kernel.runtime.tensor.rank.program import written
 from monarch_kernel.runtime.tensor.wire import FloatSlot, TensorSlot
 
 
@@ -95,15 +96,7 @@ def operation_name(func: Any) -> str:
 
 def mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
     """Positions of the inputs that the operation's schema says it writes."""
-    if not func._schema.is_mutable:
-        return ()
-    found: list[int] = []
-    for n, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[n] if n < len(args) else kwargs.get(argument.name)
-            for x in value if isinstance(value, (list, tuple)) else [value]:
-                found += [i for i, a in enumerate(ins) if a is x]
-    return tuple(found)
+    return tuple(i for x in written(func, args, kwargs) for i, a in enumerate(ins) if a is x)
 
 
 @contextmanager

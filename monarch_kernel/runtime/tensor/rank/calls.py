@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, description
+from monarch_kernel.runtime.tensor.rank.results import ResultLike, description, detached
 from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, awaited_store, end_call
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
@@ -19,8 +18,7 @@ Tensors = Sequence[tuple[str, int]]
 def keep_result(tensors: Tensors, result: Any) -> None:
     """An endpoint has ended whose result stays here; called by its actor."""
     engine, token = tensors[-1]
-    kept = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
-    end_call(engine, token, EndedCall(kept))
+    end_call(engine, token, EndedCall(detached(result)))
 
 
 def call_ended(tensors: Tensors, error: BaseException | str | None = None) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from monarch_kernel.display.tables import table_text
 from monarch_kernel.protocol.private_files import written_whole
 from monarch_kernel.runtime.mesh.rankset import name_ranks
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, RankClass
@@ -52,14 +52,7 @@ class SimulatorInterface:
 
     def display(self) -> None:
         """Show the report: as a table in a notebook, as text elsewhere."""
-        import builtins
-
-        report = self.report()
-        shown = getattr(builtins, "display", None)
-        if shown is None:
-            print(table_text(report.table()))
-        else:
-            shown(report)
+        getattr(builtins, "display", print)(self.report())
 
 
 def Simulator(  # noqa: N802  # Monarch's name

@@ -1,9 +1,8 @@
 """Random numbers: a program on a mesh draws what it would draw on one device.
 
 The ranks go on where torch's generator of this process stands at the first random operation on the mesh after a seed.
-From
-then on, the stream of that seed is the mesh's; this process goes on with one that is derived from it, so that local
-draws and draws on the mesh are never the same numbers.
+From then on, the stream of that seed is the mesh's; this process goes on with one that is derived from it, so that
+local draws and draws on the mesh are never the same numbers.
 """
 
 from __future__ import annotations

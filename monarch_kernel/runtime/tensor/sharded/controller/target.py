@@ -22,10 +22,11 @@ from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, without_record
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.rank.held import placement_text
+from monarch_kernel.runtime.tensor.rank.program import written
 from monarch_kernel.runtime.tensor.sharded.controller import values
 from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld, Unformed
-from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, shown
+from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements
 from monarch_kernel.runtime.tensor.sharded.rank import factories, state
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
@@ -265,12 +266,12 @@ class ShardedMesh(TensorMesh):
         return issue
 
     def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        written = _written(func, args, kwargs or {})
+        theirs = written(func, args, kwargs or {})
 
         def lift(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
-            if any(x is w for w in written):
+            if any(x is w for w in theirs):
                 raise MixedTensorsError(
                     f"{func.overloadpacket.__name__} would write a tensor of mesh {self.name} into a local one "
                     f"{list(x.shape)}. Write\n  local.copy_(t.full_tensor())    to take its value here first"
@@ -360,8 +361,7 @@ class ShardedMesh(TensorMesh):
             except Exception as e:
                 return f"<{type(e).__name__}>"
             else:
-                handle._owner.layout = tuple(map(placement_text, placements))
-                return shown(placements)
+                known = handle._owner.layout = tuple(map(placement_text, placements))
         if known is not None:
             return f"[{', '.join(known)}]"
         return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
@@ -395,14 +395,3 @@ def _parts_of(func: Any) -> Any:
 def _makes_tensors(func: Any) -> bool:
     """Whether an operation gives tensors, and nothing else."""
     return bool(func._schema.returns) and all(str(each.type) == "Tensor" for each in func._schema.returns)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    found: list[Any] = []
-    schema = func._schema
-    if schema.is_mutable:
-        for n, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[n] if n < len(args) else kwargs.get(argument.name)
-                found += list(value) if isinstance(value, (list, tuple)) else [value]
-    return found

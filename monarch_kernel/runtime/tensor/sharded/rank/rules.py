@@ -2,8 +2,8 @@
 
 DTensor does what it is known to do right (`trusted`). Random operations have rules of their own (`randomness`). All
 else runs on whole tensors (`whole`), and so does a trusted operation in a layout for which DTensor says that it has no
-way. That
-choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits for another.
+way. That choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits
+for another.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ def module_to_mesh(
         module: it is changed and returned. Optimizers are to be made afterwards.
         mesh: a `Mesh`, a proc mesh or a torch ``DeviceMesh``.
         plan: how parameters are laid out. None: all of each on every rank (data parallel). ``"shard"``: each is cut
-        along its
-            dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or sharding
-            specs (see `distribute`) by pattern of parameter names, such as ``{"*.up.weight": ["model", None]}``
-            (tensor parallel); the first pattern that fits counts, and parameters that none fits are on every rank.
+            along its dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or
+            sharding specs (see `distribute`) by pattern of parameter names, such as
+            ``{"*.up.weight": ["model", None]}`` (tensor parallel); the first pattern that fits counts, and parameters
+            that none fits are on every rank.
         data: the dimension of the mesh (or several) along which the inputs are cut; by default the first.
 
     Raises:
