@@ -23,7 +23,7 @@ from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.rank.frame_tools import local_values
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: How long ranks may take to evaluate an expression (seconds).
 TIMEOUT = 5.0
@@ -34,7 +34,7 @@ AROUND = 5
 class InspectionCommands:
     """The read-only commands; a base class of `Console`."""
 
-    debugger: DebuggerView
+    debugger: MeshDebugger
     _frontend: Frontend
     _set: StopSelection
     _write: Callable[[str], object]

@@ -44,7 +44,6 @@ from monarch_kernel.thread_frames import current_frames
 _TORCH = f"{os.sep}torch{os.sep}"
 #: In the paths of data loaders.
 LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
-_FUNCTIONAL = "_functional_collectives.py"
 #: Functions of `torch.distributed` that send or receive, and those that make process groups.
 P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
 MAKING = {
