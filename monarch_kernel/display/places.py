@@ -26,5 +26,5 @@ def shown_place(file: str, line: int) -> str:
 
 
 def source_line(file: str, line: int) -> str:
-    """A line of source without its indentation; "" if it is not known."""
+    """A line of source without its indentation; "" if it is not known. Cells are found as tracebacks find them."""
     return linecache.getline(file, line).strip() if line > 0 else ""

@@ -35,7 +35,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code, source_of
+from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code
+from monarch_kernel.display.places import source_line
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
@@ -285,7 +286,7 @@ def _source(code: CodeType, line: int, instruction: int) -> tuple[str, tuple[int
     import linecache
 
     text = linecache.getline(code.co_filename, line)
-    source = source_of(code.co_filename, line)
+    source = source_line(code.co_filename, line)
     position = next(islice(code.co_positions(), max(0, instruction) // 2, None), None)
     if not source or position is None:
         return source, (0, 0)

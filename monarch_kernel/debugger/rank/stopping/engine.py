@@ -33,8 +33,9 @@ from monarch_kernel.debugger.rank.stopping.files import ClientPath, not_synced
 from monarch_kernel.debugger.rank.stopping.lines import own_lines, running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
-from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
-from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, source_of
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
+from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
+from monarch_kernel.display.places import source_line
 from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
@@ -482,7 +483,7 @@ class StopEngine:
     ) -> Parked | None:
         """Register a stop; None if the engine is closed."""
         shown = tuple(
-            StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
+            StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_line(file, line))
             for index, (frame, line) in enumerate(frames)
             for file in (frame.f_code.co_filename,)
         )

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
-from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
-from monarch_kernel.debugger.source_locations import is_user_code
+from monarch_kernel.debugger.source_locations import is_user_code, outwards
 from monarch_kernel.thread_frames import current_frames
 
 if TYPE_CHECKING:
