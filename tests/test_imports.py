@@ -340,12 +340,6 @@ CIRCLES: dict[str, set[str]] = {
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")
         ),
     },
-    "stacks show themselves, by renderers that know them": {
-        f"{DEBUGGER}.controller.stacks.{module}" for module in ("data", "html", "report", "text")
-    },
-    "differences show themselves, by renderers that know them": {
-        f"{DEBUGGER}.controller.values.{module}" for module in ("data", "html", "layout", "report", "text")
-    },
     "a rank's shell is made when a cell first needs it": {
         f"{KERNEL}.rank.lazy_shell",
         f"{KERNEL}.rank.rank_shell",
@@ -409,15 +403,15 @@ SMALL = 120
 ALONE = {
     f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
     "monarch_kernel.simulator": "Monarch's paths of modules, which programs import",
+    f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
 }
 # Packages that are not in order yet; each goes from this list when it is.
 UNSETTLED = {
-    *(DEBUGGER, WATCH, WIDGETS),
     *(f"{RUNTIME}.{part}" for part in ("actor", "host", "node", "rank", "transfer")),
-    *(f"monarch_kernel.{part}" for part in ("loading", "server")),
+    "monarch_kernel.loading",
 }
 
 

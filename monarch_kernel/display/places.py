@@ -26,6 +26,9 @@ def shown_place(file: str, line: int) -> str:
 
 
 def source_line(file: str, line: int, width: int | None = None) -> str:
-    """A line of source without its indentation, cut to `width` characters; "" if it is not known."""
+    """A line of source without its indentation, cut to `width` characters; "" if it is not known.
+
+    Cells are found as tracebacks find them.
+    """
     text = linecache.getline(file, line).strip() if line > 0 else ""
     return text if width is None or len(text) <= width else f"{text[: width - 1]}…"

@@ -201,7 +201,7 @@ class RankDebugger:
 
     def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
         """Whether this rank stops, as the votes of all ranks decide; called on the thread at the breakpoint."""
-        from monarch_kernel.debugger.rank.values.digest import digest
+        from monarch_kernel.debugger.rank.values.reduce import digest
 
         text = digest(value) if at.differs else ""
         if at.differs:

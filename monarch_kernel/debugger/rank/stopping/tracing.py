@@ -18,15 +18,17 @@ import time
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
-from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
-from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
-from monarch_kernel.debugger.source_locations import is_user_code
+from monarch_kernel.debugger.source_locations import is_user_code, outwards
 from monarch_kernel.thread_frames import current_frames
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
@@ -59,10 +61,10 @@ class _Files(dict[str, bool]):
 class Tracing:
     """Arms lines and follows steps through trace functions."""
 
-    #: See `EventSource`.
+    #: A message for a user who sets a breakpoint; "" for none.
     note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
 
-    def __init__(self, sink: EventSink, lock: threading.Lock) -> None:
+    def __init__(self, sink: StopEngine, lock: threading.Lock) -> None:
         self._sink = sink
         self._lock = lock
         self._book = ArmedBreakpoints(())
@@ -251,7 +253,7 @@ class _Local:
     """The trace function of frames; `lines` are the breakpoints of their code."""
 
     def __init__(
-        self, sink: EventSink, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
+        self, sink: StopEngine, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
     ) -> None:
         self.lines = lines
         self._lost = lost
