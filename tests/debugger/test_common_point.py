@@ -213,6 +213,11 @@ def test_only_a_line_that_is_come_to_again_is_in_a_loop_without_collectives() ->
 # -- a rank ----------------------------------------------------------------------------------------------
 
 
+def open_point() -> None:
+    with common_point.opening(["k"]):
+        pass
+
+
 def comes(key: str = "k") -> tuple[threading.Thread, list[bool]]:
     """A thread that comes to the line once."""
     reached: list[bool] = []
@@ -228,7 +233,8 @@ def is_held() -> bool:
 
 def test_a_rank_waits_at_the_line_until_the_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_point, "issued", lambda: 4)
-    common_point.open_point("k")
+    with common_point.opening(["k"]):
+        assert common_point.report("k") is None  # its line is not armed yet
     thread, reached = comes()
     monkeypatch.setattr(common_point, "issued", lambda: 5)
     assert not reached
@@ -239,6 +245,7 @@ def test_a_rank_waits_at_the_line_until_the_number_is_known(monkeypatch: pytest.
 
 def test_before_that_number_a_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_point, "issued", lambda: 4)
+    open_point()
     common_point.decide("k", 5)
     for times in (1, 2):
         assert not common_point.is_reached("k")
@@ -258,6 +265,7 @@ def test_a_line_that_is_come_to_once_is_held_for_the_controller(
     verdict: Callable[[], None], stops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(common_point, "issued", lambda: 4)
+    open_point()
     common_point.decide("k", 5)
     thread, reached = comes()
     wait_until(is_held, "it is held", 10)
@@ -272,7 +280,7 @@ def test_a_line_that_is_come_to_once_is_held_for_the_controller(
 
 def test_a_controller_that_is_gone_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_point, "PATIENCE", 0.05)
-    common_point.open_point("k")
+    open_point()
     assert not common_point.is_reached("k")
     monkeypatch.setattr(common_point, "PATIENCE", 1e6)
     assert not common_point.is_reached("k")  # once is enough
@@ -282,7 +290,7 @@ def test_a_controller_that_is_gone_is_waited_for_only_so_long(monkeypatch: pytes
 
 def test_a_rank_that_comes_later_has_reached_what_was_decided() -> None:
     common_point.agree_now(["k"])
-    common_point.open_point("k")
+    open_point()
     assert common_point.is_reached("k")
     assert common_point.report("other") is None and not common_point.is_reached("other")
 

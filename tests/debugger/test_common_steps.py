@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller import common_point
 from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.rank.common_point import report
 from monarch_kernel.engines.join.collectives import issued
+from monarch_kernel.errors import SupervisionError
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
 from tests.debugger.gated import FILE, Gates, Trainer, line
@@ -159,3 +163,48 @@ def test_a_loop_without_collectives_stops_where_it_is_and_that_is_told(
     assert debugger.select().ranks == (0,)
     assert "no rank has issued a collective of the default process group" in made.apart[training.mesh.name]
     training.go_on(debugger, asked)
+
+
+def stop_process_of(training: Training, rank: int) -> int:
+    """Let a rank answer nothing; returns its process."""
+    pid: int = training.mesh.status().get(PATIENCE).get(rank).pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_rank_that_does_not_answer_is_named_and_takes_the_decision_when_it_can(
+    training: Training, debugger: MeshDebugger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common_point, "LIMIT", 0.5)
+    asked = training.trainers.train.call(6)
+    training.come_to(1)
+    silent = stop_process_of(training, 1)
+    try:
+        made = debugger.break_at(FILE, line("step"), mesh=training.mesh)
+        wait_until(lambda: made.apart, "the silent rank is told of", PATIENCE)
+        assert "rank 1 did not answer within 0.5 s" in made.apart[training.mesh.name]
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    key = made.spec.together
+    wait_until(lambda: ask(training.mesh, report, key, ranks=[1]).values.get(1), "it has the breakpoint", PATIENCE)
+    training.gates.open_all()
+    assert training.stop(debugger) == {0: 2, 1: 2}
+    training.go_on(debugger, asked)
+
+
+def test_a_rank_that_dies_before_it_has_answered_is_not_waited_for(
+    training: Training, debugger: MeshDebugger, faults: Any
+) -> None:
+    asked = training.trainers.train.call(6)
+    training.come_to(1)
+    silent = stop_process_of(training, 1)
+    debugger.break_at(FILE, line("step"), mesh=training.mesh)
+    training.gates.open(0, 1, "before")
+    assert not debugger.stops()  # rank 0 waits at the line
+    os.kill(silent, signal.SIGKILL)
+    debugger.wait(lambda stops: len(stops) == 1, PATIENCE)
+    assert debugger.select().ranks == (0,)
+    debugger.clear()
+    debugger.select().cont()
+    with pytest.raises(SupervisionError):
+        asked.get(PATIENCE)

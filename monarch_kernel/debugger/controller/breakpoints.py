@@ -224,12 +224,13 @@ class Breakpoints:
         self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
     ) -> None:
         """Let new breakpoints, which are armed now, take effect on all of their ranks together."""
+        until = time.monotonic() + ARM_TIMEOUT
         for key in filter(None, new):
             ranks = [rank for specs, of in alike.items() if any(spec.together == key for spec in specs) for rank in of]
             if ranks:
-                self._agree_on(watched, key, ranks)
+                self._agree_on(watched, key, ranks, max(0.1, until - time.monotonic()))
 
-    def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int]) -> None:
+    def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
         def ask(function: Any, *args: Any, ranks: Iterable[int] | None = None) -> Answers:
             chosen = every if ranks is None else ranks
             return ask_agents(watched.agents, watched.whole, function, *args, ranks=chosen, timeout=ARM_TIMEOUT)
@@ -244,7 +245,7 @@ class Breakpoints:
         every = ranks
         with self._lock:
             self._undecided.add((watched.whole.uid, key))
-        CommonPoint(ask, key, lambda why: self._note(watched, key, why), over, decided).begin(ARM_TIMEOUT)
+        CommonPoint(ask, key, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
         self._note_apart(watched, key, ranks, ask)
 
     def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:

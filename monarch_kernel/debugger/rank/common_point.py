@@ -5,7 +5,7 @@ message arrived would stop one rank a step before the others, which then wait fo
 the line. The number of collectives that the default process group has issued is the same on all ranks at the same
 step, so a point is such a number, and the controller alone chooses it (``controller.common_point``).
 
-From when a point is open here (`open_point`), each thread that comes to its line waits until the controller has decided
+From when a point is open here (`opening`), each thread that comes to its line waits until the controller has decided
 which number it is: none can be beyond it then, whatever that number is. Before that number,
 
 * a line that the program comes to again (it is in a loop) is passed: the other ranks may have passed it, in this
@@ -25,7 +25,8 @@ import bisect
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -33,7 +34,6 @@ from typing import NamedTuple
 
 from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
 from monarch_kernel.engines.join.collectives import issued
-from monarch_kernel.introspection import repeats_here
 
 #: How long a thread waits for the controller at most (seconds); it may have died.
 PATIENCE = 10.0
@@ -75,6 +75,7 @@ class Report(NamedTuple):
 
 @dataclass(slots=True)
 class _Point:
+    armed: bool = False
     decided: bool = False
     at: int | None = None  # None: from now on
     begun: bool = False
@@ -94,17 +95,27 @@ _changed = threading.Condition()
 # -- requests of the controller ------------------------------------------------------------------------
 
 
-def open_point(key: str) -> None:
-    """Have threads that come to that point wait for the controller's decision, if it is not known here."""
+@contextmanager
+def opening(keys: Iterable[str]) -> Generator[None]:
+    """Have threads that come to these points wait for the controller's decision, where it is not known here.
+
+    Within this, the lines are armed: `report` speaks of points from then on.
+    """
     with _changed:
-        _points.setdefault(key, _Point())
+        for key in keys:
+            _points.setdefault(key, _Point())
+    yield
+    with _changed:
+        for key in keys:
+            if key in _points:
+                _points[key].armed = True
 
 
 def begin_anew(key: str) -> None:
     """Have them wait for another decision: the process group that the first one spoke of is gone."""
     with _changed:
         if key in _points:
-            _points[key] = _Point()
+            _points[key] = _Point(armed=True)
 
 
 def report(key: str) -> Report | None:
@@ -112,7 +123,7 @@ def report(key: str) -> Report | None:
     from monarch_kernel.debugger.rank.stopping.lines import running_frames  # few agents need it
 
     point = _points.get(key)
-    if point is None:
+    if point is None or not point.armed:
         return None
     now = issued()
     runs = any(is_user_frame(frame) for _, frame in running_frames())
@@ -197,6 +208,8 @@ def is_reached(key: str) -> bool:
 
 def _again(frame: FrameType | None) -> str:
     """Whether this thread comes again to where it is, as its stack has it: `AGAIN`, `IN_CALL` or `ONCE`."""
+    from monarch_kernel.introspection import repeats_here  # what stops threads, and asks no runtime, needs none of it
+
     threads: dict[int, threading.Thread] = getattr(threading, "_active", {})
     if isinstance(threads.get(threading.get_ident()), threading._DummyThread | None):
         return AGAIN  # C++ has started it, and calls hooks of Python there: autograd does, in each step

@@ -316,10 +316,9 @@ def arm(breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bo
     with _acting():
         common_point.forget(set(keys))
         common_point.agree_now(begun)
-        for key in keys:
-            common_point.open_point(key)
         _rank.watch_failures(any(each.error for each in breakpoints))
-        return _rank.engine.arm(breakpoints)
+        with common_point.opening(keys):
+            return _rank.engine.arm(breakpoints)
 
 
 def _check_acting() -> None:

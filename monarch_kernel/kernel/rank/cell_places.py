@@ -223,12 +223,9 @@ def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
     told = _told_of(key)
     with ExitStack() as open_gate:
         open_gate.callback(common_point.drop, key)
-        common_point.open_point(key)
         try:
-            open_gate.enter_context(gate.open(key, waiting))
-        except PlaceError:
-            common_point.drop(key)
-            raise
+            with common_point.opening([key]):
+                open_gate.enter_context(gate.open(key, waiting))
         finally:
             told.set()
         try:
