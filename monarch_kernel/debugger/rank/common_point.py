@@ -198,11 +198,12 @@ def is_reached(key: str) -> bool:
         if again == AGAIN:
             return False
         point.held, point.once = now, again == ONCE
-        _changed.wait_for(
-            lambda: point.gone or point.begun or point.passed >= now or (point.at or 0) <= now,
-            PATIENCE,
-        )
-        point.held = None
+        try:
+            _changed.wait_for(
+                lambda: point.gone or point.begun or point.passed >= now or (point.at or 0) <= now, PATIENCE
+            )
+        finally:  # also if an interrupt comes
+            point.held = None
         return not point.gone and point.passed < now
 
 
