@@ -21,12 +21,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from monarch_kernel.debugger.controller.query import Answers
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.common_point import Report
 from monarch_kernel.meshes import name_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.query import Answers
 
 log = logging.getLogger(__name__)
 
