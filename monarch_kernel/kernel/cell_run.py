@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
-from monarch_kernel.debugger.controller.common_point import NO_POINT, agree
+from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
-from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
@@ -155,14 +155,32 @@ class CellRun:
             raise
         if self.cell.place is not None and self.cell.place.step:
             # A rank that began to wait when that point is past would run it at a later one.
-            self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT)
-            agree(self._ask, self.cell.place.step, lambda: self._output.show_text("stderr", f"{NO_POINT}\n"))
+            comes = self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT).values
+            self._meet(self.cell.place.step, [rank for rank in self.ranks if comes.get(rank, True)])
         if not then_wait:
             self._held.release()
 
-    def _ask(self, function: Callable[..., Any], *args: Any, timeout: float = AGREE_TIMEOUT) -> dict[int, Any]:
-        """Call a function in the ranks of the cell, on threads of their debug agents."""
-        return ask(self.managed.procs, function, *args, ranks=self.ranks, timeout=timeout).values
+    def _meet(self, point: str, ranks: Sequence[int]) -> None:
+        """Let these ranks run the cell at the same point of the program."""
+
+        def ask(function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> Answers:
+            return self._ask(function, *args, ranks=every if ranks is None else ranks)
+
+        def note(why: str) -> None:
+            self._output.show_text("stderr", f"{why}\n")
+
+        every = ranks
+        CommonPoint(ask, point, note, lambda: not self._progress.waiting).begin(LIMIT + AGREE_TIMEOUT)
+
+    def _ask(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float = AGREE_TIMEOUT,
+    ) -> Answers:
+        """Call a function in ranks of the cell, on threads of their debug agents."""
+        return ask(self.managed.procs, function, *args, ranks=self.ranks if ranks is None else ranks, timeout=timeout)
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, and show progress meanwhile.

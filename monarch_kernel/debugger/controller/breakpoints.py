@@ -18,8 +18,8 @@ import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
-from monarch_kernel.debugger.controller.common_point import NO_POINT, AskRanks, agree
-from monarch_kernel.debugger.controller.query import ask_agents
+from monarch_kernel.debugger.controller.common_point import AskRanks, CommonPoint
+from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
@@ -137,7 +137,8 @@ class Breakpoints:
         self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         self._of_process = os.urandom(4).hex()
-        self._beginning: set[str] = set()  # the points of breakpoints on which ranks have not agreed yet
+        self._beginning: set[str] = set()  # the points of breakpoints that are being set
+        self._undecided: set[tuple[str, str]] = set()  # meshes and points of which the ranks have no decision yet
         registry.listener = self
 
     # -- setting and clearing ----------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Breakpoints:
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
                     alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
-                begun = {specs: self._begun(specs) for specs in alike}
+                begun = {specs: self._begun(watched, specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
                 answers = ask_agents(
@@ -287,41 +288,57 @@ class Breakpoints:
             self._agree(watched, alike, new)
         self._registry.tell(BreakpointsChanged())
 
-    def _begun(self, specs: Iterable[Breakpoint]) -> list[str]:
-        """The points of breakpoints that ranks have agreed on: a rank that is armed now is taken to have reached them.
+    def _begun(self, watched: WatchedMesh, specs: Iterable[Breakpoint]) -> list[str]:
+        """The points of breakpoints that are decided: a rank that is armed now is taken to have reached them.
 
         The lock is held.
         """
-        return [spec.together for spec in specs if spec.together and spec.together not in self._beginning]
+        keys = [spec.together for spec in specs if spec.together and spec.together not in self._beginning]
+        return [key for key in keys if (watched.whole.uid, key) not in self._undecided]
 
     def _agree(
         self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
     ) -> None:
         """Let new breakpoints, which are armed now, take effect on all of their ranks together."""
+        until = time.monotonic() + ARM_TIMEOUT
         for key in filter(None, new):
             ranks = [rank for specs, of in alike.items() if any(spec.together == key for spec in specs) for rank in of]
             if ranks:
+                self._agree_on(watched, key, ranks, max(0.1, until - time.monotonic()))
 
-                def ask(function: Any, *args: Any, ranks: Sequence[int] = ranks) -> dict[int, Any]:
-                    agents, whole = watched.agents, watched.whole
-                    return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=ARM_TIMEOUT).values
+    def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
+        def ask(function: Any, *args: Any, ranks: Iterable[int] | None = None) -> Answers:
+            chosen = every if ranks is None else ranks
+            return ask_agents(watched.agents, watched.whole, function, *args, ranks=chosen, timeout=ARM_TIMEOUT)
 
-                agree(ask, key, lambda key=key: self._note(watched, key, NO_POINT))
-                self._note_apart(watched, key, ranks, ask)
+        def over() -> bool:
+            return self._made_for(key) is None or self._registry.by_uid(watched.whole.uid) is not watched
+
+        def decided() -> None:
+            with self._lock:
+                self._undecided.discard((watched.whole.uid, key))
+
+        every = ranks
+        with self._lock:
+            self._undecided.add((watched.whole.uid, key))
+        CommonPoint(ask, key, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
+        self._note_apart(watched, key, ranks, ask)
 
     def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:
         """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
         made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
             return
-        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here))
+        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here).values)
         if why:
             self._note(watched, key, why)
 
     def _note(self, watched: WatchedMesh, key: str, why: str) -> None:
         made = self._made_for(key)
         if made is not None:
-            made.apart[watched.name] = why
+            known = made.apart.get(watched.name)
+            made.apart[watched.name] = f"{known}; {why}" if known else why
+            self._registry.tell(BreakpointsChanged())
 
     def _made_for(self, key: str) -> MeshBreakpoint | None:
         with self._lock:
@@ -331,7 +348,7 @@ class Breakpoints:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
         with self._lock:
-            begun = self._begun(specs)
+            begun = self._begun(watched, specs)
         asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs), begun))))
 
         def done(future: Any) -> None:

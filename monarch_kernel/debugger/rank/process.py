@@ -317,7 +317,8 @@ def arm(breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bo
         common_point.forget(set(keys))
         common_point.agree_now(begun)
         _rank.watch_failures(any(each.error for each in breakpoints))
-        return _rank.engine.arm(breakpoints)
+        with common_point.opening(keys):
+            return _rank.engine.arm(breakpoints)
 
 
 def _check_acting() -> None:

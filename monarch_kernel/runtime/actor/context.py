@@ -18,10 +18,13 @@ class Context:
         actor_instance: the running actor; outside any actor, the client.
     """
 
-    __slots__ = ("_endpoint", "_extent", "_rank", "actor_instance")
+    __slots__ = ("_endpoint", "_extent", "_rank", "_since", "actor_instance")
 
-    def __init__(self, actor_instance: RunningActor, rank: int, extent: Extent, endpoint: str = "") -> None:
+    def __init__(
+        self, actor_instance: RunningActor, rank: int, extent: Extent, endpoint: str = "", since: int = 0
+    ) -> None:
         self.actor_instance = actor_instance
+        self._since = since  # how many calls the actor had begun before those of this context
         self._endpoint = endpoint
         self._rank = rank
         self._extent = extent

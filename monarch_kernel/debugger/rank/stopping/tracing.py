@@ -82,15 +82,17 @@ class Tracing:
 
     def arm(self, book: ArmedBreakpoints) -> None:
         """Arm these breakpoints in place of all others, also in code that runs already."""
-        for _, local in self._local.values():
-            local.lines.clear()
-        self._book = book
-        self._local = {}
+        # Finding code takes long where much is loaded; those that stay armed hold meanwhile.
+        codes = loaded_codes(book.wants) if book.has_lines else []
+        locals_ = {id(code): (code, self._make_local(book, code)) for code in codes}
+        former, self._book, self._local = self._local, book, locals_
         self._files.begin(book.wants)
-        if book.has_lines:
-            for code in loaded_codes(book.wants):
-                self._know(code)
+        for _, frame in running_frames():
+            if book.has_lines and self._files[frame.f_code.co_filename]:
+                self._know(frame.f_code)
         self._apply()
+        for _, local in former.values():
+            local.lines.clear()
 
     def attend(self, plans: list[StepPlan], pausing: bool) -> None:
         """Deliver the events of these steps, and all lines of user code while a pause is requested."""
@@ -146,7 +148,10 @@ class Tracing:
 
     def _know(self, code: CodeType) -> None:
         if id(code) not in self._local:
-            self._local[id(code)] = (code, _Local(self._sink, self._book.lines_of(code), self._raising, self._lost))
+            self._local[id(code)] = (code, self._make_local(self._book, code))
+
+    def _make_local(self, book: ArmedBreakpoints, code: CodeType) -> _Local:
+        return _Local(self._sink, book.lines_of(code), self._raising, self._lost)
 
     # -- traced threads and frames ---------------------------------------------------------------------
 
