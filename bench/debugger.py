@@ -173,7 +173,7 @@ class Simulated:
         """End the processes."""
         from monarch_kernel.runtime.host.launch import remove_run_dir
 
-        get_system().proc_meshes.pop(self.mesh._uid, None)
+        get_system().proc_meshes.pop(self.mesh._mesh_uid, None)
         shutdown()
         self._fleet.close()
         remove_run_dir(self._folder)
