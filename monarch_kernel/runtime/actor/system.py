@@ -67,7 +67,7 @@ from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of, proc_mes
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
 from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.tracing import call_records
-from monarch_kernel.runtime.actor.tracing.remote import TraceService
+from monarch_kernel.runtime.actor.tracing.recording import TraceService
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
@@ -579,9 +579,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _make_controller() -> ActorSystem:
     # Ranks, which wait for what their fork server loads, need none of these.
-    from monarch_kernel.runtime.actor import unhandled_fault
+    from monarch_kernel.runtime.actor import output, unhandled_fault
     from monarch_kernel.runtime.actor.inspection import console_endpoint
-    from monarch_kernel.runtime.actor.output import output_hub
     from monarch_kernel.runtime.host.launch import new_run_dir
 
     run_dir = new_run_dir()
@@ -590,7 +589,7 @@ def _make_controller() -> ActorSystem:
     system = ActorSystem(node, node.ref)
     unhandled_fault.install()
     console_endpoint.install(system)
-    output_hub.hub(system)
+    output.hub(system)
     atexit.register(_at_exit)
     node.poller.start_background()
     return system
@@ -604,9 +603,9 @@ def _at_exit() -> None:
 
 
 def _flush_output() -> None:
-    from monarch_kernel.runtime.actor.output import output_hub
+    from monarch_kernel.runtime.actor import output
 
-    output_hub.flush_default()
+    output.flush_default()
 
 
 def shutdown(timeout: float | None = None) -> None:

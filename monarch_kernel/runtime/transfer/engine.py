@@ -31,8 +31,13 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.memory_copy import SCRATCH
 from monarch_kernel.runtime.transfer.node_provider import current_node
 from monarch_kernel.runtime.transfer.owner_service import UNFIT, OwnerService
-from monarch_kernel.runtime.transfer.registration import Registration
-from monarch_kernel.runtime.transfer.registration_table import PeerProcess, RegistrationTable, machine, start_of
+from monarch_kernel.runtime.transfer.registration_table import (
+    PeerProcess,
+    Registration,
+    RegistrationTable,
+    machine,
+    start_of,
+)
 from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
 from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool

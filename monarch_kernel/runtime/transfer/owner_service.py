@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.protocol.messages import (
     ERROR,
@@ -17,12 +17,13 @@ from monarch_kernel.protocol.messages import (
     Reply,
     encode,
 )
-from monarch_kernel.runtime.node.future import Future
-from monarch_kernel.runtime.transfer.backends.interface import Backend, Engine
 from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
 from monarch_kernel.runtime.transfer.device import scatter
 from monarch_kernel.runtime.transfer.errors import RDMAError, Unfit
 from monarch_kernel.runtime.transfer.memory import address_of
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.transfer.engine import TransferEngine
 
 #: The polling thread serves requests for up to this many bytes.
 INLINE = 64 << 10
@@ -30,19 +31,10 @@ INLINE = 64 << 10
 TAKEN, UNFIT = b"+", b"-"
 
 
-class OwnerEngine(Engine, Protocol):
-    """The part of the engine that the service uses, in addition to the part that backends use."""
-
-    backends: list[Backend]
-
-    def change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int: ...
-    def drop_here(self, key: int) -> Future[None]: ...
-
-
 class OwnerService:
     """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
 
-    def __init__(self, engine: OwnerEngine) -> None:
+    def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
         engine.node.handlers.update(
             {

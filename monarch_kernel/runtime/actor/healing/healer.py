@@ -46,9 +46,8 @@ from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
-from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
+from monarch_kernel.runtime.actor.healing.report import Healed, HealError, HostSource, Replacement
 from monarch_kernel.runtime.actor.healing.spawn_records import SpawnedActors, SpawnedProcs
 from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE

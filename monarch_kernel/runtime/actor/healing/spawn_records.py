@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch_kernel.protocol.messages import ProcRef, SpawnProcs
-from monarch_kernel.runtime.actor.healing.host_source import HostSource
+from monarch_kernel.runtime.actor.healing.report import HostSource
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh

@@ -24,8 +24,7 @@ from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.extensions import pool_functions
-from monarch_kernel.runtime.actor.healing.host_source import HostSource
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed, HostSource
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
 from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
@@ -483,7 +482,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
             )
         if unsigned(level) > 255:
             raise ValueError(f"level={level} is no level of logging: use logging.INFO and its like")
-        from monarch_kernel.runtime.actor.output import output_hub as output
+        from monarch_kernel.runtime.actor import output
 
         window = None if aggregate_window_sec is None else unsigned(aggregate_window_sec)
         return output.set_option(self, stream_to_client, window, int(level))

@@ -1,4 +1,4 @@
-"""Turning records on and off in other processes, and collecting them; both sides.
+"""Turn records on and off, here and in other processes, and collect them; both sides.
 
 A process records for one controller at a time, and stops when that controller is gone.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -47,6 +48,45 @@ def stop_recording() -> None:
     recorder.stop()
     call_records.follow()
     _restore_collectives()
+
+
+def trace_clock() -> int:
+    """The time on the clock of records (nanoseconds)."""
+    return recorder.clock()
+
+
+def is_recording() -> bool:
+    """Whether a trace is on in this process."""
+    return recorder.recording is not None
+
+
+def begin_record(kind: str, name: str, *, group: int = 0, call: str = "", size: int = 0) -> Callable[[int], None]:
+    """Record that something begins now on this thread.
+
+    Args:
+        kind, name, group, size: see ``TraceRecord``.
+        call: its ``id``.
+
+    Returns:
+        A function that records its end, with the ``mark`` of the record. It does nothing if no trace is on.
+    """
+    ring = recorder.recording
+    if ring is None:
+        return lambda _mark: None
+    number = ring.begin(kind, name, group, call, size)
+    return lambda mark: ring.end(number, mark)
+
+
+@contextmanager
+def recorded(kind: str, name: str, *, call: str = "") -> Generator[None]:
+    """Record the block; see ``begin_record``."""
+    end = begin_record(kind, name, group=recorder.group.get(), call=call)
+    failed = 1
+    try:
+        yield
+        failed = 0
+    finally:
+        end(failed)
 
 
 # -- asked ------------------------------------------------------------------------------------------
