@@ -42,11 +42,10 @@ from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.protocol.serialize import by_value_pickler
 from monarch_kernel.runtime.actor import child_processes
-from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
-from monarch_kernel.runtime.actor.extensions import use_display
+from monarch_kernel.runtime.actor.extensions import TensorArgument, use_display
 from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import (
     Awaited,
