@@ -17,7 +17,7 @@ from traitlets import Type
 from monarch_kernel._version import __version__
 from monarch_kernel.introspection import child_processes
 from monarch_kernel.kernel.debug.focus_request import answer_beside
-from monarch_kernel.kernel.debug.mux import MonarchDebugger
+from monarch_kernel.kernel.debug.mux import SETTINGS, MonarchDebugger
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
@@ -55,6 +55,7 @@ class MonarchKernel(IPythonKernel):
         self._status_lock = threading.Lock()
         self._arrived: set[str] = set()  # ids of execute requests that have not begun
         self._debug_requests: set[asyncio.Task[None]] = set()
+        self._settings: set[asyncio.Task[None]] = set()  # those of them that set breakpoints
 
     @property
     def banner(self) -> str:
@@ -181,6 +182,15 @@ class MonarchKernel(IPythonKernel):
         task = asyncio.get_running_loop().create_task(answered)
         self._debug_requests.add(task)
         task.add_done_callback(self._debug_requests.discard)
+        if parent["content"].get("command") in SETTINGS:
+            self._settings.add(task)
+            self.shell.breakpoints_set.clear()
+            task.add_done_callback(self._is_set)
+
+    def _is_set(self, task: asyncio.Task[None]) -> None:
+        self._settings.discard(task)
+        if not self._settings:
+            self.shell.breakpoints_set.set()
 
     async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
         """Answer the front end's debugger, even after an exception: without a reply it would wait forever."""

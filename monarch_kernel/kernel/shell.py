@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
+from monarch_kernel.kernel.debug.mux import DEADLINE
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
 from monarch_kernel.kernel.traceback_frames import cut
 
@@ -20,15 +22,26 @@ class MonarchShell(ZMQInteractiveShell):
 
     sigint: SigintHandler
 
+    def __init__(self, **kwargs: Any) -> None:
+        self.breakpoints_set = threading.Event()
+        """Cleared while a debug request of the front end's sets breakpoints on ranks, which takes them up to seconds.
+
+        A cell that is run meanwhile waits, so that it does not run past a breakpoint that its user sees.
+        """
+        self.breakpoints_set.set()
+        super().__init__(**kwargs)
+
     def run_cell(self, *args: Any, **kwargs: Any) -> Any:
         """Run a cell that does not await."""
         with self.sigint.interruptible():
+            self.breakpoints_set.wait(DEADLINE)
             return super().run_cell(*args, **kwargs)
 
     async def run_cell_async(self, raw_cell: str, *args: Any, **kwargs: Any) -> Any:
         """Run a cell that may await. No exception leaves this method, since it would lose the reply."""
         try:
             with self.sigint.interruptible():
+                self.breakpoints_set.wait(DEADLINE)
                 result = await super().run_cell_async(raw_cell, *args, **kwargs)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             # The exception hit IPython's own code, around user code.

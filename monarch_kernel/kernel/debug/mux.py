@@ -32,6 +32,8 @@ DEADLINE = 10.0
 ATTACH_DEADLINE = 15.0
 #: Requests that concern both the kernel and ranks. They are handled in order, one at a time.
 _BOTH = ("attach", "threads", "setBreakpoints", "setExceptionBreakpoints", "disconnect", "source")
+#: Requests that decide where a cell that is run after them stops.
+SETTINGS = ("attach", "setBreakpoints", "setExceptionBreakpoints")
 _WORKERS = 4
 
 
@@ -182,8 +184,12 @@ class MonarchDebugger(Debugger):
         kernel = reply["body"]["breakpoints"] if worked else None
         made = await self._on_thread(ranks.set_breakpoints, message["arguments"], kernel)
         path = message["arguments"].get("source", {}).get("path")
-        self._breakpoint_requests[path] = message["arguments"]
-        self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
+        if made:
+            self._breakpoint_requests[path] = message["arguments"]
+            self.breakpoint_list[path] = [{"line": each["line"]} for each in made]
+        else:
+            self._breakpoint_requests.pop(path, None)
+            self.breakpoint_list.pop(path, None)
         return _response(message, {"breakpoints": made})
 
     async def _from_kernel(self, message: Message) -> Message:

@@ -319,6 +319,21 @@ def test_a_mesh_that_comes_later_joins(start_kernel: Callable[..., Kernel]) -> N
     cell.ok()
 
 
+def test_a_cell_that_is_run_before_its_breakpoint_is_set_on_all_ranks_stops_there(lab: FrontEnd) -> None:
+    cells = [f"%%mesh\nlen('cell {number}')" for number in range(20)]
+    for code, line in [*((code, 2) for code in cells), (WORK, 4)]:  # set one after the other, so the last takes a while
+        path = lab.ask("dumpCell", code=code)["sourcePath"]
+        arguments = {"source": {"path": path}, "breakpoints": [{"line": line}]}
+        setting = {"type": "request", "seq": 9, "command": "setBreakpoints", "arguments": arguments}
+        send_control(lab.kernel, "debug_request", setting)
+    lab.kernel.control("kernel_info_request")  # its answer says that the requests before it have arrived
+    cell = lab.kernel.send(WORK)
+    stopped(cell, 1)
+    everybody_stops(lab)
+    lab.ask("mesh/resume")
+    cell.ok()
+
+
 def test_a_frozen_rank_does_not_block_the_others_and_a_dead_one_is_dropped(start_kernel: Callable[..., Kernel]) -> None:
     kernel = start_kernel()
     kernel.ok("%mesh up --procs 3")
