@@ -19,18 +19,29 @@ from functools import cache
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
+from monarch_kernel.protocol.messages import (
+    ERROR,
+    OK,
+    BufferAtomic,
+    BufferDrop,
+    BufferOffer,
+    BufferRead,
+    BufferWrite,
+    Death,
+    Reply,
+    encode,
+)
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.transfer import backend_settings, device
 from monarch_kernel.runtime.transfer.backends.interface import Backend
+from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
 from monarch_kernel.runtime.transfer.memory_copy import SCRATCH
 from monarch_kernel.runtime.transfer.node_provider import current_node
-from monarch_kernel.runtime.transfer.owner_service import UNFIT, OwnerService
 from monarch_kernel.runtime.transfer.registration_table import (
     PeerProcess,
     Registration,
@@ -42,6 +53,10 @@ from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
 from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
+#: The polling thread serves requests for up to this many bytes.
+INLINE = 64 << 10
+#: First byte of the answer to an offer.
+TAKEN, UNFIT = b"+", b"-"
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
 #: How often a dropped buffer is checked for transfers that still run (seconds).
@@ -518,6 +533,91 @@ def engine() -> TransferEngine:
                 _engine.close()
             _engine = TransferEngine(node)
         return _engine
+
+
+class OwnerService:
+    """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        engine.node.handlers.update(
+            {
+                BufferRead: self._on_read,
+                BufferWrite: self._on_write,
+                BufferAtomic: self._on_atomic,
+                BufferDrop: self._on_drop,
+                BufferOffer: self._on_offer,
+            }
+        )
+
+    def _on_read(self, link: Any, message: BufferRead, _body: Any) -> None:
+        engine, at, size = self._engine, message.offset, message.size
+
+        def serve() -> None:
+            with self._answering(link, message.call), engine.held(message.buffer) as registration:
+                registration.within(at, size)
+                data = bytes_of(registration.memory, at, size)
+                body, segment = engine.node.pack([data, b""], (size,), [link.peer])
+                link.send(encode(Reply(message.call, 0, OK, (size,), segment)), body)
+
+        self._serve(size, serve)
+
+    def _on_write(self, link: Any, message: BufferWrite, body: Any) -> None:
+        engine, size = self._engine, message.buffers[0]
+        data = engine.node.apart(message.segment, body) if message.segment is not None else body
+
+        def serve() -> None:
+            nonlocal data
+            with self._answering(link, message.call), engine.held(message.buffer) as registration:
+                registration.within(message.offset, size, write=True)
+                with received(data, message.buffers) as view:
+                    device.scatter(registration.memory, message.offset, size, address_of(view))
+                del view
+                data = None  # releases the segment before the answer
+                link.send(encode(Reply(message.call, 0, OK)), b"")
+
+        self._serve(size, serve)
+
+    def _on_atomic(self, link: Any, message: BufferAtomic, _body: Any) -> None:
+        with self._answering(link, message.call):
+            before = self._engine.change(message.buffer, message.offset, message.operand, message.expected)
+            link.send(encode(Reply(message.call, 0, OK)), before.to_bytes(8, "little"))
+
+    def _on_drop(self, link: Any, message: BufferDrop, _body: Any) -> None:
+        self._engine.drop_here(message.buffer).add_done_callback(
+            lambda _done: link.send(encode(Reply(message.call, 0, OK)), b""),
+        )
+
+    def _on_offer(self, link: Any, message: BufferOffer, body: Any) -> None:
+        engine, request = self._engine, bytes(body)
+
+        def serve() -> None:
+            with self._answering(link, message.call):
+                with engine.held(message.buffer):
+                    backend = next((b for b in engine.backends if b.name == message.backend), None)
+                    try:
+                        if backend is None:
+                            raise Unfit(f"{message.backend} is not available at {engine.node.id}")
+                        answer = TAKEN + backend.offer(message.buffer, request, link.peer)
+                    except Unfit as e:
+                        answer = UNFIT + str(e).encode()
+                link.send(encode(Reply(message.call, 0, OK)), answer)
+
+        engine.serve.run(serve)
+
+    def _serve(self, size: int, job: Callable[[], None]) -> None:
+        if size <= INLINE:
+            job()
+        else:
+            self._engine.serve.run(job)
+
+    @contextmanager
+    def _answering(self, link: Any, call: int) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception as e:
+            text = str(e) if isinstance(e, RDMAError) else f"{type(e).__name__}: {e}"
+            link.send(encode(Reply(call, 0, ERROR)), text.encode())
 
 
 # -- memory in huge pages ---------------------------------------------------------------------------
