@@ -29,6 +29,7 @@ from bench import fleet
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
 from monarch_kernel.debug import diff, get_debugger, stacks
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop, StopFrame
+from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, WatchProcs, encode
 from monarch_kernel.protocol.serialize import dumps, loads
@@ -113,6 +114,8 @@ class SimulatedRank(fleet.Rank):
             link.send(encode(Introduce(self._hub[1])))
             return None
         if function.__name__ == "arm":
+            with common_point.opening([each.together for each in args[0]]):
+                pass
             if args[0]:
                 self._stop(link, args[0][0])
             return [Bound(each.id, True, each.line) for each in args[0]]
@@ -170,7 +173,7 @@ class Simulated:
         """End the processes."""
         from monarch_kernel.runtime.host.launch import remove_run_dir
 
-        get_system().proc_meshes.pop(self.mesh._uid, None)
+        get_system().proc_meshes.pop(self.mesh._mesh_uid, None)
         shutdown()
         self._fleet.close()
         remove_run_dir(self._folder)

@@ -129,7 +129,7 @@ def mesh_of(agents: list[ProcRef], ranks: int, per_host: int) -> ProcMesh:
     region = Region.from_extent(Extent(("ranks",), (len(procs),)))
     hosts = Region.from_extent(Extent(("hosts",), (len(agents),)))
     mesh = ProcMesh(system, f"fleet-{ranks}", f"fleet-{ranks}", procs, region, hosts)
-    system.proc_meshes[mesh._uid] = mesh
+    system.proc_meshes[mesh._mesh_uid] = mesh
     system.changed()
     return mesh
 
@@ -225,7 +225,7 @@ def death_latency(seen: Any, mesh: ProcMesh, rank: int) -> float:
     began = time.perf_counter()
     get_system().node.declare_dead(proc, Death.of(DeathKind.EXITED, "killed by SIGKILL", proc))
     for delta in seen.changes(timeout=10):
-        view = delta.ranks.get((mesh._uid, rank))
+        view = delta.ranks.get((mesh._mesh_uid, rank))
         if view is not None and view.state is RankState.DEAD:
             return time.perf_counter() - began
     raise AssertionError("the death was not told")

@@ -39,7 +39,7 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "tools.cli": ("cli.monarch",),
     "_src.actor.actor_mesh": (
         "actor",
-        "runtime.actor.context:_context=current",
+        "runtime.actor.context:_context=running",
         "runtime.actor.execution.instance:Instance=Instance",
     ),
     "_src.actor.bootstrap": ("actor",),
@@ -62,12 +62,12 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
     "_src.actor.telemetry": ("actor",),
     "_src.gather_mount.gather_mount": ("gather_mount",),
     "_src.job.host_mesh": ("job",),
-    "_src.job.job": ("job",),
+    "_src.job.job": ("launchers.ssh.launcher:SSHJob=monarch_ssh_job", "job"),
     "_src.job.job_components": ("job",),
     "_src.job.job_state": ("job",),
     "_src.job.kubernetes": (
         "job.kubernetes",
-        "launchers.kubernetes_specs:_WORKER_BOOTSTRAP_SCRIPT=WORKER_BOOTSTRAP_SCRIPT",
+        "launchers.kubernetes.specs:_WORKER_BOOTSTRAP_SCRIPT=WORKER_BOOTSTRAP_SCRIPT",
     ),
     "_src.job.port_forward": ("job",),
     "_src.job.process": ("job",),

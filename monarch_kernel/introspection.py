@@ -4,7 +4,8 @@
   ``deaths_of`` the deaths of those that are gone, and ``home`` the mesh of the calling actor.
 * Tools: ``each_host`` lists the hosts of any mesh, and ``spawn_tool`` starts a process for a tool's actors on one.
 * This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
-  the endpoint that the caller runs for, and ``awaited_here`` lists the calls that the process waits for.
+  the endpoint that the caller runs for, ``repeats_here`` whether it ran just before, too, and ``awaited_here`` lists
+  the calls that the process waits for.
   ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
   ``interrupt_main_thread`` stops what runs on its main thread.
 * Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
@@ -61,6 +62,7 @@ from monarch_kernel.runtime.actor.inspection.activity import (
     latest_failure,
     on_failure,
     proc_here,
+    repeats_here,
     running_here,
 )
 from monarch_kernel.runtime.actor.inspection.code_change import (
@@ -156,6 +158,7 @@ __all__ = [
     "py_spy",
     "read_gpus_once",
     "recorded",
+    "repeats_here",
     "running_here",
     "said_first",
     "sources_changed",

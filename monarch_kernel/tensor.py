@@ -7,26 +7,28 @@ This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.api.activation import (
     activate,
+    coalescing,
     end_tensors,
     get_active_mesh,
     get_active_stream,
     no_mesh,
 )
-from monarch_kernel.runtime.tensor.api.coalescing import coalescing
-from monarch_kernel.runtime.tensor.api.coordinates import rank_tensor, rank_tensors
 from monarch_kernel.runtime.tensor.api.fetching import call_on_shard_and_fetch, fetch_shard, inspect
 from monarch_kernel.runtime.tensor.api.gradients import (
     GradientGenerator,
+    RemoteAutogradFunction,
     grad_function,
     grad_generator,
     gradient_execution_order,
+    remote_autograd_function,
 )
 from monarch_kernel.runtime.tensor.api.lending import lend_arguments, refer_to_result
-from monarch_kernel.runtime.tensor.api.opaque_module import OpaqueModule
-from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueObject, opaque_method
+from monarch_kernel.runtime.tensor.api.opaque_object import OpaqueModule, OpaqueObject, opaque_method
 from monarch_kernel.runtime.tensor.api.pipes import Pipe, create_pipe, remote_generator
 from monarch_kernel.runtime.tensor.api.placement import (
     python_local_mesh,
+    rank_tensor,
+    rank_tensors,
     reduce,
     reduce_,
     show,
@@ -36,7 +38,6 @@ from monarch_kernel.runtime.tensor.api.placement import (
 )
 from monarch_kernel.runtime.tensor.api.process_groups import RemoteProcessGroup, process_group
 from monarch_kernel.runtime.tensor.api.randomness import manual_seed
-from monarch_kernel.runtime.tensor.api.remote_autograd import RemoteAutogradFunction, remote_autograd_function
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, function_resolvers, remote
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import (
@@ -51,15 +52,13 @@ from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedValue
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
 from monarch_kernel.runtime.tensor.controller.stream import Stream
-from monarch_kernel.runtime.tensor.inspection.addresses import ValueAddress, address_of
 from monarch_kernel.runtime.tensor.inspection.explanation import Explanation, clear_plans, explain
 from monarch_kernel.runtime.tensor.inspection.memory import TensorMemory, memory
 from monarch_kernel.runtime.tensor.inspection.nan_watch import NanWatching, watch_nan
-from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture
+from monarch_kernel.runtime.tensor.inspection.pictures import TensorPicture, ValueAddress, address_of
 from monarch_kernel.runtime.tensor.rank.calls import call_ended, keep_result
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
-from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedMesh
-from monarch_kernel.runtime.tensor.simulation.meta import set_meta
+from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedMesh, set_meta
 from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates
 from monarch_kernel.runtime.tensor.simulation.report import SimulatedRanks, SimulationReport
 from monarch_kernel.runtime.tensor.simulation.simulator import Simulator, SimulatorInterface

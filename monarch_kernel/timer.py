@@ -1,6 +1,6 @@
 """What programs import from ``monarch.timer``: times of sections on the ranks."""
 
-from monarch_kernel.runtime.tensor.api.timers import (
+from monarch_kernel.runtime.tensor.api.profiling import (
     ExecutionTimer,
     execution_timer_start,
     execution_timer_stop,

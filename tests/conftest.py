@@ -194,6 +194,8 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
 CHECKED = {
     **dict.fromkeys(("actor", "debugger", "tensor", "transfer", "watch"), "runtime"),
     **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
+    # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
+    "browser": "checked_session",
     # Runtimes live on hosts, which are watched; in the guest, everything is slow.
     "network": "",
     "rdma_guest": "checked_session",
@@ -252,7 +254,7 @@ def stop_all_meshes(reason: str) -> None:
     for mesh, stopped in zip(meshes, stopping, strict=True):
         stopped.exception(PATIENCE)  # its agent may be dead
         mesh._stopped = True
-        running.proc_meshes.pop(mesh._uid, None)
+        running.proc_meshes.pop(mesh._mesh_uid, None)
     running.stop_all_actors(reason, PATIENCE)
     wait_until(lambda: not running.actors, "the actors of this process are gone, and are made anew by the next test")
     running.client.owned.clear()

@@ -100,6 +100,9 @@ ENGINES = [
     "test_chaos.py",
     "transfer/test_verbs.py",
 ]
+#: Files whose names begin so share what takes long to start (a browser with JupyterLab, an API server of Kubernetes):
+#: one batch, however long it computes.
+TOGETHER = ("browser/", "launchers/test_kubernetes")
 #: What one test may take on an idle machine (seconds); by hand, it is as pyproject.toml says.
 TIMEOUT = 180.0
 #: A line of a test file that loads torch when the file is collected.
@@ -328,21 +331,20 @@ def divide(files: list[Path], record: Record) -> list[Batch]:
     """Neighbouring files in batches, the longest batch first.
 
     Files that load torch have batches of their own: a process that has it loads it for the ranks of all its tests. So
-    has a file that was never recorded.
+    has a file that was never recorded, but if it is one of those that are run together.
     """
     batches: list[tuple[float, float, Batch]] = []  # the wall-clock time that it is about to take, and the computing
     torch = {path: bool(TORCH.search(path.read_text())) for path in files}
-    open_one = False
+    open_one, together = False, ""
     for path in sorted(files, key=lambda path: (path.parent, torch[path])):
-        took = record.files.get(str(path.relative_to(TESTS)))
+        name = str(path.relative_to(TESTS))
+        took = record.files.get(name)
         guess = took or Took(path.stat().st_size * GUESS, BATCH)
-        if open_one and took:
+        before, together = together, next(filter(name.startswith, TOGETHER), "")
+        if batches:
             wall, computed, last = batches[-1]
-            if (
-                computed + guess.computed <= BATCH
-                and last.files[-1].parent == path.parent
-                and last.torch == torch[path]
-            ):
+            fits = open_one and took and computed + guess.computed <= BATCH and last.files[-1].parent == path.parent
+            if together == before and last.torch == torch[path] and (together or fits):
                 last.files.append(path)
                 batches[-1] = wall + guess.wall, computed + guess.computed, last
                 continue

@@ -184,7 +184,7 @@ EXCEPTIONS = {
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The nodes of a Slurm job whose processes are read from outside.
-    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm_queue", f"{LAUNCHERS}.slurm_step"},
+    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
@@ -193,11 +193,9 @@ EXCEPTIONS = {
     f"{RUNTIME}.actor.errors": {"monarch_kernel.errors"},
     f"{RUNTIME}.actor.unhandled_fault": {"monarch_kernel.actor"},
     f"{DEBUGGER}.rank.stacks.tasks": {f"{RUNTIME}.actor.execution.interruptible"},
-    # The mounts of a job, by the names that users have for them.
-    f"{LAUNCHERS}.mounts": {"monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
-    # The telemetry of a job, and its servers: what the watch sees.
+    # The telemetry of a job and its servers: what the watch sees; its mounts, by the names that users have for them.
     f"{LAUNCHERS}.services": {WATCH},
-    f"{LAUNCHERS}.job": {WATCH},
+    f"{LAUNCHERS}.job": {WATCH, "monarch_kernel.remotemount", "monarch_kernel.gather_mount"},
     # Exceptions of tools are loaded when a program names one.
     "monarch_kernel.errors": {DEBUGGER, ENGINES, LAUNCHERS, POOL, KERNEL, WATCH, "workspace_sync"},
 }
@@ -342,12 +340,6 @@ CIRCLES: dict[str, set[str]] = {
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")
         ),
     },
-    "stacks show themselves, by renderers that know them": {
-        f"{DEBUGGER}.controller.stacks.{module}" for module in ("data", "html", "report", "text")
-    },
-    "differences show themselves, by renderers that know them": {
-        f"{DEBUGGER}.controller.values.{module}" for module in ("data", "html", "layout", "report", "text")
-    },
     "a rank's shell is made when a cell first needs it": {
         f"{KERNEL}.rank.lazy_shell",
         f"{KERNEL}.rank.rank_shell",
@@ -411,14 +403,12 @@ SMALL = 120
 ALONE = {
     "monarch_kernel.loading": "agents start with it alone, by the code on their command line",
     f"{RUNTIME}.host.owned_agent": "the agent's half of a start: the fork server, which ranks copy, never loads it",
+    f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
+    "monarch_kernel.simulator": "Monarch's paths of modules, which programs import",
+    f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
-}
-# Packages that are not in order yet; each goes from this list when it is.
-UNSETTLED = {
-    *(DEBUGGER, ENGINES, KERNEL, LAUNCHERS, f"{RUNTIME}.tensor", WATCH, WIDGETS),
-    *(f"monarch_kernel.{part}" for part in ("server", "simulator")),
 }
 
 
@@ -453,15 +443,13 @@ def without_reason() -> dict[str, str]:
     wrong: dict[str, str] = {}
     for module, users in importers().items():
         path = paths[module]
+        if any(inside(module, each) for each in {*ALONE, *FACADES}):
+            continue
         if path.name == "__init__.py":
             inner = [each for each in path.parent.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()]
             if len(inner) == 2 and module not in PACKAGES:
                 wrong[module] = "it is a folder with one module: make it a module"
-        elif (
-            len(users) == 1
-            and path.read_text().count("\n") < SMALL
-            and not any(inside(module, each) for each in {*ALONE, *FACADES})
-        ):
+        elif len(users) == 1 and path.read_text().count("\n") < SMALL:
             (user,) = users
             if paths[user].parent == path.parent:
                 wrong[module] = f"only {user} imports it, so it belongs there"
@@ -470,10 +458,7 @@ def without_reason() -> dict[str, str]:
 
 def test_a_module_has_a_reason_to_be_alone() -> None:
     wrong = without_reason()
-    in_order = {module: why for module, why in wrong.items() if not any(inside(module, each) for each in UNSETTLED)}
-    assert not in_order, "\n".join(f"{module}: {why}" for module, why in sorted(in_order.items()))
-    settled = {package for package in UNSETTLED if not any(inside(module, package) for module in wrong)}
-    assert not settled, f"in order now, so not UNSETTLED: {sorted(settled)}"
+    assert not wrong, "\n".join(f"{module}: {why}" for module, why in sorted(wrong.items()))
 
 
 def imported_by(statement: str) -> set[str]:

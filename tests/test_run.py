@@ -58,6 +58,15 @@ def test_files_share_a_batch_with_neighbours_until_it_is_full() -> None:
     assert len(alone) == len(files), "a file of which nothing is known runs alone"
 
 
+def test_files_that_share_an_engine_are_one_batch_however_long() -> None:
+    files = files_of("engines")
+    for record in (Record(), Record(files={name: Took(1, 2 * run.BATCH) for name in names(files)})):
+        batches = [names(batch.files) for batch in divide(files, record)]
+        for start in run.TOGETHER:
+            wanted = {name for name in names(files) if name.startswith(start)}
+            assert len(wanted) > 1 and wanted in batches
+
+
 def test_what_was_recorded_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "DURATIONS", tmp_path / "durations.json")
     assert Record.read() == Record()

@@ -43,24 +43,32 @@ def build(folder: Path) -> None:
 
 @contextmanager
 def opened(width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Generator[Any]:
-    """The page of playwright that shows the views."""
+    """The page of playwright that shows the views, in a browser of its own."""
     from playwright.sync_api import sync_playwright
 
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        with shown(browser, width, height, scale, dark) as page:
+            yield page
+        browser.close()
+
+
+@contextmanager
+def shown(browser: Any, width: int = 900, height: int = 900, scale: float = 1, dark: bool = False) -> Generator[Any]:
+    """The page of a browser that shows the views."""
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-            page = browser.new_page(
-                viewport={"width": width, "height": height},
-                device_scale_factor=scale,
-                color_scheme="dark" if dark else "light",
-            )
-            page.goto((Path(folder) / "page.html").as_uri())
-            page.wait_for_function("() => window.bench")
-            if dark:
-                page.evaluate("() => document.body.classList.add('dark')")
-            yield page
-            browser.close()
+        page = browser.new_page(
+            viewport={"width": width, "height": height},
+            device_scale_factor=scale,
+            color_scheme="dark" if dark else "light",
+        )
+        page.goto((Path(folder) / "page.html").as_uri())
+        page.wait_for_function("() => window.bench")
+        if dark:
+            page.evaluate("() => document.body.classList.add('dark')")
+        yield page
+        page.close()
 
 
 def measure(ranks: int, hosts: int = 0, rounds: int = 5) -> dict[str, float]:

@@ -11,7 +11,7 @@ import linecache
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -177,22 +177,22 @@ def place_of(frame: FrameType) -> Place:
     return Place(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of_code(code))
 
 
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame, its caller, and so on."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of user code, from `frame` outward; None if there is none."""
-    while frame is not None and not is_user_frame(frame):
-        frame = frame.f_back
-    return frame
+    return next(filter(is_user_frame, outwards(frame)), None)
 
 
 def user_place(thread: int) -> Place | None:
     """Where user code is in a thread (by its identifier) of this process; None if none runs there."""
     frame = user_frame(current_frames().get(thread))
     return None if frame is None else place_of(frame)
-
-
-def source_of(file: str, line: int) -> str:
-    """A line of source without its indentation; '' if it is not known. Cells are found as tracebacks find them."""
-    return linecache.getline(file, line).strip() if line > 0 else ""
 
 
 def is_readable_source(file: str) -> bool:

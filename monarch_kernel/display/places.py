@@ -25,6 +25,10 @@ def shown_place(file: str, line: int) -> str:
     return f"{_label(file) or os.path.basename(file) or file}:{line}"
 
 
-def source_line(file: str, line: int) -> str:
-    """A line of source without its indentation; "" if it is not known."""
-    return linecache.getline(file, line).strip() if line > 0 else ""
+def source_line(file: str, line: int, width: int | None = None) -> str:
+    """A line of source without its indentation, cut to `width` characters; "" if it is not known.
+
+    Cells are found as tracebacks find them.
+    """
+    text = linecache.getline(file, line).strip() if line > 0 else ""
+    return text if width is None or len(text) <= width else f"{text[: width - 1]}…"

@@ -17,11 +17,11 @@ from monarch_kernel.launchers.engine_job import EngineJob
 from monarch_kernel.launchers.job import CACHED_PATH as DEFAULT_JOB_PATH
 from monarch_kernel.launchers.job import JobState, job_load, job_loads
 from monarch_kernel.launchers.job_trait import JobTrait
-from monarch_kernel.launchers.kubernetes_job import KubernetesJob
-from monarch_kernel.launchers.lightning_job import LightningJob
+from monarch_kernel.launchers.kubernetes.job import KubernetesJob
+from monarch_kernel.launchers.lightning.launcher import LightningJob
 from monarch_kernel.launchers.local import LocalJob
 from monarch_kernel.launchers.process import ProcessJob
-from monarch_kernel.launchers.ray_job import RayJob
+from monarch_kernel.launchers.ray.launcher import RayJob
 from monarch_kernel.launchers.service_ids import (
     SERVICE_PROC_IDS_ENV,
     SERVICE_PROC_RANK_ENV,
@@ -33,9 +33,9 @@ from monarch_kernel.launchers.service_ids import (
     service_proc_addrs,
 )
 from monarch_kernel.launchers.services import MeshAdminConfig, TelemetryConfig
-from monarch_kernel.launchers.sky_job import SkyPilotJob
-from monarch_kernel.launchers.slurm_job import SlurmJob
-from monarch_kernel.launchers.ssh import SSHJob
+from monarch_kernel.launchers.sky.launcher import SkyPilotJob
+from monarch_kernel.launchers.slurm.job import SlurmJob
+from monarch_kernel.launchers.ssh.launcher import SSHJob
 
 if TYPE_CHECKING:
     from monarch_kernel.launchers.port_forward import PortForwarder

@@ -1,4 +1,4 @@
-"""The progress line below an ordinary cell that waits for actor calls, and the verdict when nothing moves.
+"""The progress line below an ordinary cell that waits for actor calls or maps, and the verdict when nothing moves.
 
 One thread, which starts with the first mesh, checks running cells a few times a second. For a short cell, the only cost
 is to record its start.
@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 
 from monarch_kernel.actor import Future, ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
+from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Awaited
 from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.progress import PERIOD, CodeLocation, Progress
+from monarch_kernel.kernel.progress import PERIOD, QUIET, CodeLocation, Progress
 from monarch_kernel.kernel.rank.monitor import Whereabouts
 from monarch_kernel.kernel.session import MeshSession
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
+    from monarch_kernel.kernel.notebook import Notebook
+    from monarch_kernel.pool import Mapping as PoolMapping
 
 #: How often running cells are checked (seconds).
 TICK = 0.25
@@ -274,3 +277,30 @@ class _EndpointLocations:
                 file = label.removeprefix("Cell ") if label else told.file.rpartition("/")[2]
                 found[told.rank] = CodeLocation(file, told.line, told.function)
         return found
+
+
+class MapProgress:
+    """Show the progress of each map in the cell that started it; a subscriber of `monarch_kernel.pool.on_progress`."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    def __call__(self, mapping: PoolMapping) -> None:
+        """Show the progress of a map, or nothing once it has ended."""
+        output = self._notebook.output_of(mapping.cell)
+        if output is not None and output.progress(_map_line(mapping, time.monotonic())):
+            self._notebook.router.touch(output)
+
+
+def _map_line(mapping: PoolMapping, now: float) -> str:
+    """The progress line of a map, with an estimate of the time left."""
+    passed = now - mapping.started
+    if mapping.ended or passed < QUIET:
+        return ""
+    total = f" of {mapping.total:,}" if mapping.total is not None else ""
+    parts = [f"map {mapping.name}: {mapping.done:,}{total} items", f"{mapping.ranks} ranks"]
+    if mapping.failed:
+        parts.append(f"{mapping.failed:,} failed")
+    if mapping.total and mapping.done:
+        parts.append(f"about {duration(passed / mapping.done * (mapping.total - mapping.done))} left")
+    return " · ".join(parts)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError, ValueMesh
-from monarch_kernel.debugger.controller.common_point import NO_POINT, agree
+from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
-from monarch_kernel.debugger.controller.query import ask
+from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
 from monarch_kernel.kernel.debug.hang_watch import HangWatch
-from monarch_kernel.kernel.interrupts.held_interrupts import HeldInterrupts
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
-from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, cell_error
@@ -32,7 +33,7 @@ from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
-from monarch_kernel.kernel.remedies import replacing
+from monarch_kernel.kernel.usage_errors import check_drives, replacing
 from monarch_kernel.meshes import name_ranks
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
@@ -46,6 +47,37 @@ DEATH_GRACE = 0.25
 _MOST_NAMES = 8
 #: The hang is analysed after this many consecutive samples (one a second) that show a rank waiting.
 STUCK = 3
+
+
+class HeldInterrupts:
+    """Hold interrupts back while a cell is sent to its ranks.
+
+    Between `hold` and `release`, SIGINT is only recorded; `deliver` then passes it to its handler.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, FrameType | None]] = []
+        self._handler: Any = None
+        self._holds = False
+
+    def hold(self) -> None:
+        """Record interrupts from now on. No effect outside the main thread, where none arrive."""
+        if threading.current_thread() is threading.main_thread():
+            self._holds = True
+            self._handler = signal.signal(signal.SIGINT, lambda number, frame: self._noted.append((number, frame)))
+
+    def release(self) -> None:
+        """Restore the previous handler. May be called again."""
+        if self._holds:
+            self._holds = False
+            signal.signal(signal.SIGINT, self._handler)
+
+    def deliver(self) -> None:
+        """Pass the oldest recorded interrupt to the previous handler, which may raise KeyboardInterrupt."""
+        if self._noted:
+            noted = self._noted.pop(0)
+            if callable(self._handler):
+                self._handler(*noted)
 
 
 class CellRun:
@@ -123,14 +155,32 @@ class CellRun:
             raise
         if self.cell.place is not None and self.cell.place.step:
             # A rank that began to wait when that point is past would run it at a later one.
-            self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT)
-            agree(self._ask, self.cell.place.step, lambda: self._output.show_text("stderr", f"{NO_POINT}\n"))
+            comes = self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT).values
+            self._meet(self.cell.place.step, [rank for rank in self.ranks if comes.get(rank, True)])
         if not then_wait:
             self._held.release()
 
-    def _ask(self, function: Callable[..., Any], *args: Any, timeout: float = AGREE_TIMEOUT) -> dict[int, Any]:
-        """Call a function in the ranks of the cell, on threads of their debug agents."""
-        return ask(self.managed.procs, function, *args, ranks=self.ranks, timeout=timeout).values
+    def _meet(self, point: str, ranks: Sequence[int]) -> None:
+        """Let these ranks run the cell at the same point of the program."""
+
+        def ask(function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> Answers:
+            return self._ask(function, *args, ranks=every if ranks is None else ranks)
+
+        def note(why: str) -> None:
+            self._output.show_text("stderr", f"{why}\n")
+
+        every = ranks
+        CommonPoint(ask, point, note, lambda: not self._progress.waiting).begin(LIMIT + AGREE_TIMEOUT)
+
+    def _ask(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: Iterable[int] | None = None,
+        timeout: float = AGREE_TIMEOUT,
+    ) -> Answers:
+        """Call a function in ranks of the cell, on threads of their debug agents."""
+        return ask(self.managed.procs, function, *args, ranks=self.ranks if ranks is None else ranks, timeout=timeout)
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, and show progress meanwhile.

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from monarch_kernel.actor import HostMesh
-from monarch_kernel.errors import LaunchError
+from monarch_kernel.errors import DeviceError, LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.launchers.base import HostPhase, JobStatus
-from monarch_kernel.launchers.devices import devices_each
+from monarch_kernel.subscriptions import Subscribers
+
+
+def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) -> int:
+    """How many devices each rank gets: all alike, and none is left where that is possible.
+
+    A process can use one MIG slice only.
+
+    Args:
+        hosts: the name of each, and the devices that the engine gave it; None: it named none.
+        ranks: how many ranks each host is to have.
+
+    Raises:
+        DeviceError: a host has fewer devices than ranks; the message names it, and both numbers.
+    """
+    each: list[int] = []
+    for host, given in hosts:
+        names = given or ()
+        if len(names) < ranks:
+            has = f"{len(names)} ({', '.join(names)})" if names else "none"
+            raise DeviceError(
+                f"{ranks} rank{'s' * (ranks != 1)} on each host need a device each, and the engine gave {host} {has}: "
+                "start fewer ranks on each host, or ask the engine for more GPUs"
+            )
+        even = len(names) % ranks == 0 and not any(name.startswith("MIG-") for name in names)
+        each.append(len(names) // ranks if even else 1)
+    return min(each, default=0)
 
 
 class EngineHosts:
@@ -120,3 +146,35 @@ class EngineHosts:
         except (LaunchError, OSError) as error:
             return f"job {job} of {self.engine} could not be ended: {error}; %mesh jobs kill {job} tries it again"
         return f"job {job} of {self.engine} ended" if job else f"there is no job of {self.engine} left"
+
+
+class EnginePlaces(MutableMapping[str, EngineHosts]):
+    """The hosts that engines give to meshes of the notebook, by the names of the meshes. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, EngineHosts] = {}
+        #: Notified when one comes or goes, and of all that an engine says while its hosts are waited for.
+        self.changed: Subscribers[[]] = Subscribers("a callback on the hosts of engines")
+
+    def awaited(self) -> dict[str, JobStatus]:
+        """What engines have said last of hosts that are waited for, by the ids of their jobs."""
+        waiting = [place for place in self.values() if place.waiting]
+        return {place.job.job_id: place.status for place in waiting if place.status is not None}
+
+    def __getitem__(self, name: str) -> EngineHosts:
+        return self._places[name]
+
+    def __setitem__(self, name: str, place: EngineHosts) -> None:
+        self._places[name] = place
+        place.on_status = self.changed.notify
+        self.changed.notify()
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self.changed.notify()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)

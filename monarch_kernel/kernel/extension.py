@@ -11,12 +11,12 @@ from monarch_kernel.debugger.frontend import use_frontend
 from monarch_kernel.display.places import use_label
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import use_display
+from monarch_kernel.kernel.call_progress import MapProgress
 from monarch_kernel.kernel.cell_text import is_mesh_cell
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.ipython_hooks import debugging, inspecting, matcher
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
-from monarch_kernel.kernel.map_progress import MapProgress
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output import call_errors, formatters
 from monarch_kernel.kernel.output.rank_comms import RankComms

@@ -1,4 +1,4 @@
-"""The kernel: ipykernel's, with interrupts that reach ranks, faults shown between cells, and a clean shutdown."""
+"""The kernel and its shell: ipykernel's, with interrupts that reach ranks, faults between cells, a clean shutdown."""
 
 from __future__ import annotations
 
@@ -8,26 +8,88 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 import zmq
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Type
 
 from monarch_kernel._version import __version__
 from monarch_kernel.introspection import child_processes
 from monarch_kernel.kernel.debug.focus_request import answer_beside
-from monarch_kernel.kernel.debug.mux import SETTINGS, MonarchDebugger
+from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
 from monarch_kernel.kernel.interrupts.sigint_watch import SigintWatch
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
-from monarch_kernel.kernel.shell import MonarchShell
+from monarch_kernel.kernel.traceback_frames import cut
 
 #: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent
 #: then sees that its controller is gone, and ends the remaining processes.
 SHUTDOWN_DEADLINE = 3.0
+
+
+class MonarchShell(ZMQInteractiveShell):
+    """A ``ZMQInteractiveShell`` in which an interrupt of user code always ends in KeyboardInterrupt."""
+
+    sigint: SigintHandler
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.breakpoints_set = threading.Event()
+        """Cleared while a debug request of the front end's sets breakpoints on ranks, which takes them up to seconds.
+
+        A cell that is run meanwhile waits, so that it does not run past a breakpoint that its user sees.
+        """
+        self.breakpoints_set.set()
+        super().__init__(**kwargs)
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a cell that does not await."""
+        with self.sigint.interruptible():
+            self.breakpoints_set.wait(DEADLINE)
+            return super().run_cell(*args, **kwargs)
+
+    async def run_cell_async(self, raw_cell: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a cell that may await. No exception leaves this method, since it would lose the reply."""
+        try:
+            with self.sigint.interruptible():
+                self.breakpoints_set.wait(DEADLINE)
+                result = await super().run_cell_async(raw_cell, *args, **kwargs)
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            # The exception hit IPython's own code, around user code.
+            self.showtraceback()
+            result = ExecutionResult(ExecutionInfo(raw_cell, False, False, True, None))
+            result.error_in_exec = error
+        if self._is_interrupt(result.error_in_exec):
+            result.error_in_exec = KeyboardInterrupt()
+        return result
+
+    def user_expressions(self, expressions: dict[str, str]) -> Any:
+        """Evaluate the expressions that the front end sent with the cell; they are user code as well."""
+        with self.sigint.interruptible():
+            return super().user_expressions(expressions)
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Show an error. A cell that Ctrl-C cancelled while it awaited shows KeyboardInterrupt."""
+        _, value, tb = exc_tuple or sys.exc_info()
+        if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
+            if not self._has_user_code(tb):  # it hit IPython's own code, between two lines of the cell
+                self._showtraceback(KeyboardInterrupt, KeyboardInterrupt(), ["KeyboardInterrupt"])
+                return
+            exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))
+        super().showtraceback(exc_tuple, *args, **kwargs)
+
+    def _has_user_code(self, tb: TracebackType | None) -> bool:
+        cells: Any = self.compile._filename_map
+        return any(frame.f_code.co_filename in cells for frame, _line in walk_tb(tb))
+
+    def _is_interrupt(self, error: BaseException | None) -> bool:
+        return isinstance(error, asyncio.CancelledError) and self.sigint.cancelled
 
 
 class MonarchKernel(IPythonKernel):

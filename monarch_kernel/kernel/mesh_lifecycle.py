@@ -20,8 +20,8 @@ from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
-from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.session import MeshSession
+from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
 
 #: How long ranks may take to report what an interrupt stopped (seconds).

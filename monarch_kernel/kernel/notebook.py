@@ -15,16 +15,15 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
+from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
 from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
-from monarch_kernel.kernel.cell_plans import CellPlans
+from monarch_kernel.kernel.cell_notices import CellPlans, EnvironmentChanges, StaleClasses
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
-from monarch_kernel.kernel.debug.notebook_frontend import NotebookFrontend
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
-from monarch_kernel.kernel.environment_changes import EnvironmentChanges
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
@@ -33,7 +32,6 @@ from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
-from monarch_kernel.kernel.stale_classes import StaleClasses
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.kernel.watched_facts import WatchedFacts
@@ -55,6 +53,38 @@ class _RunningCell(threading.local):
 
     key = ""
     raw = ""
+
+
+class NotebookFrontend(Frontend):
+    """What consoles, including those of other programs, know about this notebook."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    def label(self, file: str) -> str | None:
+        """The label of a cell's file, such as `Cell In[3]`."""
+        return self._notebook.file_label(file)
+
+    def mesh(self) -> str | None:
+        """The mesh in use."""
+        return self._notebook.session.current or super().mesh()
+
+    def cell(self, number: int) -> tuple[str, str]:
+        """A cell by its execution number; 0 means the last `%%mesh` cell."""
+        if number == 0:
+            if self._notebook.last_cell is None:
+                raise CommandError("no %%mesh cell has run yet; give the number of a cell, as in 5:3")
+            return self._notebook.last_cell
+        return self._notebook.cell_source(number)
+
+    def extent(self, mesh: str) -> Any:
+        """The extent of a mesh."""
+        try:
+            return self._notebook.session.find(mesh, "debug").extent
+        except UsageError:
+            with suppress(LookupError):
+                return engine().get_mesh(mesh).extent
+        return super().extent(mesh)
 
 
 class Notebook:

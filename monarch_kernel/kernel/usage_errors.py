@@ -1,4 +1,4 @@
-"""Usage errors of the magics: one sentence each, which says what is valid."""
+"""What magics tell a user about lines that are wrong or cannot be done now: one sentence each, which names a remedy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 from IPython.core.error import UsageError
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.engines import engine
 
 
 def usage_error(command: str, message: str) -> UsageError:
@@ -17,3 +20,30 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)`, or an empty string if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+def replacing(mesh: str, whom: str = "them") -> str:
+    """How to get dead ranks of a mesh back, as a clause: `%mesh heal m replaces them`.
+
+    It depends on the engine, and on what has started the ranks.
+    """
+    if any(each.name == mesh and engine().is_joined(each) for each in engine().list_proc_meshes()):
+        return f"what has started this job decides whether it starts {whom} again"
+    if "heal" in engine().OFFERS:
+        return f"%mesh heal {mesh} replaces {whom}"
+    return f"%mesh restart {mesh} starts the whole mesh again"
+
+
+def check_drives(procs: ProcMesh, what: str) -> None:
+    """Raise UsageError if another viewer has control of a joined job, and so alone may run code in it.
+
+    Args:
+        what: what was asked for.
+    """
+    if engine().is_joined(procs):
+        other = engine().driver_of(procs)
+        if other:
+            raise UsageError(
+                f"{what}: {other} has control of job {procs.name}, and this notebook looks on; "
+                f"%mesh join {procs.name} --drive takes over"
+            )

@@ -34,8 +34,8 @@ from monarch_kernel.launchers.base import (
     launcher_class,
 )
 from monarch_kernel.launchers.job import Job, JobState, checked_meshes
-from monarch_kernel.launchers.reaching import reaches
 from monarch_kernel.launchers.registry import JobRecord
+from monarch_kernel.launchers.tunnel import reaches
 from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
 from monarch_kernel.workers import key_text, new_key_text
 
@@ -238,6 +238,10 @@ class EngineJob(Job):
     def _adopt(self, known: Job) -> None:
         assert isinstance(known, EngineJob)
         self._id, self.apply_id = known._id, known.apply_id
+
+    def _check_new(self, what: str) -> None:
+        if self.apply_id is not None:
+            raise RuntimeError(f"{what}() comes too late: this job was applied; kill() it first")
 
     def _spec(self) -> Any:
         return (self._launcher.name, self._launcher.options(), self._request_fields(), self._env)

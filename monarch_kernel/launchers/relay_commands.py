@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from monarch_kernel import programs
 from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.scripts import script
-from monarch_kernel.launchers.slurm_step import step_beside
-from monarch_kernel.launchers.ssh import hostfile
-from monarch_kernel.launchers.ssh_command import ssh_command
+from monarch_kernel.launchers.slurm.queue import step_beside
+from monarch_kernel.launchers.ssh.command import ssh_command
+from monarch_kernel.launchers.ssh.launcher import hostfile
 
 
 def relay_commands(

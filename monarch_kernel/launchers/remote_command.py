@@ -15,13 +15,12 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from monarch_kernel import programs
 from monarch_kernel.actor import Actor, ActorMesh, HostMesh, concurrent_endpoint, current_rank, endpoint
-from monarch_kernel.launchers.readiness import ended, first, readable
 
 #: What a shell says of a command that it cannot find or run.
 _NOT_FOUND, _NOT_RUN = 127, 126
@@ -29,6 +28,53 @@ _NOT_FOUND, _NOT_RUN = 127, 126
 _PIECE, _WINDOW = 64 * 2**10, 2
 #: How long commands may take to end after an interrupt (seconds).
 _GRACE = 2.0
+
+
+async def readable(fd: int) -> None:
+    """Wait until a descriptor can be read, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(fd, _settle, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+async def writable(fd: int) -> None:
+    """Wait until a descriptor can be written, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_writer(fd, _settle, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(fd)
+
+
+async def ended(pid: int) -> None:
+    """Wait until a process, a child of this one that was not waited for, has ended."""
+    fd = os.pidfd_open(pid)
+    try:
+        await readable(fd)
+    finally:
+        os.close(fd)
+
+
+async def first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the first of these; the others end."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 @dataclass(frozen=True)

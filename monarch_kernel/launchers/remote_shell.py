@@ -27,7 +27,7 @@ from collections.abc import Generator, Mapping
 from monarch_kernel import programs
 from monarch_kernel.actor import Actor, ActorMesh, Future, HostMesh, concurrent_endpoint, endpoint
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.readiness import ended, first, readable, writable
+from monarch_kernel.launchers.remote_command import ended, first, readable, writable
 
 #: So many bytes in one message, and so many messages of each direction under way.
 _PIECE, _WINDOW = 64 * 2**10, 4

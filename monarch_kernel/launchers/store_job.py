@@ -133,7 +133,7 @@ def _number(given: int | None, variable: str) -> int:
 def _start_worker(transport: str, port: int) -> str:
     """The URL of a worker that ends with this process."""
     if transport == "tcp":
-        return start_worker_loop_forever(address=f"tcp://{socket.getfqdn()}:{port}").get(_START_TIME)
+        return start_worker_loop_forever(address=f"tcp://{socket.getfqdn()}:{port}").url.get(_START_TIME)
     folder = make_job_folder()
 
     def remove() -> None:
@@ -142,4 +142,4 @@ def _start_worker(transport: str, port: int) -> str:
             remove_job_folder(folder.path)
 
     atexit.register(remove)
-    return start_worker_loop_forever(address=f"ipc://{folder.path}/worker.sock").get(_START_TIME)
+    return start_worker_loop_forever(address=f"ipc://{folder.path}/worker.sock").url.get(_START_TIME)

@@ -1,7 +1,8 @@
-"""A port of this machine that leads to a worker by another way than a connection to it."""
+"""Ports of this machine that lead to workers which it cannot connect to."""
 
 from __future__ import annotations
 
+import functools
 import socket
 import subprocess
 import threading
@@ -16,6 +17,16 @@ from monarch_kernel.private_files import is_own
 MOST = 64
 #: How long it waits after a connection could not be accepted, as this process has no descriptor left (seconds).
 _PAUSE = 0.2
+
+
+def reaches(url: str, seconds: float) -> bool:
+    """Whether a worker needs no tunnel: something listens at a URL (``tcp://HOST:PORT``), and answers in time."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    except OSError:
+        return False
+    return True
 
 
 class TunnelWay(Protocol):
@@ -113,3 +124,30 @@ class CommandWay:
     def wait(self) -> None:
         """See ``TunnelWay``."""
         self._process.wait()
+
+
+class Tunnels:
+    """The tunnels of a launcher, by the URLs of workers; each is made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Tunnel] = {}
+        self._lock = threading.Lock()
+
+    def to(self, url: str, command: Sequence[str]) -> str:
+        """The URL at this end of the tunnel to a worker, which is made by this command unless it is there."""
+        return self.carried(url, functools.partial(CommandWay, list(command)))
+
+    def carried(self, url: str, carry: Callable[[socket.socket], TunnelWay]) -> str:
+        """As ``to``, where connections are carried by something else; see ``Tunnel``."""
+        with self._lock:
+            tunnel = self._made.get(url)
+            if tunnel is None:
+                tunnel = self._made[url] = Tunnel(carry)
+        return f"tcp://127.0.0.1:{tunnel.port}"
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            made, self._made = list(self._made.values()), {}
+        for tunnel in made:
+            tunnel.close()

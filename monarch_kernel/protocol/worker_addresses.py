@@ -1,7 +1,7 @@
 """Parses the URLs of workers, and explains what is wrong with invalid ones.
 
-``tcp://host:port``; ``ipc:///path``; ``ADVERTISED@LISTEN``, two such URLs, if others reach the worker at another
-address than the one it listens at; and ``NAME@URL``, which also names the host.
+``tcp://host:port``; ``ipc:///path``, or ``ipc://path`` below the working folder; ``ADVERTISED@LISTEN``, two such URLs,
+if others reach the worker at another address than the one it listens at; and ``NAME@URL``, which also names the host.
 """
 
 from __future__ import annotations
@@ -86,14 +86,19 @@ def _parts(text: str) -> tuple[str, str, str]:
         if not name:
             raise AddressError(f"@{text}: there is no name before the @")
     first, at, second = text.partition("@")
-    return (name, first, second) if at and "://" in second else (name, "", text)
+    return (name, _absolute(first), _absolute(second)) if at and "://" in second else (name, "", _absolute(text))
+
+
+def _absolute(url: str) -> str:
+    path = url.removeprefix("ipc://")
+    return url if path == url or path[:1] in ("", "/", "@") else f"ipc://{os.path.abspath(path)}"
 
 
 def _check(url: str, whole: str) -> None:
     if url.startswith("ipc://"):
         path = url.removeprefix("ipc://")
         if not path.startswith("/"):
-            raise AddressError(f"{whole}: write an absolute path, as in ipc:///run/user/1000/worker")
+            raise AddressError(f"{whole}: write the path of a socket's file, as in ipc:///run/user/1000/worker")
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise AddressError(f"{whole}: the path of a socket has at most {_LONGEST_PATH} bytes")
         return

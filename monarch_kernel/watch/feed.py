@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch_kernel.watch.model import Delta, FailureView, Snapshot, plain
+
+if TYPE_CHECKING:
+    from monarch_kernel.watch.watcher import Watch
 
 #: How long a front end is served after its last lease (seconds).
 LEASE = 10.0
@@ -28,18 +31,6 @@ Message = dict[str, Any]
 """A message as plain JSON values."""
 
 
-class Watched(Protocol):
-    """What a feed reads: a `monarch_kernel.watch.Watcher`, or a `Board`."""
-
-    def snapshot(self) -> Snapshot:
-        """All that is known now."""
-        ...
-
-    def since(self, version: int) -> Delta:
-        """What differs from that version; everything, if it is too long ago."""
-        ...
-
-
 class Feed:
     """The messages for one front end.
 
@@ -49,9 +40,7 @@ class Feed:
         clock: seconds since 1970, which the front end is told with each lease, as its own clock may be another.
     """
 
-    def __init__(
-        self, watch: Watched, send: Callable[[Message], object], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, watch: Watch, send: Callable[[Message], object], clock: Callable[[], float] = time.time) -> None:
         self._watch = watch
         self._send = send
         self._clock = clock

@@ -73,7 +73,11 @@ def close_views() -> None:
 
 def _kernel() -> Any:
     """The kernel of the running cell; None in a terminal, or without IPython."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    kernel = getattr(shell, "kernel", None)
+    kernel = getattr(shell(), "kernel", None)
     return kernel if getattr(kernel, "comm_manager", None) is not None else None
+
+
+def shell() -> Any:
+    """IPython's shell; None in a program."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

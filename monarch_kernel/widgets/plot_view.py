@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from monarch_kernel.display.charts import figure, over_time
 from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.subscriptions import Subscribers
 from monarch_kernel.widgets.lookup import key_of
-from monarch_kernel.widgets.open_views import live_view, view_bundle
+from monarch_kernel.widgets.open_views import live_view, shell, view_bundle
 from monarch_kernel.widgets.plotting import PlotHistory, Points, Sampler, chosen
 
 #: How often the chart of a front end without live views is drawn again (seconds).
@@ -60,7 +59,7 @@ class Plot:
         self._display = ""  # its display_id, once a cell shows it
         self._shown_by: object = None
         self._live: Any = None
-        self._shell = _shell()
+        self._shell = shell()
         self._sampler = Sampler(
             procs, expression, self.ranks, period, self._on_points, self._on_error, lambda: self._running
         )
@@ -243,9 +242,3 @@ _open: weakref.WeakSet[Plot] = weakref.WeakSet()
 
 def _json(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _shell() -> Any:
-    """IPython's shell; None in a program."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,70 +41,99 @@ def browser_path() -> str:
     return found.stdout.strip()
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """A server of its own, with nothing of the user's; its address with the token. Ends its kernels first."""
-    prefix, token = folder / "prefix", secrets.token_hex(8)
-    install(prefix=str(prefix))
-    port_file = folder / "runtime"
-    env = {
-        **os.environ,
-        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
-        "JUPYTER_PREFER_ENV_PATH": "0",
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(port_file),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        "JUPYTER_TOKEN": token,
-        "IPYTHONDIR": str(folder / "ipython"),
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    root = folder / "work"
-    root.mkdir()
-    quiet = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    quiet.parent.mkdir(parents=True)
-    quiet.write_text('{"checkForUpdates": false, "fetchNews": "false"}')
-    log = (folder / "server.log").open("wb")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
-            *("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"),
-            *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        ],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
+class Server:
+    """A server of its own, with nothing of the user's.
+
+    Args:
+        folder: its files, an empty one; notebooks and kernels are in its `work`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.token = secrets.token_hex(8)
+        self.url = ""
+
+    def __enter__(self) -> Server:
+        folder, prefix, runtime = self.folder, self.folder / "prefix", self.folder / "runtime"
+        install(prefix=str(prefix))
+        self.empty()
+        # Else each page that is opened starts a node, to see whether JupyterLab is to be built anew.
+        (folder / "config").mkdir()
+        page = {"page_config_data": {"buildAvailable": False, "buildCheck": False}}
+        settings = json.dumps({"ServerApp": {"tornado_settings": page}})
+        (folder / "config" / "jupyter_server_config.json").write_text(settings)
+        env = {
+            **os.environ,
+            "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
+            "JUPYTER_PREFER_ENV_PATH": "0",
+            "JUPYTER_CONFIG_DIR": str(folder / "config"),
+            "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_RUNTIME_DIR": str(runtime),
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "JUPYTER_TOKEN": self.token,
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        with (folder / "server.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0"),
+                    *("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder / 'work'}"),
+                    *("--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True"),
+                    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+                ],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         found: list[Path] = []
 
         def is_up() -> bool:
-            assert process.poll() is None, (folder / "server.log").read_text()
-            found[:] = port_file.glob("jpserver-*.json") if port_file.exists() else []
+            assert self._process.poll() is None, (folder / "server.log").read_text()
+            found[:] = runtime.glob("jpserver-*.json") if runtime.exists() else []
             return bool(found) and bool(found[0].read_text().rstrip().endswith("}"))
 
-        wait_until(is_up, "the server has started", 30)
-        url = json.loads(found[0].read_text())["url"]
-        yield f"{url}?token={token}"
-        for kernel in json.loads(_ask(f"{url}api/kernels?token={token}")):
-            _ask(f"{url}api/kernels/{kernel['id']}?token={token}", "DELETE")
-    finally:
-        log.close()
-        left = children(process.pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)  # it ends kernels first, on cores that other tests use
+        try:
+            wait_until(is_up, "the server has started", 30)
+        except BaseException:
+            self._end()
+            raise
+        self.url = json.loads(found[0].read_text())["url"]
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._end()
+
+    def empty(self) -> None:
+        """Have no notebooks, files, settings and layouts but those that it begins with."""
+        for name in ("work", "settings", "workspaces"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir()
+        quiet = self.folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        quiet.parent.mkdir(parents=True)
+        quiet.write_text('{"checkForUpdates": false, "fetchNews": "false"}')
+
+    def end_kernels(self) -> None:
+        """End its kernels, and wait until nothing is left of them."""
+        for kernel in json.loads(self._ask("api/kernels")):
+            self._ask(f"api/kernels/{kernel['id']}", "DELETE")
+        wait_until(lambda: not children(self._process.pid), "all processes below its kernels have ended", 20)
+
+    def _end(self) -> None:
+        left = children(self._process.pid)
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)  # it ends kernels first, on cores that other tests use
         for pid in filter(alive, left):  # kernels of a test that has failed
             os.kill(pid, signal.SIGKILL)
 
-
-def _ask(url: str, method: str = "GET") -> str:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=20) as reply:
-        return str(reply.read().decode())
+    def _ask(self, path: str, method: str = "GET") -> str:
+        request = urllib.request.Request(f"{self.url}{path}?token={self.token}", method=method)
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return str(reply.read().decode())
 
 
 class Lab:
@@ -112,14 +141,13 @@ class Lab:
 
     Args:
         page: playwright's.
-        url: the server's, with its token.
-        folder: the server's files; notebooks and kernels are in its `work`.
+        server: whose notebook it is.
     """
 
-    def __init__(self, page: Any, url: str, folder: Path) -> None:
+    def __init__(self, page: Any, server: Server) -> None:
         self.page = page
-        self._url = url
-        self.folder = folder
+        self._server = server
+        self.folder = server.folder
         page.set_default_timeout(PATIENCE)
 
     def open(self, *cells: str, kernel: str = KERNEL_NAME, in_notebook_7: bool = False) -> None:
@@ -138,8 +166,8 @@ class Lab:
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
         (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
-        base, _, token = self._url.partition("?")
-        self.page.goto(f"{base}{'notebooks/book.ipynb?' if in_notebook_7 else 'lab/tree/book.ipynb?reset&'}{token}")
+        path = "notebooks/book.ipynb?" if in_notebook_7 else "lab/tree/book.ipynb?reset&"
+        self.page.goto(f"{self._server.url}{path}token={self._server.token}")
         self.page.wait_for_function(READY)
 
     def save(self) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.views_page import browser
-
-pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+from bench.views_page.browser import shown
 
 #: Where things are that must not move, and how large, in whole pixels: digits differ by 1/64 of one.
 BOXES = """() => [...document.querySelectorAll(
@@ -31,10 +29,10 @@ PIXELS = """ranks => {
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
+def page(browser: Any) -> Iterator[Any]:
     """The page; each test shows what it needs."""
     try:
-        with browser.opened() as made:
+        with shown(browser) as made:
             yield made
     except LookupError as error:
         pytest.skip(str(error))

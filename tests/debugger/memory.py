@@ -9,7 +9,6 @@ from typing import Any
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown
-from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.controller.viewers import Viewer, Viewers
 from monarch_kernel.debugger.events import (
     Event,
@@ -104,7 +103,7 @@ def stop_of(
     return Stop(number, reason, text, 1, thread, "MainThread", frames, "cells", "run", "cell-1", 0.0, steppable)
 
 
-class MemoryDebugger(DebuggerView):
+class MemoryDebugger:
     """Stops come from the scripts of ranks, or are told by `stop` and `go`.
 
     The locals of rank N, if it has no script, are `x = N` and the list `items`, which claims to be long.

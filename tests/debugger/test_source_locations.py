@@ -19,6 +19,7 @@ import monarch_kernel
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.debugger.frontend import Frontend, use_frontend
 from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of, kind_of_code
+from monarch_kernel.display.places import source_line
 from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -163,7 +164,7 @@ def test_the_user_s_innermost_frame_of_a_thread() -> None:
         place = source_locations.user_place(thread.ident)
         assert place is not None
         assert (place.file, place.name.rpartition(".")[2]) == (__file__, "work")
-        assert source_locations.source_of(place.file, place.line) in ("ready.set()", "done.wait(20)")
+        assert source_line(place.file, place.line) in ("ready.set()", "done.wait(20)")
     finally:
         done.set()
         thread.join()

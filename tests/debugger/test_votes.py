@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.debugger.controller.votes import MEMORY, Differs, First
+from monarch_kernel.debugger.controller.breakpoints import ROUNDS_KEPT, Differs, First
 
 
 def test_all_stop_where_one_differs() -> None:
@@ -48,9 +48,9 @@ def test_rounds_do_not_mix() -> None:
 
 def test_old_rounds_are_forgotten() -> None:
     votes = Differs()
-    for hit in range(1, 3 * MEMORY):
+    for hit in range(1, 3 * ROUNDS_KEPT):
         votes.vote(0, hit, "a", range(1))
-    assert len(votes._rounds) <= MEMORY + 1
+    assert len(votes._rounds) <= ROUNDS_KEPT + 1
 
 
 @given(st.permutations(range(5)), st.lists(st.sampled_from("ab"), min_size=5, max_size=5), st.integers(0, 5))

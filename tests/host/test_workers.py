@@ -66,7 +66,8 @@ def test_addresses(text: str, expected: tuple[str, str, str | None]) -> None:
         ("tcp://node1", "write tcp://HOST:PORT or ipc:///PATH"),
         ("tcp://node1:99999", "is not a worker address"),
         ("udp://node1:1", "is not a worker address"),
-        ("ipc://w.sock", "absolute path"),
+        ("ipc://@abstract", "the path of a socket's file"),
+        ("ipc://", "the path of a socket's file"),
         ("ipc:///" + "x" * 200, "at most 107 bytes"),
         ("tcp://0.0.0.0:26600", "write tcp://NAME:26600@tcp://0.0.0.0:26600"),
         ("tcp://*:26600", "write tcp://NAME:26600@"),
@@ -84,6 +85,7 @@ def test_addresses_that_cannot_be_meant(text: str, why: str) -> None:
 def test_addresses_to_connect_to() -> None:
     assert dial_address("tcp://node1:5@tcp://0.0.0.0:6") == "tcp://node1:5"
     assert dial_address("w@ipc:///tmp/w") == "ipc:///tmp/w"
+    assert dial_address("ipc://folder/w") == f"ipc://{os.getcwd()}/folder/w"
     for text in ("tcp://0.0.0.0:1", "tcp://node1:0", "node1"):
         with pytest.raises(AddressError):
             dial_address(text)
@@ -377,12 +379,17 @@ def test_workers_beside_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from monarch_kernel.actor import attach_to_workers, start_worker_loop_forever
     from tests.actor.actors import Basic
 
-    started = [start_worker_loop_forever(address=f"ipc://{tmp_path}/{n}") for n in range(2)]
+    monkeypatch.chdir(tmp_path)
+    started = [start_worker_loop_forever(address=f"ipc://{n}") for n in range(2)]
     started.append(start_worker_loop_forever(address="far@tcp://127.0.0.1:0", key_file=shared_key()))
-    hosts = attach_to_workers(workers=started, key_file=shared_key())
+    hosts = attach_to_workers(workers=["ipc://0", *started[1:]], key_file=shared_key())
     assert "far" in repr(hosts)
     basic = hosts.spawn_procs().spawn("basic", Basic)
     assert len(set(basic.pid.call().get(PATIENCE).values())) == 3
+    assert started[1].url.get(PATIENCE) == f"ipc://{tmp_path}/1"
+    assert not any(worker.done() for worker in started)
+    hosts.shutdown().get(PATIENCE)
+    assert [worker.get(PATIENCE) for worker in started] == [None] * 3
     broken = start_worker_loop_forever(address=f"ipc://{tmp_path}/no/such/folder")
     with pytest.raises(RuntimeError, match="could not start"):
         broken.get(PATIENCE)

@@ -143,7 +143,7 @@ class Viewer:
 
     def cut(self) -> None:
         """Lose the network to a rank."""
-        links = list(engine().joined_jobs()._jobs[self.procs._uid].carrier.links.values())
+        links = list(engine().joined_jobs()._jobs[self.procs._mesh_uid].carrier.links.values())
         if links:
             self.chance.choice(links)._sock.shutdown(socket.SHUT_RDWR)
 

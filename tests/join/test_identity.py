@@ -68,7 +68,7 @@ import json, sys
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from monarch_kernel.engines.join.dimensions import dimensions
+from monarch_kernel.engines.join.identity import dimensions
 
 found = []
 def look(make):

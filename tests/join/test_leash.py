@@ -158,7 +158,7 @@ def test_faults_of_the_tools_and_other_versions_are_told_and_the_program_goes_on
     viewer = viewers()
     viewer.join("turns")
     # A message that no tool understands.
-    viewer.ask("[link.send(b'nonsense') for link in jobs._jobs[procs._uid].carrier.links.values()]")
+    viewer.ask("[link.send(b'nonsense') for link in jobs._jobs[procs._mesh_uid].carrier.links.values()]")
     wait_until(lambda: "a fault of the tools" in viewer.ask("told") or None, "the fault is told", 10)
     assert goes_on(viewer)
     viewer.ask("jobs.leave(procs)")

@@ -38,15 +38,7 @@ def test_workers_of_train(ray_nodes: Ray, notebook: Kernel, tmp_path: Path) -> N
         assert "2 ranks (ranks=2)" in shown(notebook.ok("%mesh join trained"))
         line = program.read_text().split("\n").index("        optimizer.zero_grad()") + 1
         notebook.ok(f"%mesh break {program}:{line}")
-
-        def both_stop() -> bool:
-            if "0-1" in shown(notebook.ok("%mesh debug list")):
-                return True
-            # One may have been past the line when the breakpoint came: it waits in a collective for the one that stops.
-            notebook.run("%mesh debug continue")
-            return False
-
-        wait_until(both_stop, "both workers stop there", 90)
+        wait_until(lambda: "0-1" in shown(notebook.ok("%mesh debug list")), "both workers stop there", 90)
         assert "loss = tensor" in shown(notebook.ok("%mesh debug print loss"))
         assert f"ray_train.py:{line + 1}" in shown(notebook.ok("%mesh debug next"))
         notebook.ok("%mesh clear\n%mesh debug continue")

@@ -6,10 +6,12 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
+from tests.debugger import gated
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import TRAIN, Job
 from tests.kernel.harness import Kernel
@@ -85,4 +87,35 @@ def test_ranks_that_are_not_there_keep_nobody_from_the_others(
     out = notebook.run("%%mesh\nlen(sys.argv)")
     assert "Failed on rank 1" in out.evalue and "not found when the job was joined" in out.evalue
     assert "heal" not in out.traceback
+    notebook.ok("%mesh leave")
+
+
+def test_ranks_in_long_steps_stop_in_the_same(start_job: Callable[..., Job], notebook: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "stepping.ends.gates").mkdir()
+    job = start_job("stepping", ranks=3, script=Path(gated.FILE))
+    gates = gated.Gates(f"{job.gate}.gates")
+    assert "3 ranks (ranks=3)" in shown(notebook.ok("%mesh join stepping"))
+    # Rank 0 waits for the others in a collective, rank 1 is past the line, and rank 2 comes there after the breakpoint.
+    for rank in range(3):
+        gates.open(rank, 0, "before", "after")
+    for rank in range(3):
+        gates.wait(rank, 1, "before")
+    gates.open(0, 1, "before", "after")
+    gates.open(1, 1, "before")
+    gates.wait(1, 1, "after")
+
+    def in_collective() -> bool:
+        notebook.ok("%%mesh -o counts\ndist.group.WORLD._get_sequence_number_for_group()")
+        return "[2, 1, 1]" in shown(notebook.ok("list(counts.values())"))
+
+    wait_until(in_collective, "rank 0 is in the collective", 30)
+    notebook.ok(f"%mesh break {gated.FILE}:{gated.line('step')}")
+    gates.open(2, 1, "before")
+    for rank in range(3):
+        for step in range(1, 4):
+            gates.open(rank, step, "before", "after")
+    until(notebook, "%mesh debug list", r"\b0-2\b.*breakpoint")
+    assert "0-2  step = 3" in shown(notebook.ok("%mesh debug print step"))
+    notebook.ok("%mesh clear all\n%mesh debug continue")
+    gates.open_all()
     notebook.ok("%mesh leave")

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Extent, ValueMesh
-from monarch_kernel.kernel.output.array_summary import MOST_ELEMENTS, summary_of
 from monarch_kernel.kernel.output.formatters import value_mesh_table
-from monarch_kernel.kernel.output.value_views import value_mesh_html
+from monarch_kernel.kernel.output.value_views import MOST_ELEMENTS, summary_of, value_mesh_html
 
 
 def html_of(held: list[Any]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
 from tests.launchers.crds import install, uninstall
 from tests.launchers.kubernetes import Cluster
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.launchers.base import LaunchError
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
-from monarch_kernel.launchers.kubernetes_sets import POD_SETS
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.sets import POD_SETS
 from tests.conftest import wait_until
 
 ANYTHING: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.launchers.kubernetes_api import ApiRefusedError, KubernetesApi
+from monarch_kernel.launchers.kubernetes.api import ApiRefusedError, KubernetesApi
 from tests.launchers.kubelet_server import KubeletServer
 
 NODE = "n1"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launchers.kubernetes_api import KubernetesApi
+from monarch_kernel.launchers.kubernetes.api import KubernetesApi
 from tests.conftest import alive, wait_until
 from tests.launchers.kubelet import Kubelet
 

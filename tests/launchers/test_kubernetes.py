@@ -25,10 +25,11 @@ from monarch_kernel.errors import (
 )
 from monarch_kernel.job import EngineJob
 from monarch_kernel.job.kubernetes import KubeConfig, KubernetesJob
-from monarch_kernel.launchers import kubernetes_api, registry
+from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher, LaunchRequest, Resources, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes_pods import JOB_LABEL, PodPattern, SeenPod, pod
+from monarch_kernel.launchers.kubernetes import api as kubernetes_api
+from monarch_kernel.launchers.kubernetes.pods import JOB_LABEL, PodPattern, SeenPod, pod
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook

@@ -16,9 +16,9 @@ from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes_places import HostPlace
-from monarch_kernel.launchers.kubernetes_pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
-from monarch_kernel.launchers.kubernetes_sets import ORDER, POD_SETS, PodGroup, PodSlot
+from monarch_kernel.launchers.kubernetes.places import HostPlace
+from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
+from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PodGroup, PodSlot
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.workers import new_key_text
 from tests.actor.actors import hook

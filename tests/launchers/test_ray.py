@@ -14,9 +14,9 @@ import pytest
 
 from monarch_kernel.errors import InfeasibleError, LaunchError, SupervisionError
 from monarch_kernel.job import EngineJob, RayJob
-from monarch_kernel.launchers import ray_cluster
 from monarch_kernel.launchers.base import HostPhase, Launcher, Resources
 from monarch_kernel.launchers.ray import RayLauncher
+from monarch_kernel.launchers.ray import cluster as ray_cluster
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of

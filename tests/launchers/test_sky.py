@@ -15,10 +15,12 @@ import yaml
 
 from monarch_kernel.errors import InfeasibleError, LaunchError, StartFailedError, StartTimeoutError
 from monarch_kernel.job import EngineJob, SkyPilotJob
-from monarch_kernel.launchers import registry, sky_client, sky_task
+from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher, Resources
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.launchers.sky import SkyLauncher
+from monarch_kernel.launchers.sky import client as sky_client
+from monarch_kernel.launchers.sky import task as sky_task
 from tests.conftest import wait_until
 from tests.launchers.conformance import SECRET, Conformance, Engine, Prober, clean, processes_of, script
 from tests.launchers.sky_engine import MOST, NEVER, REFUSED, SkyPilot, skypilot

@@ -21,9 +21,8 @@ from monarch_kernel.errors import (
 from monarch_kernel.job import EngineJob, SlurmJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, Launcher
-from monarch_kernel.launchers.slurm import SlurmLauncher
-from monarch_kernel.launchers.slurm_options import WAYS
-from monarch_kernel.launchers.slurm_queue import expand
+from monarch_kernel.launchers.slurm.launcher import WAYS, SlurmLauncher
+from monarch_kernel.launchers.slurm.queue import expand
 from tests.actor.actors import hook
 from tests.conftest import wait_until
 from tests.kernel import harness

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from monarch_kernel.errors import InfeasibleError, LaunchError, StartFailedError
 from monarch_kernel.job import SSHJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import Launcher
-from monarch_kernel.launchers.ssh import FRESH, SSHLauncher, hostfile
+from monarch_kernel.launchers.ssh.launcher import FRESH, SSHLauncher, hostfile, monarch_ssh_job
 from tests.conftest import wait_until
 from tests.launchers.conformance import Conformance, Engine, Prober, clean, processes_of
 from tests.launchers.sshd import Sshd, sshd
@@ -122,6 +123,30 @@ def test_files_on_hosts_are_private_and_go_with_the_job(sshd: Sshd) -> None:
     ended = job.job_id
     job.kill()
     assert not list(folder.glob(f"{ended}.*")) and not processes_of(ended)
+
+
+def test_meshes_are_added_by_their_hosts(sshd: Sshd) -> None:
+    job = monarch_ssh_job(python_exe=sys.executable, ssh_args=sshd.command[1:], transport="tls", idle=60)
+    with pytest.raises(ValueError, match="has no mesh: add_mesh"):
+        job.apply()
+    job.add_mesh("trainers", ["node0"])
+    job.add_mesh("generators", ["node1", "node2"])
+    for name, hosts, why in (
+        ("trainers", ["node3"], "is a mesh"),
+        ("none", [], "at least 1"),
+        ("x", ["-o"], "is not a"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            job.add_mesh(name, hosts)
+    assert job.meshes == {"trainers": 1, "generators": 2}
+    state = job.state(cached_path=None)
+    assert [state.trainers.size(), state.generators.size()] == [1, 2]
+    assert job._launcher.options()["hosts"] == ["node0", "node1", "node2"]
+    with pytest.raises(RuntimeError, match="too late"):
+        job.add_mesh("more", ["node3"])
+    job.kill()
+    with pytest.raises(ValueError, match="cannot use the transport 'ipc'"):
+        monarch_ssh_job(transport="ipc")
 
 
 def test_hostfiles_and_names_are_checked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import monarch_kernel
 from monarch_kernel.launchers import tunnel
-from monarch_kernel.launchers.tunnels import Tunnels
+from monarch_kernel.launchers.tunnel import Tunnels
 from tests.conftest import children, wait_until
 from tests.otheruser import OtherUser
 

@@ -33,7 +33,7 @@ OTHERS = re.compile(
 #: Where that is used all the same, and why.
 _FORK = "a fork runs no other program"
 ELSEWHERE = {
-    ("monarch_kernel/launchers/ray_host.py", "subprocess.Popen"): "Ray sends it to interpreters without this package",
+    ("monarch_kernel/launchers/ray/host.py", "subprocess.Popen"): "Ray sends it to interpreters without this package",
     ("workspace_sync/mounts/guardian.py", "os.posix_spawn"): "it runs in an isolated interpreter, without any package",
     ("monarch_kernel/runtime/host/forkserver.py", "os.fork"): _FORK,
     ("monarch_kernel/runtime/host/worker_main.py", "os.fork"): _FORK,
@@ -54,8 +54,8 @@ OF_SHELLS = re.compile(r"\$\(|\$\{|\$[0-9A-Za-z_]+\b.*;|2>|>&2|#!/|\|\| exit|; d
 #: Texts that are put together and look like one, by their file: what they are.
 LIKE_SCRIPTS = {
     "monarch_kernel/watch/admin.py": "a page of HTML",
-    "monarch_kernel/launchers/kubernetes_tunnel.py": "a line in an error, with what Kubernetes replaces in a Pod",
-    "monarch_kernel/launchers/kubernetes_pods.py": "variables that Kubernetes replaces in a field of a Pod",
+    "monarch_kernel/launchers/kubernetes/tunnel.py": "a line in an error, with what Kubernetes replaces in a Pod",
+    "monarch_kernel/launchers/kubernetes/pods.py": "variables that Kubernetes replaces in a field of a Pod",
 }
 
 #: What stands in code for Python as it is, beside constants: by file, what, and why.

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launchers import lightning, sky_task, slurm_scripts
 from monarch_kernel.launchers.base import LaunchRequest, Resources, Secret, WorkerCommand, launcher_class, own_launchers
+from monarch_kernel.launchers.lightning import launcher as lightning
 from monarch_kernel.launchers.profiles import checked_options
 from monarch_kernel.launchers.relay_commands import by_ssh
 from monarch_kernel.launchers.scripts import Script, script
+from monarch_kernel.launchers.sky import task as sky_task
+from monarch_kernel.launchers.slurm import scripts as slurm_scripts
 
 #: What a hostile value may hold; each of the first would make the file ``taken``.
 HOSTILE = (

@@ -11,7 +11,7 @@ from monarch_kernel import tensor as tensors
 from monarch_kernel.debug import diff
 from monarch_kernel.display.places import source_line
 from monarch_kernel.distributed import Mesh, distribute
-from monarch_kernel.runtime.tensor.rank.parts import TensorPart
+from monarch_kernel.runtime.tensor.rank.held import TensorPart
 from monarch_kernel.tensor import (
     NonFiniteError,
     TensorPicture,

@@ -216,7 +216,7 @@ def test_a_stopped_mesh_is_gone_with_its_host() -> None:
         version = seen.snapshot().version
         mesh.stop().get(LIMIT)
         delta = seen.since(version)
-        assert delta.gone_meshes == (mesh._uid,)
+        assert delta.gone_meshes == (mesh._mesh_uid,)
         assert len(delta.gone_hosts) == 1
         assert not seen.snapshot().failures
 

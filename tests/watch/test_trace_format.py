@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from monarch_kernel.introspection import trace_records
 from monarch_kernel.protocol.trace_records import RecordedTrace, TraceRecord
-from monarch_kernel.watch.tracing.chrome_trace import ChromeTrace, ProcessRecords
+from monarch_kernel.watch.tracing.chrome_trace import ChromeTrace, LaneSpan, ProcessRecords, lanes_of
 from monarch_kernel.watch.tracing.clocks import ClockAlignment, ClockOffset, ClockSample, estimate
-from monarch_kernel.watch.tracing.lanes import LaneSpan, lanes_of
 from tests.watch.traces import ReadTrace
 
 MS = 1_000_000

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from monarch_kernel.debugger.commands.grammar import BreakLine, CommandError, read_break
 from monarch_kernel.debugger.commands.stop_text import columns, file_name
-from monarch_kernel.debugger.controller.view import DebuggerView
 from monarch_kernel.debugger.events import MeshBreakpoint
 from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks, parse_ranks
 
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
+
 _T = TypeVar("_T")
 
 
-def arm(debugger: DebuggerView, line: str, command: str, frontend: Frontend, shown: str = "") -> MeshBreakpoint:
+def arm(debugger: MeshDebugger, line: str, command: str, frontend: Frontend, shown: str = "") -> MeshBreakpoint:
     """Set the breakpoint that a line describes: `FILE_OR_CELL:LINE` or `--on-error [TYPE]`, and options.
 
     It parses the line, resolves the names in it with the front end, and then sends the breakpoint to the ranks.
@@ -72,7 +74,7 @@ def _target(asked: BreakLine, frontend: Frontend, command: str) -> tuple[str | N
         raise CommandError(f"{command}: {error.args[0] if error.args else error}") from None
 
 
-def clear(debugger: DebuggerView, rest: str, command: str) -> str:
+def clear(debugger: MeshDebugger, rest: str, command: str) -> str:
     """Remove the breakpoints with these numbers, or all of them; returns the message for the user.
 
     Raises:
@@ -93,7 +95,7 @@ def clear(debugger: DebuggerView, rest: str, command: str) -> str:
     return f"Breakpoint{'s' * (len(words) != 1)} {', '.join(words)} cleared."
 
 
-def listing(debugger: DebuggerView, label: Label | None = None) -> str:
+def listing(debugger: MeshDebugger, label: Label | None = None) -> str:
     """All breakpoints, one per line, with their states on ranks."""
     found = debugger.breakpoints()
     if not found:

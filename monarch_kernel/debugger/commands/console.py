@@ -44,7 +44,7 @@ from monarch_kernel.meshes import format_ranks, name_ranks
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.collective_timeouts import Countdown
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.controller.viewers import Viewer
     from monarch_kernel.debugger.events import RankErrorRecord, RankStop
     from monarch_kernel.debugger.model.stops import Stop
@@ -67,7 +67,7 @@ class Console(InspectionCommands):
 
     def __init__(
         self,
-        debugger: DebuggerView,
+        debugger: MeshDebugger,
         write: Callable[[str], object],
         *,
         name: str = "a console",

@@ -12,8 +12,8 @@ from monarch_kernel.debugger.commands.stop_text import (
     RankNames,
     answers,
     columns,
+    frame_source,
     place,
-    source_line,
     source_text,
     stack_text,
     why,
@@ -23,7 +23,7 @@ from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.debugger.rank.frame_tools import local_values
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: How long ranks may take to evaluate an expression (seconds).
 TIMEOUT = 5.0
@@ -34,7 +34,7 @@ AROUND = 5
 class InspectionCommands:
     """The read-only commands; a base class of `Console`."""
 
-    debugger: DebuggerView
+    debugger: MeshDebugger
     _frontend: Frontend
     _set: StopSelection
     _write: Callable[[str], object]
@@ -83,7 +83,7 @@ class InspectionCommands:
         for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
             text = place(frame, self._label) if frame is not None else "no frame"
-            line = source_line(frame) if frame is not None else ""
+            line = frame_source(frame) if frame is not None else ""
             rows.append((names.stops(group), f"{text}\n    {line}" if line else text))
         self._show(rows, stops)
 

@@ -12,7 +12,7 @@ from monarch_kernel.debugger.frontend import Frontend
 from monarch_kernel.meshes import parse_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.debugger.model.stops import Stop, StopFrame
 
@@ -33,7 +33,7 @@ class StopSelection:
         level: the frame that is shown, as the number of frames of user code outwards from the innermost one.
     """
 
-    def __init__(self, debugger: DebuggerView, frontend: Frontend) -> None:
+    def __init__(self, debugger: MeshDebugger, frontend: Frontend) -> None:
         self._debugger = debugger
         self._frontend = frontend
         self._scope: set[Thread] | None = None

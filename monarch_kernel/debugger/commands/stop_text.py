@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
 from monarch_kernel.debugger.model.stops import Stop, StopFrame
 from monarch_kernel.debugger.source_locations import Label
+from monarch_kernel.display.places import source_line
 from monarch_kernel.meshes import format_ranks
 
 _RUNS = 8
@@ -28,9 +28,9 @@ def place(frame: StopFrame, label: Label | None = None) -> str:
     return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
 
 
-def source_line(frame: StopFrame) -> str:
+def frame_source(frame: StopFrame) -> str:
     """The text of a frame's line, from the rank; if it has none (the cell ran only here), from this process."""
-    return frame.source or linecache.getline(frame.file, frame.line).strip()
+    return frame.source or source_line(frame.file, frame.line)
 
 
 def why(stop: Stop) -> str:
@@ -112,7 +112,7 @@ def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = Non
         text = place(frame, label) if frame is not None else "no frame"
         if reasons:
             text += f"  ({'; '.join(reasons[:2])}{'; …' if len(reasons) > 2 else ''})"
-        line = source_line(frame) if frame is not None else ""
+        line = frame_source(frame) if frame is not None else ""
         text += f"\n    {line}" if line else ""
         heading = names.stops(group)
         rows.append((f"{number}: {heading}" if numbered and len(groups) > 1 else heading, text))
@@ -126,7 +126,7 @@ def stack_text(stop: Stop, current: int, label: Label | None = None, *, everythi
     for frame in reversed(frames):
         mark = ">" if frame.index == current else " "
         lines.append(f"{mark} {place(frame, label)}")
-        line = source_line(frame)
+        line = frame_source(frame)
         if line:
             lines.append(f"      {line}")
     return "\n".join(lines)

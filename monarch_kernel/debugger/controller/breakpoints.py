@@ -1,4 +1,7 @@
-"""Breakpoints on meshes: sets and clears them, arms them in the ranks that they apply to, and handles votes."""
+"""Breakpoints on meshes: set and clear them, arm them in the ranks that they apply to, and handle votes.
+
+`Differs`, `First` and `follow_line` do no I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,16 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
-from monarch_kernel.debugger.controller.common_point import NO_POINT, AskRanks, agree
-from monarch_kernel.debugger.controller.line_follower import follow_line
-from monarch_kernel.debugger.controller.query import ask_agents
+from monarch_kernel.debugger.controller.common_point import AskRanks, CommonPoint
+from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
-from monarch_kernel.debugger.controller.votes import Differs, First
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
 from monarch_kernel.debugger.rank import process
@@ -31,6 +33,80 @@ log = logging.getLogger(__name__)
 ARM_TIMEOUT = 2.0
 #: How many times arming is immediately retried for a rank that has begun but could not be armed.
 TRIES = 20
+#: How many rounds of votes of each breakpoint are kept, for ranks that arrive after the others.
+ROUNDS_KEPT = 64
+#: How alike two lines have to be for one to count as an edited version of the other (0 to 1).
+ALIKE = 0.6
+#: Differences of more lines are not compared line by line, as the time grows with the square of their number.
+MOST_COMPARED = 4000
+
+
+@dataclass(slots=True)
+class _Round:
+    """One pass of the ranks over a line."""
+
+    values: dict[int, str] = field(default_factory=dict[int, str])
+    waiting: set[int] = field(default_factory=set[int])
+    agreed: str | None = None  # the value of all ranks that took part, if they continue
+    stopped: bool = False
+
+
+class Differs:
+    """Stops all ranks at their n-th pass over a line, if they disagree there.
+
+    The decision is made when all ranks have arrived, or when `decide` ends the wait; later ranks are compared with it.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Round] = {}
+
+    def vote(self, rank: int, hit: int, value: str, voters: Collection[int]) -> dict[int, bool]:
+        """Record that a rank has arrived for the `hit`-th time; `voters` are all ranks that may arrive.
+
+        Returns:
+            For each rank whose wait is over, whether it stops.
+        """
+        one = self._rounds.setdefault(hit, _Round())
+        for old in sorted(self._rounds)[:-ROUNDS_KEPT]:
+            del self._rounds[old]
+        one.values[rank] = value
+        if one.stopped:
+            return {rank: True}
+        if one.agreed is not None:
+            return {rank: value != one.agreed}
+        one.waiting.add(rank)
+        return self.decide(hit) if set(voters) <= set(one.values) else {}
+
+    def decide(self, hit: int) -> dict[int, bool]:
+        """Decide a round by the votes so far."""
+        one = self._rounds.get(hit)
+        if one is None or not one.waiting:
+            return {}
+        one.stopped = len(set(one.values.values())) > 1
+        if not one.stopped:
+            one.agreed = next(iter(one.values.values()))
+        decided = dict.fromkeys(sorted(one.waiting), one.stopped)
+        one.waiting.clear()
+        return decided
+
+
+class First:
+    """Stops the first rank that arrives, and no other until that rank has continued."""
+
+    def __init__(self) -> None:
+        self.holder: int | None = None
+
+    def vote(self, rank: int) -> bool:
+        """Whether this rank stops."""
+        if self.holder is None:
+            self.holder = rank
+            return True
+        return False
+
+    def released(self, rank: int) -> None:
+        """Release the vote, if that rank holds it: it has continued, or is dead."""
+        if self.holder == rank:
+            self.holder = None
 
 
 @dataclass(slots=True)
@@ -61,7 +137,8 @@ class Breakpoints:
         self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         self._of_process = os.urandom(4).hex()
-        self._beginning: set[str] = set()  # the points of breakpoints on which ranks have not agreed yet
+        self._beginning: set[str] = set()  # the points of breakpoints that are being set
+        self._undecided: set[tuple[str, str]] = set()  # meshes and points of which the ranks have no decision yet
         registry.listener = self
 
     # -- setting and clearing ----------------------------------------------------------------------
@@ -198,7 +275,7 @@ class Breakpoints:
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
                     alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
-                begun = {specs: self._begun(specs) for specs in alike}
+                begun = {specs: self._begun(watched, specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
                 answers = ask_agents(
@@ -211,41 +288,57 @@ class Breakpoints:
             self._agree(watched, alike, new)
         self._registry.tell(BreakpointsChanged())
 
-    def _begun(self, specs: Iterable[Breakpoint]) -> list[str]:
-        """The points of breakpoints that ranks have agreed on: a rank that is armed now is taken to have reached them.
+    def _begun(self, watched: WatchedMesh, specs: Iterable[Breakpoint]) -> list[str]:
+        """The points of breakpoints that are decided: a rank that is armed now is taken to have reached them.
 
         The lock is held.
         """
-        return [spec.together for spec in specs if spec.together and spec.together not in self._beginning]
+        keys = [spec.together for spec in specs if spec.together and spec.together not in self._beginning]
+        return [key for key in keys if (watched.whole.uid, key) not in self._undecided]
 
     def _agree(
         self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
     ) -> None:
         """Let new breakpoints, which are armed now, take effect on all of their ranks together."""
+        until = time.monotonic() + ARM_TIMEOUT
         for key in filter(None, new):
             ranks = [rank for specs, of in alike.items() if any(spec.together == key for spec in specs) for rank in of]
             if ranks:
+                self._agree_on(watched, key, ranks, max(0.1, until - time.monotonic()))
 
-                def ask(function: Any, *args: Any, ranks: Sequence[int] = ranks) -> dict[int, Any]:
-                    agents, whole = watched.agents, watched.whole
-                    return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=ARM_TIMEOUT).values
+    def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
+        def ask(function: Any, *args: Any, ranks: Iterable[int] | None = None) -> Answers:
+            chosen = every if ranks is None else ranks
+            return ask_agents(watched.agents, watched.whole, function, *args, ranks=chosen, timeout=ARM_TIMEOUT)
 
-                agree(ask, key, lambda key=key: self._note(watched, key, NO_POINT))
-                self._note_apart(watched, key, ranks, ask)
+        def over() -> bool:
+            return self._made_for(key) is None or self._registry.by_uid(watched.whole.uid) is not watched
+
+        def decided() -> None:
+            with self._lock:
+                self._undecided.discard((watched.whole.uid, key))
+
+        every = ranks
+        with self._lock:
+            self._undecided.add((watched.whole.uid, key))
+        CommonPoint(ask, key, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
+        self._note_apart(watched, key, ranks, ask)
 
     def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:
         """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
         made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
             return
-        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here))
+        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here).values)
         if why:
             self._note(watched, key, why)
 
     def _note(self, watched: WatchedMesh, key: str, why: str) -> None:
         made = self._made_for(key)
         if made is not None:
-            made.apart[watched.name] = why
+            known = made.apart.get(watched.name)
+            made.apart[watched.name] = f"{known}; {why}" if known else why
+            self._registry.tell(BreakpointsChanged())
 
     def _made_for(self, key: str) -> MeshBreakpoint | None:
         with self._lock:
@@ -255,7 +348,7 @@ class Breakpoints:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
         with self._lock:
-            begun = self._begun(specs)
+            begun = self._begun(watched, specs)
         asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs), begun))))
 
         def done(future: Any) -> None:
@@ -285,17 +378,17 @@ class Breakpoints:
     def _of(self, watched: WatchedMesh) -> _OfMesh:
         return self._meshes.setdefault(watched.whole.uid, _OfMesh())
 
-    # -- notifications of the registry (see `registry.StopListener`) -------------------------------------
+    # -- notifications of the registry, before those of viewers ----------------------------------------
 
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
-        """Arm the rank."""
+        """Arm a rank whose process has an agent now."""
         with self._lock:
             specs = self._specs(watched, rank)
         if specs and not engine().driver_of(watched.whole.procs, ask=False):
             self._arm_rank(watched, rank, specs)
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
-        """Forget the state of breakpoints in that process, and release its votes."""
+        """Forget the state of breakpoints in that process, and release its votes; the lock is held."""
         for each in self._by_id.values():
             each.bound.pop((watched.name, rank), None)
         for vote in self._of(watched).votes.values():
@@ -303,17 +396,20 @@ class Breakpoints:
                 vote.released(rank)
 
     def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
-        """Release a vote, so that another rank may be the first."""
+        """Release the vote of a stop that is over, so that another rank may be the first; the lock is held."""
         vote = self._of(watched).votes.get(at.stop.breakpoint)
         if isinstance(vote, First):
             vote.released(at.rank)
 
     def on_mesh_ended(self, watched: WatchedMesh) -> None:
-        """Forget the mesh."""
+        """Forget a mesh that is no longer watched; the lock is held."""
         self._meshes.pop(watched.whole.uid, None)
 
     def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
-        """Arm the breakpoints for all meshes, and ranks that could not be armed before, without waiting for them."""
+        """Arm the breakpoints for all meshes on these meshes without agents, and retry ranks that could not be armed.
+
+        It does not wait for them.
+        """
         if self._any_everywhere():
             for mesh in meshes:
                 self._registry.watch(mesh)  # its agents report when they begin, and are armed then
@@ -330,7 +426,7 @@ class Breakpoints:
     # -- votes (on the thread of the hub's actor) ----------------------------------------------------
 
     def on_vote(self, uid: str, rank: int, number: int, hit: int, value: str) -> dict[int, bool]:
-        """Record the vote of a rank that has reached a breakpoint on which ranks vote; see `votes`."""
+        """Record the vote of a rank that has reached a breakpoint on which ranks vote; see `First` and `Differs`."""
         with self._lock:
             watched, known = self._registry.by_uid(uid), self._by_id.get(number)
             if watched is None or known is None:
@@ -368,3 +464,58 @@ def check(spec: Breakpoint) -> None:
                 raise ValueError(f"the {what} {source!r} is not an expression: {error.msg}") from None
     if spec.first and spec.differs:
         raise ValueError("a breakpoint stops the first rank, or all where they differ: choose one")
+
+
+def follow_line(old: Sequence[str], new: Sequence[str], line: int) -> int | None:
+    """Find a line in a later version of its file.
+
+    Unchanged lines around it decide first, then the nearest equal line, then the most similar line in the replaced part
+    of the file.
+
+    Args:
+        old: the lines of the earlier version.
+        new: the lines of the later version.
+        line: the number of the line in `old`, from 1.
+
+    Returns:
+        Its number in `new`, from 1; None if it is gone.
+    """
+    at = line - 1
+    if not 0 <= at < len(old):
+        return None
+    head = 0
+    while head < min(len(old), len(new)) and old[head].rstrip() == new[head].rstrip():
+        head += 1
+    if at < head:
+        return line
+    tail = 0
+    most = min(len(old), len(new)) - head
+    while tail < most and old[-1 - tail].rstrip() == new[-1 - tail].rstrip():
+        tail += 1
+    if at >= len(old) - tail:
+        return line + len(new) - len(old)
+    before = [text.rstrip() for text in old[head : len(old) - tail]]
+    after = [text.rstrip() for text in new[head : len(new) - tail]]
+    found = _find_line(before, after, at - head)
+    return None if found is None else head + found + 1
+
+
+def _find_line(before: list[str], after: list[str], at: int) -> int | None:
+    """Find the line at an index of `before` in `after`; None if it is gone."""
+    start, end = 0, len(after)
+    if len(before) <= MOST_COMPARED and len(after) <= MOST_COMPARED:
+        for tag, a1, a2, b1, b2 in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+            if a1 <= at < a2:
+                if tag == "equal":
+                    return b1 + at - a1
+                start, end = b1, b2
+    text = before[at].strip()
+    if not text:
+        return None
+    guess = min(start + max(0, at - start), max(end - 1, 0))
+    same = [index for index, each in enumerate(after) if each.strip() == text]
+    if same:
+        return min(same, key=lambda index: abs(index - guess))
+    ratios = [(SequenceMatcher(None, text, after[index].strip()).ratio(), -index) for index in range(start, end)]
+    best = max(ratios, default=(0.0, 0))
+    return -best[1] if best[0] >= ALIKE else None

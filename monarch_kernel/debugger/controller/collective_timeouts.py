@@ -17,7 +17,7 @@ from monarch_kernel.display.quantities import duration
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: How long ranks may take to report what they wait for (seconds).
 ASK_TIMEOUT = 0.5
@@ -42,7 +42,7 @@ class Countdown:
     what: str
 
 
-def countdown(debugger: DebuggerView, stops: Sequence[RankStop]) -> Countdown | None:
+def countdown(debugger: MeshDebugger, stops: Sequence[RankStop]) -> Countdown | None:
     """The timeout that expires first among collectives that wait for these stops; None if no rank waits or answers."""
     from monarch_kernel.debugger.controller.query import ask
 
@@ -90,7 +90,7 @@ def stops_alone(size: int, ranks: Sequence[int], first: bool, partners: Mapping[
     return f"{who} not stop there, and {wait} for the stopped ones in the next collective, for up to {limit}"
 
 
-def extend(debugger: DebuggerView, mesh: Any, seconds: float) -> str:
+def extend(debugger: MeshDebugger, mesh: Any, seconds: float) -> str:
     """Ask the process groups of a mesh to wait longer in later collectives; stopped ranks are asked, too.
 
     Returns:

@@ -35,7 +35,7 @@ FIRST = 5.0
 
 
 class MeshDebugger:
-    """The interface for viewers (`view.DebuggerView`); `get_debugger` returns the instance of this process.
+    """The interface for viewers; `get_debugger` returns the instance of this process.
 
     Attributes:
         registry: the watched meshes, and their stops.

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.source_locations import Place, kind_of, source_of
+from monarch_kernel.debugger.source_locations import Place, kind_of
+from monarch_kernel.display.places import source_line
 from monarch_kernel.introspection import issued_at
 
 
@@ -42,7 +43,7 @@ def _with_line(stack: Stack) -> Stack:
     place = None if stack.issued is None else _place(*stack.issued)
     if place is None:
         return stack
-    return stack._replace(frames=(StackFrame(place, source_of(place.file, place.line)), *stack.frames))
+    return stack._replace(frames=(StackFrame(place, source_line(place.file, place.line)), *stack.frames))
 
 
 def _place(engine: str, record: int) -> Place | None:

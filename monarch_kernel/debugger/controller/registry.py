@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.client_paths import stop_at_client
 from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
@@ -18,6 +17,9 @@ from monarch_kernel.debugger.rank.agent import DebugAgent
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Whole
 from monarch_kernel.subscriptions import Subscribers, Subscription
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.breakpoints import Breakpoints
 
 log = logging.getLogger(__name__)
 
@@ -50,36 +52,12 @@ class WatchedMesh:
         return len(self.whole.procs)
 
 
-class StopListener(Protocol):
-    """A listener that is notified of processes and stops before the viewers: `breakpoints.Breakpoints`."""
-
-    def on_agent(self, watched: WatchedMesh, rank: int) -> None:
-        """A process has an agent, but no breakpoints yet."""
-        ...
-
-    def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
-        """A process has ended; the lock is held."""
-        ...
-
-    def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
-        """A stop is over; the lock is held."""
-        ...
-
-    def on_mesh_ended(self, watched: WatchedMesh) -> None:
-        """A mesh is no longer watched; the lock is held."""
-        ...
-
-    def on_new_meshes(self, meshes: Iterable[ProcMesh]) -> None:
-        """There are meshes without agents."""
-        ...
-
-
 class StopRegistry:
     """The meshes with agents, and the state of their ranks. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.listener: StopListener | None = None
+        self.listener: Breakpoints | None = None
         self._changed = threading.Condition(self.lock)
         self._watched: dict[str, WatchedMesh] = {}
         self._subscribers: Subscribers[[Event]] = Subscribers("a viewer of the debugger")

@@ -15,7 +15,7 @@ from monarch_kernel.debugger.model.stops import Evaluation, StopFrame
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: How long a step may take before the set is shown without the ranks that still run (seconds). These may wait for ranks
 #: outside the set.
@@ -81,7 +81,7 @@ class StopSet:
     """
 
     def __init__(
-        self, debugger: DebuggerView, stops: Iterable[RankStop], viewer: Viewer | None = None, depth: int = 0
+        self, debugger: MeshDebugger, stops: Iterable[RankStop], viewer: Viewer | None = None, depth: int = 0
     ) -> None:
         self._debugger = debugger
         self._viewer = viewer

@@ -12,6 +12,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.debugger.dap.id_table import BASE, FrameOf
 from monarch_kernel.debugger.dap.messages import (
@@ -25,7 +26,7 @@ from monarch_kernel.debugger.dap.messages import (
     refusal,
     response,
 )
-from monarch_kernel.debugger.dap.stop_table import DebuggedMesh, DebugState, StopTable
+from monarch_kernel.debugger.dap.stop_table import DebugState, StopTable
 from monarch_kernel.debugger.dap.translate import (
     MOVES,
     BreakpointLine,
@@ -42,7 +43,7 @@ from monarch_kernel.debugger.frames import frames_of_an_ide
 from monarch_kernel.debugger.rank.frame_tools import complete, copy_to_globals, read_source, rich_value
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.view import DebuggerView
+    from monarch_kernel.debugger.controller.hub import MeshDebugger
 
 #: The owner of the breakpoints that front ends set.
 OWNER = "dap"
@@ -85,10 +86,10 @@ class RankSession:
 
     def __init__(
         self,
-        debugger: DebuggerView,
+        debugger: MeshDebugger,
         publish: Callable[[Event], None],
         later: Callable[[float, Callable[[], None]], object],
-        meshes: Callable[[], Iterable[DebuggedMesh]] = tuple,
+        meshes: Callable[[], Iterable[ProcMesh]] = tuple,
         waited: Callable[[], Mapping[str, Iterable[int]]] = dict,
         bundle: Callable[[Any], tuple[Body, Body]] | None = None,
     ) -> None:

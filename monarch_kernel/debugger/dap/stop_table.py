@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NotRequired, Protocol, TypedDict
+from typing import NotRequired, TypedDict
 
-from monarch_kernel.actor import Extent
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.dap.id_table import FrameOf, IdTable, RankThread, ValueOf
 from monarch_kernel.debugger.dap.messages import Arguments, Body, Event, RequestError
 from monarch_kernel.debugger.dap.stop_queue import StopQueue
@@ -20,20 +20,6 @@ MOST_THREADS = 64
 STEP_PATIENCE = 1.0
 
 _OVER = "that rank is not stopped there any more"
-
-
-class DebuggedMesh(Protocol):
-    """The interface that is required of a proc mesh."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def extent(self) -> Extent: ...
-
-    def __len__(self) -> int: ...
-
-    def dead(self) -> dict[int, str]: ...
 
 
 class StopState(TypedDict):
@@ -85,7 +71,7 @@ class StopTable:
         self,
         publish: Callable[[Event], None],
         later: Callable[[float, Callable[[], None]], object],
-        meshes: Callable[[], Iterable[DebuggedMesh]],
+        meshes: Callable[[], Iterable[ProcMesh]],
     ) -> None:
         self._publish = publish
         self._later = later
@@ -387,7 +373,7 @@ class StopTable:
             return {"meshes": meshes}
 
     def _rank_state(
-        self, mesh: DebuggedMesh, rank: int, stops: Sequence[RankStop], shown: Key | None, cause: str | None
+        self, mesh: ProcMesh, rank: int, stops: Sequence[RankStop], shown: Key | None, cause: str | None
     ) -> RankStops:
         state: RankStops = {"rank": rank, "point": dict(mesh.extent.point(rank).items()), "state": "running"}
         if cause is not None:

@@ -24,8 +24,8 @@ from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProce
 from monarch_kernel.debugger.outside.remote_exec import PreparedRanks
 from monarch_kernel.debugger.outside.selection import topmost
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launchers import slurm_queue
-from monarch_kernel.launchers.slurm_step import step_beside
+from monarch_kernel.launchers.slurm import queue as slurm_queue
+from monarch_kernel.launchers.slurm.queue import step_beside
 
 T = TypeVar("T")
 

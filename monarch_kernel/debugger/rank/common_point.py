@@ -1,107 +1,247 @@
-"""A moment in the program that is the same on all ranks, agreed upon while they run.
+"""A moment in the program that is the same on all ranks, from which on a breakpoint (or a cell at a step) counts.
 
 Ranks that exchange collectives are never all at the same line. A breakpoint that took effect on each rank when its
 message arrived would stop one rank a step before the others, which then wait for it in a collective, and never come to
 the line. The number of collectives that the default process group has issued is the same on all ranks at the same
-step, so the controller proposes such a number that no rank has reached, and decides when all have agreed
-(two-phase commit, Gray 1978). A rank that reaches it before the decision waits for that, for a moment.
+step, so a point is such a number, and the controller alone chooses it (``controller.common_point``).
+
+From when a point is open here (`opening`), each thread that comes to its line waits until the controller has decided
+which number it is: none can be beyond it then, whatever that number is. Before that number,
+
+* a line that the program comes to again (it is in a loop) is passed: the other ranks may have passed it, in this
+  step, before they had the breakpoint;
+* at any other line, the thread is held until the controller has judged what all ranks report (`Report`).
+
+A rank decides nothing alone, except when the controller is silent for `PATIENCE`: then it goes on where nothing was
+decided, and stops where it would not come again.
+
+The point belongs to the controller; this process keeps what it was told of it until the breakpoint is cleared, or
+another viewer takes over (`forget`), which also lets those go on that are held.
 """
 
 from __future__ import annotations
 
+import bisect
+import re
+import sys
 import threading
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import NamedTuple
 
-from monarch_kernel.debugger.source_locations import is_user_frame
+from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
 from monarch_kernel.engines.join.collectives import issued
 
-#: How long a rank waits for the decision at most: the controller may have died (seconds).
-PATIENCE = 2.0
-#: A rank that has issued no collective for so long since the proposal is not in a loop that has any (seconds).
-STALE = 3.0
-
-
-@dataclass(slots=True)
-class _Point:
-    """A proposal, and what became of it."""
-
-    at: int | None = None
-    seen: int | None = None  # how many collectives were issued when it was proposed
-    when: float = field(default_factory=time.monotonic)
-    go: bool = False
-    decided: threading.Event = field(default_factory=threading.Event)
-
+#: How long a thread waits for the controller at most (seconds); it may have died.
+PATIENCE = 10.0
 
 #: How the names of points begin that are not those of breakpoints.
 OF_CELL = "cell "
 
+# Event loops and imports run code that is not of their loop.
+_LOOPS_OF_PYTHON = re.compile(r"^<frozen |[/\\]asyncio[/\\]\w+\.py$")
+# After these, the next instruction is none that follows.
+_ENDS = {
+    *("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD"),
+    *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"),
+}
+
+#: Whether a line is come to again: surely, if the caller of its endpoint goes on calling it, or never.
+AGAIN, IN_CALL, ONCE = "again", "in call", "once"
+
+
+class Report(NamedTuple):
+    """What a rank tells the controller of a point that is open there.
+
+    Attributes:
+        issued: how many collectives it has issued; None without a process group.
+        runs: whether user code runs there.
+        begun: whether it has come to the point.
+        times: how often threads have come to the line since the last collective.
+        held: with how many collectives issued a thread is held there; None: none is.
+        once: whether that thread never comes to the line again, rather than with the next call of its endpoint.
+    """
+
+    issued: int | None
+    runs: bool
+    begun: bool
+    times: int = 0
+    held: int | None = None
+    once: bool = False
+
+
+@dataclass(slots=True)
+class _Point:
+    armed: bool = False
+    decided: bool = False
+    at: int | None = None  # None: from now on
+    begun: bool = False
+    gone: bool = False
+    alone: bool = False  # the controller was waited for in vain
+    seen: int | None = None
+    times: int = 0
+    held: int | None = None
+    once: bool = False
+    passed: int = -1  # threads that are held with so many collectives issued, or fewer, are let past
+
+
 _points: dict[str, _Point] = {}
-_lock = threading.Lock()
+_changed = threading.Condition()
 
 
-def progress() -> tuple[int | None, bool]:
-    """The number of collectives issued so far, and whether user code runs here now."""
+# -- requests of the controller ------------------------------------------------------------------------
+
+
+@contextmanager
+def opening(keys: Iterable[str]) -> Generator[None]:
+    """Have threads that come to these points wait for the controller's decision, where it is not known here.
+
+    Within this, the lines are armed: `report` speaks of points from then on.
+    """
+    with _changed:
+        for key in keys:
+            _points.setdefault(key, _Point())
+    yield
+    with _changed:
+        for key in keys:
+            if key in _points:
+                _points[key].armed = True
+
+
+def begin_anew(key: str) -> None:
+    """Have them wait for another decision: the process group that the first one spoke of is gone."""
+    with _changed:
+        if key in _points:
+            _points[key] = _Point(armed=True)
+
+
+def report(key: str) -> Report | None:
+    """What is known here of a point; None if it is not open (yet)."""
     from monarch_kernel.debugger.rank.stopping.lines import running_frames  # few agents need it
 
-    return issued(), any(is_user_frame(frame) for _, frame in running_frames())
+    point = _points.get(key)
+    if point is None or not point.armed:
+        return None
+    now = issued()
+    runs = any(is_user_frame(frame) for _, frame in running_frames())
+    begun = point.begun or (point.decided and (point.at is None or now is None or now >= point.at))
+    return Report(now, runs, begun, point.times if now == point.seen else 0, point.held, point.once)
 
 
-def propose(key: str, at: int | None) -> bool:
-    """Take a proposal: the point ``key`` is when ``at`` collectives were issued; None: at once.
-
-    Returns:
-        Whether this rank agrees: it has not reached that yet, and will wait there for the decision.
-    """
-    with _lock:
-        now = issued()
-        if at is not None and now is not None and now >= at:
-            return False
-        known = _points.get(key)
-        if known is None or not known.go:  # the decision may have overtaken a proposal that was slow
-            _points[key] = _Point(at, now)
-        return True
+def decide(key: str, at: int | None) -> None:
+    """Take the controller's decision: the point is when ``at`` collectives were issued; None: now."""
+    with _changed:
+        point = _points.setdefault(key, _Point())  # the decision may overtake what opens the point
+        point.decided, point.at = True, at
+        point.begun = point.begun or at is None
+        _changed.notify_all()
 
 
-def decide(key: str, go: bool) -> None:
-    """Take the decision of the controller."""
-    with _lock:
-        point = _points.setdefault(key, _Point())
-        point.go = go
-        if not go:
-            del _points[key]
-        point.decided.set()
+def let_past(key: str, count: int) -> None:
+    """Let threads past that are held with ``count`` collectives issued, or come there with so many."""
+    with _changed:
+        if key in _points:
+            _points[key].passed = count
+        _changed.notify_all()
 
 
 def agree_now(keys: Iterable[str]) -> None:
-    """Consider these points reached, on a rank that was not there when they were proposed."""
+    """Consider these points reached, on a rank that was not there when they were decided."""
     for key in keys:
-        decide(key, True)
+        point = _points.get(key)
+        if point is None or not point.decided:
+            decide(key, None)
 
 
 def forget(keys: set[str]) -> None:
     """Drop all points of breakpoints but these."""
-    with _lock:
-        for key in set(_points) - keys:
-            if not key.startswith(OF_CELL):
-                _points.pop(key).decided.set()
+    for key in set(_points) - keys:
+        if not key.startswith(OF_CELL):
+            drop(key)
+
+
+def drop(key: str) -> None:
+    """Drop a point, and let those go on that are held there."""
+    with _changed:
+        point = _points.pop(key, None)
+        if point is not None:
+            point.gone = True
+            _changed.notify_all()
+
+
+# -- on the thread that comes to the line ----------------------------------------------------------------
 
 
 def is_reached(key: str) -> bool:
-    """Whether the program is at that point, or beyond. May wait for the decision; any thread may call it."""
+    """Whether the program is at that point, or beyond. May wait for the controller; any thread may call it."""
     point = _points.get(key)
     if point is None:
         return False
-    if point.at is not None:
-        now = issued()
-        if now is not None and now < point.at:
-            stale = now == point.seen and time.monotonic() - point.when > STALE
-            if not (stale and point.go):
-                return False
-    if not point.decided.wait(PATIENCE):
-        decide(key, False)
-        return False
-    if point.go:
-        point.at = None  # from now on, always
-    return point.go
+    if point.begun:
+        return True
+    with _changed:
+        if not point.decided and not point.alone:
+            point.alone = not _changed.wait_for(lambda: point.decided or point.gone, PATIENCE)
+        if point.gone or not point.decided:
+            return False
+    now = issued()
+    if point.at is None or now is None or now >= point.at:
+        point.begun = True  # from now on, always
+        return True
+    again = _again(sys._getframe(1))
+    with _changed:
+        point.times = point.times + 1 if now == point.seen else 1
+        point.seen = now
+        if again == AGAIN:
+            return False
+        point.held, point.once = now, again == ONCE
+        try:
+            _changed.wait_for(
+                lambda: point.gone or point.begun or point.passed >= now or (point.at or 0) <= now, PATIENCE
+            )
+        finally:  # also if an interrupt comes
+            point.held = None
+        return not point.gone and point.passed < now
+
+
+def _again(frame: FrameType | None) -> str:
+    """Whether this thread comes again to where it is, as its stack has it: `AGAIN`, `IN_CALL` or `ONCE`."""
+    from monarch_kernel.introspection import repeats_here  # what stops threads, and asks no runtime, needs none of it
+
+    threads: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    if isinstance(threads.get(threading.get_ident()), threading._DummyThread | None):
+        return AGAIN  # C++ has started it, and calls hooks of Python there: autograd does, in each step
+    of_cell = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if kind_of(file) == RUNTIME:
+            of_cell |= file.endswith(CELL_RUNNER)
+        elif not _LOOPS_OF_PYTHON.search(file) and _in_loop(frame.f_code, frame.f_lasti):
+            return AGAIN
+        frame = frame.f_back
+    return IN_CALL if repeats_here() and not of_cell else ONCE
+
+
+@lru_cache(maxsize=1024)
+def _in_loop(code: CodeType, at: int) -> bool:
+    """Whether an instruction (by its offset, or one within it) is come to again within one call."""
+    import dis
+
+    steps = list(dis.get_instructions(code))
+    places = {step.offset: index for index, step in enumerate(steps)}
+    here = bisect.bisect_right([step.offset for step in steps], at) - 1
+    seen, ahead = set[int](), [here]
+    while ahead:
+        index = ahead.pop()
+        step = steps[index]
+        following = [index + 1] if step.opname not in _ENDS and index + 1 < len(steps) else []
+        if step.opcode in dis.hasjrel and step.opname != "JUMP_BACKWARD_NO_INTERRUPT":  # the one within an `await`
+            following.append(places[step.argval])
+        if here in following:
+            return True
+        ahead += set(following) - seen
+        seen.update(following)
+    return False

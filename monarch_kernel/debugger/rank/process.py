@@ -201,7 +201,7 @@ class RankDebugger:
 
     def _vote(self, at: Breakpoint, hit: int, value: Any) -> bool:
         """Whether this rank stops, as the votes of all ranks decide; called on the thread at the breakpoint."""
-        from monarch_kernel.debugger.rank.values.digest import digest
+        from monarch_kernel.debugger.rank.values.reduce import digest
 
         text = digest(value) if at.differs else ""
         if at.differs:
@@ -317,7 +317,8 @@ def arm(breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bo
         common_point.forget(set(keys))
         common_point.agree_now(begun)
         _rank.watch_failures(any(each.error for each in breakpoints))
-        return _rank.engine.arm(breakpoints)
+        with common_point.opening(keys):
+            return _rank.engine.arm(breakpoints)
 
 
 def _check_acting() -> None:

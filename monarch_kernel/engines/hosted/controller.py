@@ -131,7 +131,7 @@ class ToolController(ToolProcess):
         return mesh.procs
 
     def _forget(self, mesh: HostedMesh) -> None:
-        uid = mesh.procs._uid
+        uid = mesh.procs._mesh_uid
         mesh.procs._stopped = True
         self._meshes.pop(uid, None)
         self.system.proc_meshes.pop(uid, None)
@@ -152,7 +152,7 @@ class ToolController(ToolProcess):
 
     def stop_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
         """End a mesh; of another job's mesh, only the tools end."""
-        mesh = self._meshes.get(procs._uid)
+        mesh = self._meshes.get(procs._mesh_uid)
         if mesh is not None:
             self._end(mesh, reason, STOP)
         return done(self.system, None, f"{procs.name}.stop")
@@ -266,7 +266,7 @@ class ToolController(ToolProcess):
 
     def enters_never(self, mesh: HostedMesh, rank: int) -> None:
         """Handle that a rank has refused the tools, or has ended before it let them in: `enter` awaits it no longer."""
-        self.node.pids.setdefault(f"{mesh.procs._uid}.{rank}", 0)
+        self.node.pids.setdefault(f"{mesh.procs._mesh_uid}.{rank}", 0)
         self._check_entered(mesh)
 
     def _check_entered(self, mesh: HostedMesh) -> None:
@@ -275,7 +275,7 @@ class ToolController(ToolProcess):
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
         """Learn at once when a process of this host ends; the other runtime takes seconds."""
-        proc = f"{mesh.procs._uid}.{rank}"
+        proc = f"{mesh.procs._mesh_uid}.{rank}"
         try:
             pidfd = mesh.pidfds[rank] = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -358,7 +358,7 @@ class ToolController(ToolProcess):
 
     def logs(self, mesh: ProcMesh, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
         """See ``interface.OutputFunctions``."""
-        found = self._meshes.get(mesh._uid)
+        found = self._meshes.get(mesh._mesh_uid)
         chosen = list(range(len(mesh))) if ranks is None else list(ranks)
         whole = list(mesh._region.ranks())
         texts: list[str] = [""] * len(mesh)

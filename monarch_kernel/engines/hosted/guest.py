@@ -2,35 +2,239 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import selectors
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 from typing import Any, Protocol, cast
 
 from monarch_kernel import engines
 from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.main_thread import MainThread, main_thread
 from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
-from monarch_kernel.engines.hosted.output_pipes import OutputPipes
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.hosted.tool_process import ToolProcess
 from monarch_kernel.errors import Death, DeathKind
 from monarch_kernel.introspection import Running
+from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.messages import OK
 from monarch_kernel.protocol.refs import ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.extensions import rank_debugger
 from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.rank import output_capture
+from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
 
 #: How often the rank checks whether controllers that hold it are alive (seconds).
 LOOK = 0.2
+#: An interrupt is repeated after this long until it is heard: it may come just before a system call (seconds).
+REPEAT = 0.1
+ATTEMPTS = 20
+#: How often an event loop of cells takes a turn between cells (seconds).
+TURN = 0.02
+_CHUNK = 1 << 16
+
+
+class CellStream:
+    """``sys.stdout`` or ``sys.stderr`` of a rank whose other output belongs to its own job.
+
+    Args:
+        cells: takes what cells write.
+        job: takes everything else.
+    """
+
+    def __init__(self, cells: Any, job: Any) -> None:
+        self._cells = cells
+        self._job = job if job is not None else open(os.devnull, "w")  # noqa: SIM115  # as for `print` in a daemon
+
+    def _now(self) -> Any:
+        of_cell = calling_origin() or getattr(threading.current_thread(), "_monarch_cell", None)
+        return self._cells if of_cell else self._job
+
+    def end(self) -> None:
+        """There are no cells any more: all output is the job's."""
+        self._cells = self._job
+
+    def write(self, text: str) -> int:
+        """Write to the stream that the calling code belongs to."""
+        return self._now().write(text)
+
+    def flush(self) -> None:
+        """Flush that stream."""
+        self._now().flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now(), name)
+
+
+class OutputPipes:
+    """The pipes through which the output of this process goes, as in ranks of our own, and the thread that reads them.
+
+    Args:
+        take: is given (stream, data) on that thread; stream is 1 or 2. An exception of it drops the data.
+        everything: also what the job's own code and its subprocesses write; otherwise only what cells print.
+    """
+
+    def __init__(self, take: Callable[[int, bytes], None], everything: bool) -> None:
+        self._take = take
+        self._job: tuple[Any, Any] | None = None
+        self._cells: tuple[Any, Any] | None = None
+        if output_capture.installed():
+            return
+        pipes = {1: os.pipe(), 2: os.pipe()}
+        job = sys.stdout, sys.stderr
+        if everything:
+            for fd, (_, write) in pipes.items():
+                os.dup2(write, fd)
+            output_capture.install()
+        else:  # the descriptors 1 and 2 stay the program's
+            output_capture.install({fd: write for fd, (_, write) in pipes.items()})
+            self._job = job
+            self._cells = CellStream(sys.stdout, job[0]), CellStream(sys.stderr, job[1])
+            sys.stdout, sys.stderr = self._cells  # type: ignore[assignment]
+        for _, write in pipes.values():
+            os.close(write)
+        self._streams = {read: fd for fd, (read, _) in pipes.items()}
+        self._end_read, self._end_write = os.pipe()
+        threading.Thread(target=self._pump, name="monarch-output-pump", daemon=True).start()
+
+    def close(self) -> None:
+        """Undo it all: the output of the program's own code is its own again, and the thread ends."""
+        if self._job is None:
+            return
+        self.forget()
+        output_capture.uninstall()
+        os.write(self._end_write, b"\0")  # closing it is not enough: forks of this process have copies
+
+    def forget(self) -> None:
+        """Give ``sys.stdout`` and ``sys.stderr`` back; all that a fork of this process has to do."""
+        if self._job is None or self._cells is None:
+            return
+        for cells in self._cells:
+            cells.end()  # the program may have kept it, as a handler of `logging` does
+        if sys.stdout is self._cells[0]:
+            sys.stdout = self._job[0]
+        if sys.stderr is self._cells[1]:
+            sys.stderr = self._job[1]
+        self._job = None
+
+    def _pump(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for read in (*self._streams, self._end_read):
+                selector.register(read, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == self._end_read:
+                        for each in (*self._streams, self._end_read, self._end_write):
+                            os.close(each)
+                        return
+                    data = os.read(key.fd, _CHUNK)
+                    if not data:
+                        selector.unregister(key.fd)
+                        continue
+                    with suppress(Exception):
+                        self._take(self._streams[key.fd], data)
+
+
+class MainThread:
+    """Run actors on the main thread, inside the event loop that the other runtime runs there.
+
+    Signals, and much of what user code does, work only on that thread.
+
+    The loop stands still while an actor has a message; that runtime's own actors and messages use other threads.
+
+    Args:
+        loop: that loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._interruptible = False
+        self._heard = 0
+        self._sent = 0
+        self._before: Any = None  # the other runtime's handler of SIGINT, once ours stands before it
+        self._turning = False
+
+    def drive(self, actor: ToolActor) -> None:
+        """Have the main thread handle one message of the actor."""
+        self._loop.call_soon_threadsafe(self._step, actor)
+
+    def _step(self, actor: ToolActor) -> None:
+        if self._before is None:
+            self._before = signal.signal(signal.SIGINT, self._on_sigint)
+        asyncio.events._set_running_loop(None)
+        self._interruptible = True
+        try:
+            actor.step()
+        except BaseException:  # an interrupt that came after the endpoint
+            pass
+        finally:
+            self._interruptible = False
+            asyncio.events._set_running_loop(self._loop)
+        if actor.background is not None and not self._turning:
+            self._turning = True
+            self._loop.call_later(TURN, self._turn, actor)
+
+    def _turn(self, actor: ToolActor) -> None:
+        """Let the tasks of earlier cells run for a moment."""
+        loop: asyncio.AbstractEventLoop | None = actor.background
+        if loop is None or loop.is_closed():
+            self._turning = False
+            return
+        asyncio.events._set_running_loop(None)
+        try:
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        finally:
+            asyncio.events._set_running_loop(self._loop)
+        self._loop.call_later(TURN, self._turn, actor)
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def interrupt(self, attempts: int = ATTEMPTS) -> None:
+        """Raise KeyboardInterrupt in the endpoint that runs on the main thread, if one does. Any thread may call it."""
+        if not self._interruptible:
+            return
+        heard = self._heard
+        self._sent += 1
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        def insist() -> None:
+            if self._heard == heard and attempts > 1:
+                self.interrupt(attempts - 1)
+
+        timer = threading.Timer(REPEAT, insist)
+        timer.daemon = True
+        timer.start()
+
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        self._heard += 1
+        if self._interruptible:
+            self._interruptible = False  # once for each endpoint
+            raise KeyboardInterrupt
+        if self._heard > self._sent and callable(self._before):
+            self._before(signum, frame)  # not one of ours, which came too late
+
+
+def main_thread() -> MainThread | None:
+    """The main thread of this process, if an event loop runs there that can take turns with actors."""
+    frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        runner = frame.f_locals.get("self")
+        if isinstance(runner, asyncio.AbstractEventLoop) and runner.is_running():
+            return MainThread(runner)
+        frame = frame.f_back
+    return None
 
 
 class ProgramActors(Protocol):

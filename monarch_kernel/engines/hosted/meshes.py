@@ -159,7 +159,7 @@ class HostedProcMesh(ProcMesh):
 
     def _new_with_region(self, region: Region) -> HostedProcMesh:
         mesh = HostedProcMesh(
-            self._system, self._uid, self.name, self._procs, region, self._host_region, self._owner, self._ready
+            self._system, self._mesh_uid, self.name, self._procs, region, self._host_region, self._owner, self._ready
         )
         mesh._shared = self._shared
         return mesh
@@ -196,7 +196,7 @@ class HostedProcMesh(ProcMesh):
             raise
         call = ManyCall(self._system.node, f"{name}.__init__", target, True)
         living = tuple(ref for ref in target.procs if ref.id not in system.node.deaths)
-        system.send(living, wire.SpawnActor(system.node.id, self._uid, actor, name, call._number, body))
+        system.send(living, wire.SpawnActor(system.node.id, self._mesh_uid, actor, name, call._number, body))
         for rank, ref in enumerate(target.procs):
             if ref not in living:
                 call.on_reply(rank, OK, dumps_flat(None), ())
@@ -263,7 +263,7 @@ class HostedProcMesh(ProcMesh):
         self._not_offered("give its hosts to the tools")
 
     def __reduce__(self) -> Any:
-        return _rebuild_procs, (self._uid, self.name, self._procs, self._shape, self._host_region)
+        return _rebuild_procs, (self._mesh_uid, self.name, self._procs, self._shape, self._host_region)
 
 
 def _rebuild_procs(uid: str, name: str, procs: tuple[ProcRef, ...], region: Region, hosts: Region) -> ProcMesh:

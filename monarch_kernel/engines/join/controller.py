@@ -255,7 +255,7 @@ class JoinController(ToolController):
 
     def driver_of(self, mesh: Any, ask: bool = True) -> str:
         """See ``interface.MeshFunctions``."""
-        joined = self._jobs.get(getattr(mesh, "_uid", None) or "")
+        joined = self._jobs.get(getattr(mesh, "_mesh_uid", None) or "")
         if joined is None:
             return ""
         other = joined.other_driver(self.node.id)
@@ -278,7 +278,7 @@ class JoinController(ToolController):
             raise JoinError(f"job {joined.name!r}: not all ranks answer; %mesh stacks shows where they are")
 
     def _joined(self, procs: ProcMesh) -> JoinedJob:
-        joined = self._jobs.get(procs._uid)
+        joined = self._jobs.get(procs._mesh_uid)
         if joined is None:
             raise JoinError(f"job {procs.name!r} is not joined any more")
         return joined
@@ -392,7 +392,7 @@ class JoinController(ToolController):
             )
 
     def _is_waited_for(self, mesh: HostedMesh) -> bool:
-        joined = self._jobs.get(mesh.procs._uid)
+        joined = self._jobs.get(mesh.procs._mesh_uid)
         return super()._is_waited_for(mesh) or (joined is not None and joined.drives_any(self.node.id))
 
     def faults_of(self, procs: ProcMesh) -> dict[int, tuple[int, str]]:
@@ -401,15 +401,15 @@ class JoinController(ToolController):
 
     def is_joined(self, mesh: Any) -> bool:
         """Whether a mesh of procs is that of a joined job."""
-        return getattr(mesh, "_uid", None) in self._jobs
+        return getattr(mesh, "_mesh_uid", None) in self._jobs
 
     def announced(self, procs: ProcMesh) -> dict[int, RankAnnouncement]:
         """The processes of a joined job that are connected, or were, by rank."""
-        return dict(self._jobs[procs._uid].processes)
+        return dict(self._jobs[procs._mesh_uid].processes)
 
     def held_ranks(self, procs: ProcMesh) -> dict[int, str]:
         """The ranks of a joined job that were held after an error when they were joined, with that."""
-        return self._jobs[procs._uid].held
+        return self._jobs[procs._mesh_uid].held
 
     def kill_procs(self, procs: HostedProcMesh, reason: str) -> NoReturn:
         """Raises `NotOffered`: the processes are not this controller's to end."""
@@ -419,7 +419,7 @@ class JoinController(ToolController):
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
         """See ``interface.MeshFunctions``: each is read on its machine."""
-        joined, refs = self._jobs[mesh._uid], mesh._target().procs
+        joined, refs = self._jobs[mesh._mesh_uid], mesh._target().procs
         chosen = list(ranks)
         read = joined.read_stacks([int(refs[rank].id.rpartition(".")[2]) for rank in chosen], native, timeout)
         found: dict[int, StackRead] = {}
@@ -431,10 +431,10 @@ class JoinController(ToolController):
 
     def leave(self, procs: ProcMesh) -> None:
         """Let go of a job, which goes on."""
-        self.stop_procs(self._meshes[procs._uid].procs, "left")
+        self.stop_procs(self._meshes[procs._mesh_uid].procs, "left")
 
     def _forget(self, mesh: HostedMesh) -> None:
-        joined = self._jobs.pop(mesh.procs._uid, None)
+        joined = self._jobs.pop(mesh.procs._mesh_uid, None)
         super()._forget(mesh)
         if joined is not None:
             joined.carrier.close()

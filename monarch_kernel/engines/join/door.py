@@ -67,9 +67,9 @@ class Door:
             self._watch = ProgressWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
             self._loop.call_every(self._watch.period, self._watch.look)
         if meet:
-            from monarch_kernel.engines.join import meeting_call
+            from monarch_kernel.engines.join.helper_process import CALL_PERIOD, MeetingCall
 
-            self._loop.call_every(meeting_call.PERIOD, meeting_call.MeetingCall(meet).look)
+            self._loop.call_every(CALL_PERIOD, MeetingCall(meet).look)
         self._loop.start()
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -124,9 +124,7 @@ class Door:
         """Let a viewer's tools in. The first one loads them, which it does not wait for: its messages do."""
         try:
             if self._guest is None:
-                from monarch_kernel.engines.join.entrance import entered
-
-                link.send(entered(frame))
+                link.send(_entered(frame))
                 from monarch_kernel.engines.join.guest import JoinedGuest
 
                 self._guest = JoinedGuest(self)
@@ -141,6 +139,16 @@ class Door:
         """Take no more viewers, as the process ends."""
         withdraw(self._announced)
         self._loop.close(0.5)
+
+
+def _entered(first: bytes) -> bytes:
+    """The answer to a viewer's first message, before the tools are loaded, which takes longest of all."""
+    from monarch_kernel.engines.hosted import wire
+
+    message = wire.decode(first)
+    if not isinstance(message, wire.EnterRank):
+        raise ValueError(f"a viewer began with a {type(message).__name__}")
+    return wire.encode(wire.RankEntered(message.uid, message.rank, socket.gethostname(), os.getpid()))
 
 
 def _drop(_link: FrameLink, _frame: bytes) -> None:

@@ -1,8 +1,9 @@
 """``python -m monarch_kernel.engines.join.meeting_caller URL LOCK``: brings a machine's ranks to a meeting point.
 
-One such process runs on each machine, started by a rank (``meeting_call``), until no rank of that meeting point has
-been there for a while. If the meeting point's address is this machine's, and nobody listens there, it is the meeting
-point, too; so an address of a job's first machine needs nothing else. It dials again when the connection is lost.
+One such process runs on each machine, started by a rank (``helper_process.MeetingCall``), until no rank of that meeting
+point has been there for a while. If the meeting point's address is this machine's, and nobody listens there, it is the
+meeting point, too; so an address of a job's first machine needs nothing else. It dials again when the connection is
+lost.
 """
 
 from __future__ import annotations

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import linecache
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ipykernel.debugger import Debugger
+import zmq
+from ipykernel.debugger import Debugger, DebugpyClient
 
 import monarch_kernel
 from monarch_kernel.kernel.debug.focus_request import answer_typed
@@ -30,11 +33,35 @@ Message = dict[str, Any]
 DEADLINE = 10.0
 #: How long debugpy may take to attach to the kernel (seconds).
 ATTACH_DEADLINE = 15.0
+#: When a connection that the adapter has ended would be made again (milliseconds): never, as it is closed at once.
+RECONNECT = 3_600_000
 #: Requests that concern both the kernel and ranks. They are handled in order, one at a time.
 _BOTH = ("attach", "threads", "setBreakpoints", "setExceptionBreakpoints", "disconnect", "source")
 #: Requests that decide where a cell that is run after them stops.
 SETTINGS = ("attach", "setBreakpoints", "setExceptionBreakpoints")
 _WORKERS = 4
+
+
+class _LastingClient(DebugpyClient):  # type: ignore[misc]
+    """ipykernel's client of debugpy's adapter, which can be turned off and on any number of times.
+
+    The adapter accepts clients on one thread, and never again once that has raised. It raises when a client hangs up
+    while it is greeted, as zmq's would, which connects again by itself; and when the oldest client, to which each new
+    one is reported, has just left. So there is always an older one, which stays.
+    """
+
+    _oldest: socket.socket | None = None
+
+    def connect_tcp_socket(self) -> None:
+        """Connect to the adapter."""
+        if self._oldest is None:
+            self._oldest = socket.create_connection(self.get_host_port())
+            self._oldest.setblocking(False)
+        with suppress(OSError):
+            while self._oldest.recv(65536):  # so that the adapter can always send
+                pass
+        self.debugpy_stream.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)
+        super().connect_tcp_socket()
 
 
 class MonarchDebugger(Debugger):
@@ -46,6 +73,7 @@ class MonarchDebugger(Debugger):
 
     def __init__(self, log: Any, debugpy_stream: Any, event_callback: Callable[[Message], None], *args: Any) -> None:
         super().__init__(log, debugpy_stream, self._kernel_event, *args)
+        self.debugpy_client = _LastingClient(log, debugpy_stream, self._handle_event)
         self._publish = event_callback
         self.ranks: RankSession | None = None
         """The session with ranks; None unless a front end has turned the debugger on."""

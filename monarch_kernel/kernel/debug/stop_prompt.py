@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.debug.prompt_session import PromptSession
-from monarch_kernel.kernel.debug.prompt_shell import PromptShell
+from monarch_kernel.kernel.debug.prompt import PromptSession, PromptShell
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from operator import itemgetter
 
-from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
-from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, PressLogic
+from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, InterruptTarget, PressLogic
 from monarch_kernel.meshes import format_ranks
 
 #: jupyter_client interrupts a kernel before it shuts it down, which must not stop targets that outlive the kernel. For

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from monarch_kernel.kernel.interrupts.interrupt_target import InterruptTarget
+from typing import Protocol
 
 #: A second press within this time after the first kills ranks that have not responded (seconds).
 ESCALATION_WINDOW = 2.0
 #: Ranks have this long to respond, so that a double click does not kill healthy ones, nor those that wait in a
 #: collective and are released first (seconds).
 ANSWER_GRACE = 1.0
+
+
+class InterruptTarget(Protocol):
+    """Work that runs on ranks and can be interrupted. The relay calls all methods on its own thread."""
+
+    def describe(self) -> str:
+        """The target's name within a sentence, such as ``mesh 'trainers'``."""
+        ...
+
+    def interrupt(self) -> object:
+        """Interrupt the running work, without waiting."""
+        ...
+
+    def unanswered(self) -> Iterable[int]:
+        """The ranks that have not stopped since ``interrupt()``."""
+        ...
+
+    def kill(self, ranks: Sequence[int]) -> object:
+        """Kill the processes of these ranks; raise if that fails."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,13 @@ from IPython.core.error import UsageError
 from monarch_kernel.errors import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
-from monarch_kernel.kernel.magics.hang_magics import HangMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics
-from monarch_kernel.kernel.magics.join_magics import JoinMagics
 from monarch_kernel.kernel.magics.lifecycle_magics import LifecycleMagics
-from monarch_kernel.kernel.magics.look_magics import LookMagics
-from monarch_kernel.kernel.magics.stack_magics import StackMagics
 from monarch_kernel.kernel.magics.status_magics import StatusMagics
 from monarch_kernel.kernel.magics.stop_magics import StopMagics
-from monarch_kernel.kernel.magics.straggler_magics import StragglerMagics
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.magics.sync_magics import SyncMagics
 from monarch_kernel.kernel.magics.telemetry_magics import TelemetryMagics
-from monarch_kernel.kernel.magics.tensor_magics import TensorMagics
 from monarch_kernel.kernel.magics.value_magics import ValueMagics
 from monarch_kernel.kernel.magics.variable_magics import VariableMagics
 from monarch_kernel.kernel.notebook import Notebook
@@ -34,17 +28,11 @@ GROUPS: tuple[type[Subcommands], ...] = (
     StatusMagics,
     SyncMagics,
     VariableMagics,
-    StackMagics,
     ValueMagics,
-    HangMagics,
-    StragglerMagics,
-    LookMagics,
     StopMagics,
     DapMagics,
     TelemetryMagics,
-    TensorMagics,
     JobMagics,
-    JoinMagics,
 )
 
 #: By topic, in the order in which `%mesh --help` lists them.

@@ -19,7 +19,7 @@ from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
 from monarch_kernel.kernel.magics.dispatch import FUNCTIONS, TOPICS
 from monarch_kernel.kernel.magics.mesh_magics import MeshMagics
 from monarch_kernel.kernel.magics.rank_introspection import Introspection
-from monarch_kernel.kernel.magics.tensor_names import handle_named
+from monarch_kernel.kernel.magics.value_magics import handle_named
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.launchers.asking import job_ids, places

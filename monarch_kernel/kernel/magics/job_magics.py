@@ -1,33 +1,94 @@
-"""The subcommand of `%mesh` for jobs of engines."""
+"""Subcommands of `%mesh` for jobs: this user's on all engines, and running ones to join (docs/join.md)."""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
+from monarch_kernel import environment
+from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.engines import engine
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.listing import JoinableList
+from monarch_kernel.engines.join.remote_machine import RELAY
 from monarch_kernel.errors import LaunchError, NotOffered
-from monarch_kernel.kernel.job_table import AllJobs
+from monarch_kernel.kernel import joined_meshes
 from monarch_kernel.kernel.joined_meshes import Machines
-from monarch_kernel.kernel.magics.arguments import Arguments
-from monarch_kernel.kernel.magics.other_machines import machines_of, other_machines
+from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.listing import JobList, ListedJob, job_named, list_jobs
+from monarch_kernel.launchers.relay_commands import relay_commands
 
 _LINES = 50
+_MACHINE_OPTIONS = (
+    argument("--hosts", default="", metavar="HOST,...", help="also look for ranks on these, by ssh"),
+    argument("--ssh", default="ssh", metavar="COMMAND", help="ssh, and further options of it: 'ssh -F config'"),
+    argument("--hostfile", default="", metavar="FILE", help="the same for the hosts in a file"),
+    argument("--slurm", default="", metavar="JOBID", help="the same for the nodes of a job of Slurm, by srun"),
+    argument("--python", default="", metavar="PATH", help="the interpreter there (the path of this kernel's own)"),
+    argument(
+        "--meet", metavar="HOST:PORT", help=f"and on the machines at this meeting point ({environment.JOIN_MEET.name})"
+    ),
+)
+
+
+def _other_machines(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a subcommand the options that name other machines."""
+    for option in reversed(_MACHINE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def _machines_of(found: Arguments) -> Machines:
+    """The machines that a line names.
+
+    Raises:
+        UsageError: a host file cannot be read, Slurm does not know the job, or an address is none.
+    """
+    meet = environment.JOIN_MEET
+    try:
+        ssh = shlex.split(found.ssh)
+        commands = relay_commands(RELAY, found.hosts, found.hostfile, found.slurm, found.python, ssh)
+        return Machines(commands, meet.get() if found.meet is None else meet.parse(found.meet))
+    except (ValueError, OSError, LaunchError) as error:
+        raise usage_error(found.magic, str(error)) from None
+
+
+_HEADINGS = ("job", "engine", "meshes", "hosts", "since", "used by", "folder", "program")
+
+
+@dataclass(frozen=True, repr=False)
+class AllJobs(AsTable):
+    """One table of all jobs of a user: those that engines run for notebooks, then those that notebooks can join."""
+
+    listed: JobList
+    joinable: JoinableList
+
+    def table(self) -> TableView:
+        """One row for each job, in the columns of the jobs of engines."""
+        rows: list[list[str]] = []
+        notes: list[str] = []
+        for view in (self.listed.table(), self.joinable.table()):
+            at = {heading: number for number, heading in enumerate(view.headings)}
+            rows += [[row[at[heading]] if heading in at else "" for heading in _HEADINGS] for row in view.rows]
+            notes += [view.note] if view.note else []
+        return TableView(_HEADINGS, rows, right=(4,), note="\n".join(notes)).without_empty_columns()
 
 
 class JobMagics(Subcommands):
-    """All jobs of this user, on all engines."""
+    """Listing, ending, joining and leaving jobs."""
 
     @magic_arguments("mesh jobs")
     @argument("words", nargs="*", metavar="logs JOB | kill JOB ...", help="what to do; by default, all are listed")
     @argument("--orphans", action="store_true", help="with kill: all whose program has ended")
     @argument("--host", type=int, metavar="N", help="with logs: of this host only")
-    @other_machines
+    @_other_machines
     @argument("-n", "--lines", type=int, metavar="N", default=_LINES, help=f"with logs: the last N lines ({_LINES})")
     def jobs(self, found: Arguments) -> JobList | AllJobs | None:
         """List the jobs of yours on all engines, print what their workers have written, or end them."""
@@ -51,7 +112,7 @@ class JobMagics(Subcommands):
                 return None
         except (LaunchError, OSError) as error:
             raise usage_error(found.magic, str(error)) from None
-        joinable = self._joinable(machines_of(found))
+        joinable = self._joinable(_machines_of(found))
         if joinable is not None and joinable.jobs:
             return AllJobs(listed, joinable)
         if not listed.jobs:
@@ -102,3 +163,61 @@ class JobMagics(Subcommands):
             job.end()
             self._session.engine_hosts.pop(mesh or "", None)
         self.say(said + (f", and mesh {mesh} with it" if mesh else ""))
+
+    @magic_arguments("mesh join")
+    @argument("name", metavar="JOB", help="its name; %%mesh jobs lists those that can be joined")
+    @_other_machines
+    @argument("--pids", metavar="123,456", help="first prepare these processes of this machine (Python 3.14 or later)")
+    @argument(
+        "--torchrun",
+        nargs="?",
+        type=int,
+        const=0,
+        metavar="PID",
+        help="the same with the workers of torchrun (its only job here)",
+    )
+    @argument("--prepare", action="store_true", help="with --slurm: the same with the ranks of that job")
+    @argument("--drive", action="store_true", help="take control from the viewer that has it, which looks on then")
+    @argument(
+        "--hold",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="keep what this notebook has stopped for so long if it dies, sleeps or loses its network (default: let it "
+        "continue)",
+    )
+    def join(self, found: Arguments) -> None:
+        """Make a running job a mesh of this notebook; its ranks stay its own, and outlive the notebook."""
+        self._prepare(found)
+        where = _machines_of(found)
+        self.say(joined_meshes.join(self._session, found.name, where, drive=found.drive, hold=found.hold))
+
+    def _prepare(self, found: Arguments) -> None:
+        """Let viewers into processes that nobody has prepared, if the line says so."""
+        if found.prepare and not found.slurm:
+            raise usage_error(found.magic, "--prepare goes with --slurm; --pids and --torchrun prepare by themselves")
+        if not found.prepare and found.pids is None and found.torchrun is None:
+            return
+        from monarch_kernel.debugger.outside import slurm
+        from monarch_kernel.debugger.outside.look import chosen_here
+        from monarch_kernel.debugger.outside.processes import OutsideError
+        from monarch_kernel.debugger.outside.remote_exec import prepare_running
+
+        try:
+            if found.prepare:
+                refused = slurm.prepare_job(found.name, found.slurm, found.python)
+            else:
+                done = prepare_running(found.name, chosen_here(found.pids, found.torchrun))
+                refused = done.refused
+                if not done.prepared:
+                    raise OutsideError(" ".join(refused))
+        except (OutsideError, JoinError, OSError) as error:
+            raise usage_error(found.magic, str(error)) from None
+        for sentence in refused:
+            self.say(sentence)
+
+    @magic_arguments("mesh leave")
+    @mesh_argument()
+    def leave(self, found: Arguments) -> None:
+        """Let go of a joined job: what this notebook has stopped there continues, and the job goes on."""
+        self.say(joined_meshes.leave(self._session, found.name))

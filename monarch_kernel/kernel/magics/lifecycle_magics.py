@@ -11,20 +11,25 @@ from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.engine_up import AskedJob, up_on_engine
-from monarch_kernel.kernel.environments import check_for_ranks, environment_prefix
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
-from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
-from monarch_kernel.kernel.magics.engine_arguments import asked_hosts, check_no_engine, engine_arguments
 from monarch_kernel.kernel.magics.status_magics import rank_places
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
-from monarch_kernel.kernel.magics.up_arguments import env_arguments, idle_argument, up_arguments
+from monarch_kernel.kernel.magics.up_arguments import (
+    asked_hosts,
+    check_for_ranks,
+    check_no_engine,
+    engine_arguments,
+    env_arguments,
+    environment_prefix,
+    idle_argument,
+    up_arguments,
+)
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, UpOptions
 from monarch_kernel.kernel.mesh_cell import run_again
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
-from monarch_kernel.kernel.remedies import replacing
 from monarch_kernel.kernel.sync_run import sync_to
-from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
 from monarch_kernel.launchers.asking import AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.launchers.profiles import LOCAL
 from monarch_kernel.meshes import name_ranks

@@ -1,22 +1,23 @@
-"""Subcommands of `%mesh` that list meshes and show the state and output of their ranks."""
+"""Subcommands of `%mesh` that list meshes and show the state, output, stacks and hangs of their ranks."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import text_size
+from monarch_kernel.display.tables import table_html
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.output.live_status import show_status
 from monarch_kernel.kernel.output.mesh_tables import (
     MeshList,
     MeshStatus,
@@ -25,19 +26,29 @@ from monarch_kernel.kernel.output.mesh_tables import (
     kept_elsewhere,
     kept_here,
 )
+from monarch_kernel.kernel.output.publisher import publisher_for
 from monarch_kernel.kernel.sync_run import host_trees, older_modules
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.meshes import KeptError, name_ranks
+from monarch_kernel.watch.live import live_tables, show_live, tables_text
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.hang.verdict import Verdict
+    from monarch_kernel.debugger.controller.stacks import Stacks
+    from monarch_kernel.debugger.controller.stragglers import StragglerReport
+    from monarch_kernel.debugger.outside.report import Look
 
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
+#: How long `%mesh hang` waits for ranks that do not answer (seconds).
+_HANG_TIMEOUT = 5.0
 #: How many lines of each rank `%mesh logs` shows unless told, and how much of all ranks at most (characters): servers
 #: of notebooks drop what comes faster than a megabyte a second.
 LOG_LINES, LOG_SIZE = 200, 500_000
 
 
 class StatusMagics(Subcommands):
-    """The state of meshes."""
+    """The state of meshes, and what their ranks do."""
 
     @magic_arguments("mesh ls")
     def ls(self, _found: Arguments) -> MeshList | None:
@@ -141,6 +152,100 @@ class StatusMagics(Subcommands):
                 )
             self.say("\n".join(f"[{rank}] {each}" for each in shown if each or len(shown) > 1))
 
+    @magic_arguments("mesh hang")
+    @mesh_argument()
+    @ranks_option()
+    @argument("--timeout", type=float, metavar="SECONDS", help="how long to wait for ranks that do not answer (5)")
+    def hang(self, found: Arguments) -> Verdict:
+        """Explain a hang: which ranks wait in which collective, which ranks are missing, and where those are."""
+        timeout = _HANG_TIMEOUT if found.timeout is None else found.timeout
+        if not timeout > 0:
+            raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {timeout:g}")
+        mesh, ranks = self.addressed(found)
+        return hang(mesh, ranks=None if found.ranks is None else ranks, timeout=timeout)
+
+    @magic_arguments("mesh stacks")
+    @mesh_argument()
+    @ranks_option()
+    @argument("--native", action="store_true", help="with the frames of native code (py-spy holds each rank for 0.1 s)")
+    @argument("--all-threads", action="store_true", help="also threads without user code")
+    @argument("--values", action="store_true", help="with the local variables of user code")
+    @argument("--over", type=float, metavar="SECONDS", help="watch for so long, and show what moves and what does not")
+    @argument("--timeout", type=float, metavar="SECONDS", help="read ranks from outside that take longer (1)")
+    def stacks(self, found: Arguments) -> Stacks:
+        """Show the stacks of all ranks as one tree, with equal ones merged."""
+        timeout = 1.0 if found.timeout is None else found.timeout
+        if not timeout > 0:
+            raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {timeout:g}")
+        over = 0.0 if found.over is None else found.over
+        if not over >= 0:
+            raise usage_error(found.magic, f"--over takes a number of seconds of at least 0, not {over:g}")
+        mesh, ranks = self.addressed(found)
+        from monarch_kernel.debugger.controller.stacks import stacks
+
+        return stacks(
+            mesh,
+            ranks=ranks,
+            native=found.native,
+            all_threads=found.all_threads,
+            timeout=timeout,
+            over=over,
+            values=found.values,
+            label=self._notebook.file_label,
+        )
+
+    @magic_arguments("mesh look")
+    @argument("--pids", metavar="123,456", help="processes of this machine")
+    @argument(
+        "--torchrun", nargs="?", type=int, const=0, metavar="PID", help="the workers of torchrun (its only job here)"
+    )
+    @argument("--slurm", metavar="JOB", help="the ranks of a Slurm job, on all its nodes")
+    @argument("--native", action="store_true", help="with the frames of native code (py-spy holds each rank for 0.1 s)")
+    @argument("--all-threads", action="store_true", help="also threads without user code")
+    @argument("--apart", type=float, default=1.0, metavar="SECONDS", help="the time between the two readings (1)")
+    def look(self, found: Arguments) -> Look:
+        """Read processes from outside that others have started: their stacks, and for whom they seem to wait."""
+        from monarch_kernel.debugger.outside.look import LookRequest, look
+        from monarch_kernel.debugger.outside.processes import OutsideError
+
+        request = LookRequest(
+            found.pids, found.torchrun, found.slurm, found.native, found.all_threads, apart=found.apart
+        )
+        try:
+            return look(request, self._notebook.file_label)
+        except OutsideError as error:
+            raise usage_error(found.magic, str(error.args[0])) from None
+
+    @magic_arguments("mesh stragglers")
+    @argument(
+        "files", nargs="*", metavar="FILE", help="records in files (of --save, or of torch.profiler) and not of a mesh"
+    )
+    @argument("--of", metavar="NAME", help="the mesh (default: the one in use)")
+    @argument("--last", type=int, default=100, metavar="N", help="the latest N collectives of each line (100)")
+    @argument("--each", action="store_true", help="also who came when to each of the latest collectives")
+    @argument("--save", metavar="FILE", help="write the records to a file, for monarch-kernel stragglers")
+    def stragglers(self, found: Arguments) -> StragglerReport:
+        """Show which ranks come late to collectives, how long others wait for them, and at which lines."""
+        from monarch_kernel.debugger.controller.stragglers import stragglers
+        from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
+
+        if found.last < 1:
+            raise usage_error(found.magic, f"--last takes a number of at least 1, not {found.last}")
+        if found.files and found.of:
+            raise usage_error(found.magic, "give either files or --of, not both")
+        label = self._notebook.file_label
+        try:
+            if found.files:
+                report = report_of(found.files, found.last, label=label, each=found.each)
+            else:
+                mesh = self._session.find(found.of, found.magic)
+                report = stragglers(mesh, last=found.last, label=label, each=found.each)
+            if found.save:
+                save(report, found.save)
+        except (RecordsError, OSError) as error:
+            raise usage_error(found.magic, str(error)) from None
+        return report
+
 
 def _that_fit(lines: Sequence[str], room: int) -> list[str]:
     """The last of these lines, with that many characters; of one that is too long, its end."""
@@ -202,3 +307,26 @@ def _ask(future: Any) -> Any:
         return future.get(ASK_TIMEOUT)
     except (TimeoutError, SupervisionError):
         return None
+
+
+def show_status(shell: Any, mesh: ProcMesh, ranks: Collection[int], seconds: float | None) -> None:
+    """Show the table of a mesh in the running cell until an interrupt, the end of the mesh, or for a time.
+
+    Args:
+        ranks: of the whole mesh; none: all.
+        seconds: None: no limit.
+    """
+    publisher = publisher_for(shell)
+    if not publisher.live:  # a terminal
+        show_live(mesh, ranks=ranks, seconds=seconds)
+        return
+    shown: dict[str, Any] | None = None
+    try:
+        for tables in live_tables(mesh, ranks=ranks, seconds=seconds):
+            html = "".join(table_html(table.view) for table in tables) or "The mesh was stopped."
+            data = {"text/plain": tables_text(tables), "text/html": html}
+            if data != shown:
+                publisher.show(0, data, {}, update=shown is not None)
+                shown = data
+    except KeyboardInterrupt:  # the last table stays
+        return

@@ -1,12 +1,21 @@
-"""Checks the arguments of `%mesh up`: the name, the dimensions, and the options of the processes."""
+"""Check the arguments of `%mesh up`: name, dimensions, options of processes and engines, environments."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 
-from monarch_kernel.kernel.magics.arguments import check_name
-from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel import programs
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.job import EngineJob
+from monarch_kernel.kernel.engine_up import AskedJob
+from monarch_kernel.kernel.magics.arguments import Arguments, check_name
+from monarch_kernel.kernel.usage_errors import nearest, usage_error
+from monarch_kernel.launchers.asking import AskedHosts, add_engine_options, ask, given_options, job_ids
+from monarch_kernel.launchers.listing import id_of
 
 #: More processes than this on one host are rejected as a mistake.
 MOST_PROCS = 1024
@@ -15,6 +24,21 @@ DEFAULT_DIM = "gpus"
 DEFAULT_NAME = "m"
 #: How long a kept mesh lives without a kernel (hours).
 DEFAULT_IDLE = 12
+
+
+#: What makes sense with `--on` only.
+_AMOUNTS = ("hosts", "gpus", "cpus", "memory", "walltime", "python", "key_file", "timeout")
+
+
+_FLAGS = ("all_devices", "trust", "no_wait")
+
+
+#: How long an interpreter may take to import what a rank needs (seconds).
+_TIMEOUT = 60.0
+
+
+#: What a rank imports before it can say that something is missing.
+_NEEDED = "monarch_kernel.actor"
 
 
 def up_arguments(
@@ -89,3 +113,130 @@ def env_arguments(command: str, items: Sequence[str]) -> tuple[dict[str, str], s
     if len(names) > 1:
         raise usage_error(command, f"ranks run in one environment, not in {' and '.join(names)}")
     return env, "".join(names)
+
+
+def engine_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Add the options of the engine or profile that the words of a line name."""
+    for at, word in enumerate(words):
+        on = word.removeprefix("--on=") if word.startswith("--on=") else ""
+        on = words[at + 1] if word == "--on" and at + 1 < len(words) else on
+        if on:
+            add_engine_options(parser, on)
+            return
+
+
+def check_no_engine(found: Arguments) -> None:
+    """Raise UsageError if a line without an engine says what hosts it wants."""
+    given = [name for name in _AMOUNTS if getattr(found, name) is not None]
+    given += [name for name in _FLAGS if getattr(found, name)]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise usage_error(found.magic, f"{option} is for hosts of an engine; add --on ENGINE, such as --on ssh")
+
+
+def asked_hosts(found: Arguments) -> AskedHosts | AskedJob:
+    """What a line with `--on` asks for.
+
+    Raises:
+        UsageError: there is no such engine, profile or job, or it does not take these options.
+    """
+    if found.keep:
+        raise usage_error(
+            found.magic, "--keep is for meshes of this host; hosts of an engine stay for their idle time (--idle)"
+        )
+    if found.idle is not None and not found.idle > 0:
+        raise usage_error(found.magic, f"--idle takes a number of hours above 0, not {found.idle:g}")
+    variables, _environment = env_arguments(found.magic, found.env)
+    given = {name: getattr(found, name) for name in (*_AMOUNTS, "procs")}
+    given |= {"env": variables, "idle": None if found.idle is None else found.idle * 3600}
+    try:
+        if (job := id_of(found.on, job_ids())) is not None:
+            said = [name for name in _AMOUNTS if given[name] is not None]
+            if said:
+                raise usage_error(found.magic, f"job {job} exists, so --{said[0]} cannot be chosen any more")
+            return AskedJob(EngineJob.find(job))
+        return ask(found.on, given, given_options(found), trust=found.trust, how="--trust")
+    except LaunchError as error:
+        raise usage_error(found.magic, str(error)) from None
+
+
+def environment_prefix(command: str, name: str) -> str:
+    """The folder of an environment.
+
+    Args:
+        command: for errors.
+        name: of an environment of conda, or the path of an environment or of a uv project.
+
+    Raises:
+        UsageError: there is none; the message lists similar names.
+    """
+    from workspace_sync.environment import environment
+    from workspace_sync.model.errors import ScanError
+
+    known = dict(_conda_environments())
+    path = known.get(name, name)
+    if path is name and os.sep not in name and not os.path.isdir(name):
+        listed = f"; conda has {', '.join(sorted(known))}" if known else ""
+        raise usage_error(
+            command, f"there is no environment {name!r}{nearest(name, known)}: give its name, or its path{listed}"
+        )
+    try:
+        found = environment(path)
+    except ScanError as error:
+        raise usage_error(command, str(error)) from None
+    if not os.access(found.python, os.X_OK):
+        raise usage_error(command, f"environment {found.prefix} has no Python: install one into it")
+    return found.prefix
+
+
+def check_for_ranks(command: str, prefix: str) -> None:
+    """Raise UsageError if ranks cannot run in an environment."""
+    python = os.path.join(prefix, "bin", "python")
+    try:
+        done = programs.run(
+            [python, "-c", f"import {_NEEDED}"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            env=_as_ranks(),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise usage_error(command, f"{python} cannot be run: {error}") from None
+    if done.returncode:
+        last = (done.stderr.strip() or f"it ended with code {done.returncode}").splitlines()[-1]
+        raise usage_error(
+            command, f"ranks cannot run in {prefix}: {last}; install monarch_kernel there ({python} -m pip install ...)"
+        )
+
+
+def _as_ranks() -> dict[str, str]:
+    """The environment variables of such a rank: a checkout of this package is on its import path."""
+    import monarch_kernel
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}
+
+
+def _conda_environments() -> Iterator[tuple[str, str]]:
+    """The names and folders of environments that conda and its relatives have made for this user."""
+    folders: list[str] = []
+    for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
+        folders += filter(None, os.environ.get(variable, "").split(os.pathsep))
+    for variable in ("CONDA_PREFIX", "MAMBA_ROOT_PREFIX", "CONDA_ROOT"):
+        if prefix := os.environ.get(variable):
+            folders += [os.path.join(prefix, "envs"), os.path.dirname(prefix)]
+    for folder in folders:
+        if os.path.isdir(folder):
+            for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+                if os.path.isdir(os.path.join(entry.path, "conda-meta")):
+                    yield entry.name, entry.path
+    try:
+        with open(os.path.expanduser("~/.conda/environments.txt"), encoding="utf-8") as file:
+            listed = file.read().splitlines()
+    except OSError:
+        return
+    for path in listed:  # the first environment of each is the base
+        if os.path.isdir(os.path.join(path, "conda-meta")):
+            yield os.path.basename(path), path

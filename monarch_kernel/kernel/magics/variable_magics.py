@@ -12,12 +12,10 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.actor import SupervisionError, ValueMesh
 from monarch_kernel.errors import ActorError
 from monarch_kernel.introspection import TensorArgument
-from monarch_kernel.kernel.job_control import check_drives
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name, mesh_option, ranks_option, select
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
-from monarch_kernel.kernel.remedies import replacing
-from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
 
 
 class VariableMagics(Subcommands):

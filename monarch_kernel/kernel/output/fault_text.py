@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
-from typing import Protocol
 
 from monarch_kernel.errors import Fault
 
@@ -19,21 +18,6 @@ _BLANK = "\x1b[37m\x1b[39;49;00m"  # the formatter's output for line ends
 FileLabel = Callable[[str], str | None]
 
 
-class TracebackFrame(Protocol):
-    """A frame of a `Fault`."""
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def line(self) -> int: ...
-    @property
-    def function(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def repeated(self) -> int: ...
-
-
 def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
     """The lines of a fault; the exception itself is the last element."""
     lines: list[str] = []
@@ -42,7 +26,12 @@ def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
     elif fault.context is not None:
         lines += [*fault_lines(fault.context, file_label), "", f"{DIM}while handling it, another:{OFF}", ""]
     for frame in fault.shown_frames:
-        lines += _frame_lines(frame, file_label)
+        cell = file_label(frame.file)
+        where = f"{cell}, line {frame.line}" if cell else f"File {frame.file}:{frame.line}"
+        function = "" if frame.function == "<module>" else f", in {CYAN}{frame.function}{OFF}"
+        lines += [f"{GREEN}{where}{OFF}{function}", *_source_lines(frame.file, frame.line, frame.source)]
+        if frame.repeated:
+            lines.append(f"{DIM}      (repeated {frame.repeated} more times){OFF}")
     if fault.omitted:
         lines.append(f"{DIM}… {fault.omitted} frames in the middle are left out{OFF}")
     for number, member in enumerate(fault.members, 1):
@@ -63,33 +52,23 @@ def is_installed(file: str) -> bool:
     return any(part in file for part in _INSTALLED)
 
 
-def _frame_lines(frame: TracebackFrame, file_label: FileLabel) -> list[str]:
-    cell = file_label(frame.file)
-    where = f"{cell}, line {frame.line}" if cell else f"File {frame.file}:{frame.line}"
-    function = "" if frame.function == "<module>" else f", in {CYAN}{frame.function}{OFF}"
-    lines = [f"{GREEN}{where}{OFF}{function}", *_source_lines(frame)]
-    if frame.repeated:
-        lines.append(f"{DIM}      (repeated {frame.repeated} more times){OFF}")
-    return lines
-
-
-def _source_lines(frame: TracebackFrame) -> list[str]:
-    """The line with its neighbours if this process has the same file, else the line that the rank sent."""
-    sent = frame.source.split("\n")[0].strip()
-    here = linecache.getline(frame.file, frame.line)
+def _source_lines(file: str, at: int, source: str) -> list[str]:
+    """The line ``at`` with its neighbours if this process has the same file, else the source that the rank sent."""
+    sent = source.split("\n")[0].strip()
+    here = linecache.getline(file, at)
     if not here.strip() or (sent and here.strip() != sent):
-        return [f"----> {frame.line} {_coloured(sent)}"] if sent else []
+        return [f"----> {at} {_coloured(sent)}"] if sent else []
     # For library code the line alone is enough; users look for their own code.
-    context = 0 if is_installed(frame.file) else _CONTEXT
-    first = max(1, frame.line - context)
+    context = 0 if is_installed(file) else _CONTEXT
+    first = max(1, at - context)
     lines: list[str] = []
-    for number in range(first, frame.line + context + 1):
-        source = linecache.getline(frame.file, number)
+    for number in range(first, at + context + 1):
+        source = linecache.getline(file, number)
         if not source:
             break
-        mark = "---->" if number == frame.line else "     "
-        width = len(str(frame.line + context))
-        lines.append(f"{GREEN if number == frame.line else ''}{mark} {number:>{width}}{OFF} {_coloured(source)}")
+        mark = "---->" if number == at else "     "
+        width = len(str(at + context))
+        lines.append(f"{GREEN if number == at else ''}{mark} {number:>{width}}{OFF} {_coloured(source)}")
     return [line.rstrip() for line in lines]
 
 

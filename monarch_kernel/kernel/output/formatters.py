@@ -1,21 +1,23 @@
-"""Formats the runtime's own objects as results of cells: tables for meshes and values, and futures with their results.
+"""Format the runtime's objects as results of cells: tables for meshes and values, futures with their results, errors.
 
 The runtime does not depend on IPython, so this module registers its types with the shell's formatters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
+from monarch_kernel.display import styles
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.kernel.cell_values import CellValues
-from monarch_kernel.kernel.output.cell_errors import MeshCellError
-from monarch_kernel.kernel.output.error_views import error_html
+from monarch_kernel.kernel.output.ansi import ansi_to_html
+from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, group_lines, grouped
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.mesh_tables import MeshStatus
 from monarch_kernel.kernel.output.value_views import value_mesh_html
@@ -31,6 +33,8 @@ SOON = 0.3
 MOST_ROWS = 64
 #: How much of a value is shown (characters).
 LONGEST = 2_000
+#: How many kinds of failures of an error are shown, and how much of a message the line of each has (characters).
+MOST_GROUPS, LONGEST_MESSAGE = 20, 160
 #: The receipt of a sync, whose package is loaded when it is first used.
 _RECEIPT = ("workspace_sync.model.report", "SyncReport")
 _ERRORS = (ActorError, SupervisionError, MeshCellError)
@@ -196,3 +200,54 @@ _TABLES: dict[type, Callable[[Any], TableView]] = {
     ActorMesh: actor_mesh_table,
     HostMesh: host_mesh_table,
 }
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def error_html(error: ActorError | SupervisionError | MeshCellError, file_label: FileLabel) -> str:
+    """An error with the failures of ranks in groups of equal tracebacks, the smallest first."""
+    if isinstance(error, MeshCellError):
+        title, failures, values = error.headline, list(error.failures), error.values
+        notes = error.notes
+    else:
+        failures = _failures(error)
+        values, notes = getattr(error, "values", None) or {}, []
+        title = f"{type(error).__name__}: {str(error).split(chr(10), 1)[0]}"
+    groups = grouped(failures)
+    parts = [f'<div style="{styles.HEADLINE};{styles.BAD}">{escape(title)}</div>']
+    parts += [_group(group, file_label, len(groups) == 1) for group in groups[:MOST_GROUPS]]
+    if len(groups) > MOST_GROUPS:
+        parts.append(f'<div style="{styles.DIM}">… and {len(groups) - MOST_GROUPS} more kinds of failures</div>')
+    parts += [f'<div style="{styles.DIM}">{escape(note)}</div>' for note in notes]
+    if values:
+        who = f"{'rank' if len(values) == 1 else 'ranks'} {format_ranks(values, limit=8)}"
+        parts.append(f'<div style="{styles.DIM}">{escape(who)} did not fail; .values has what they returned</div>')
+    return f'<div style="{styles.VIEW}">{"".join(parts)}</div>'
+
+
+def _failures(error: Any) -> list[CellFailure]:
+    return [
+        CellFailure(
+            each.rank,
+            each.host,
+            each.pid,
+            fault=each.fault,
+            death="" if each.fault is not None or each.death is None else each.death.cause,
+        )
+        for each in getattr(error, "failures", ())
+    ]
+
+
+def _group(group: Sequence[CellFailure], file_label: FileLabel, is_only: bool) -> str:
+    ranks = format_ranks([failure.rank for failure in group], limit=8)
+    line = group[0].line
+    short = line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 1]}…"
+    head = f'<span style="{styles.RANKS}">[{escape(ranks)}]</span> {escape(short)}'
+    if group[0].fault is None:
+        return f'<div style="{styles.NEWS}">{head}</div>'
+    body = ansi_to_html("\n".join(group_lines(group, file_label)))
+    return (
+        f'<details{" open" if is_only else ""} style="{styles.NEWS}"><summary style="cursor:pointer">{head}</summary>'
+        f'<div style="{styles.SCROLLED}"><pre style="{styles.UNWRAPPED}">{body}</pre></div></details>'
+    )

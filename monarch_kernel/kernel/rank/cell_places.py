@@ -213,8 +213,8 @@ def _told_of(point: str) -> threading.Event:
 
 
 def waits(point: str) -> bool:
-    """Wait until the cell of this point waits there, before ranks agree when that is; returns whether it has come."""
-    return _told_of(point).wait(BEGIN)
+    """Wait until the cell of this point waits there, before it is decided when that is; returns whether it will."""
+    return not _told_of(point).wait(BEGIN) or common_point.report(point) is not None
 
 
 def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
@@ -222,8 +222,10 @@ def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
     gate = _collectives if place.collective else _steps
     told = _told_of(key)
     with ExitStack() as open_gate:
+        open_gate.callback(common_point.drop, key)
         try:
-            open_gate.enter_context(gate.open(key, waiting))
+            with common_point.opening([key]):
+                open_gate.enter_context(gate.open(key, waiting))
         finally:
             told.set()
         try:
@@ -234,8 +236,6 @@ def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
             if gate.drop(key):
                 raise
             waiting.done.wait()  # it has begun: its own interrupt ends it
-        finally:
-            common_point.decide(key, False)
     if waiting.error is not None:
         raise waiting.error
     return waiting.result

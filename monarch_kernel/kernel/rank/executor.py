@@ -15,9 +15,9 @@ from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import begin_record, install_rank_main, main_names, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
-from monarch_kernel.kernel.rank.cell_activity import CellActivity
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
 from monarch_kernel.kernel.rank.lazy_shell import process_shell, show_bundle
+from monarch_kernel.kernel.rank.monitor import CellActivity
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle, plain_text
 from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvous, end_process_group, set_up
 from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short

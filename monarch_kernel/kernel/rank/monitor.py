@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from dataclasses import dataclass
+from typing import ClassVar
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.rank.cell_activity import CellActivity
+from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
 from monarch_kernel.spmd import in_process_group, release
+
+
+class CellActivity:
+    """What `CellExecutor` is doing, on which thread of this process, and what `Monitor` requests from it."""
+
+    cell: str = ""
+    file: str = ""
+    since: float = 0.0
+    thread: int = 0
+    stopped: ClassVar[set[str]] = set()
+    shell: ClassVar[LazyShell | None] = None
+    ended: ClassVar[deque[str]] = deque(maxlen=256)
 
 
 @dataclass(frozen=True, slots=True)

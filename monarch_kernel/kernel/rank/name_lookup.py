@@ -1,4 +1,4 @@
-"""Completions and descriptions of names on a rank, for a cell that is being typed in the notebook.
+"""Names on a rank: completions and descriptions for a cell that is being typed, and variables for a view.
 
 These functions run on a rank, on a thread other than its main thread.
 """
@@ -9,11 +9,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.kernel.rank.cell_activity import CellActivity
+from monarch_kernel.engines import engine
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
+from monarch_kernel.kernel.rank.monitor import CellActivity
+from monarch_kernel.kernel.rank.value_size import shortened
 
 #: Names with this prefix are hidden.
 _HIDDEN = "_"
+#: How many variables `variables_here` lists, and how much of a value it shows (characters).
+MOST, _LONGEST = 200, 200
 
 
 def look_up(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -63,3 +67,29 @@ def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...])
         return jsonable(ip.object_inspect_mime(name, detail_level=detail, omit_sections=omit))
     except KeyError:
         return None
+
+
+def variables_here() -> list[tuple[str, str, str]]:
+    """Name, type and short value of the variables of cells, then of the attributes of actors: `trainer.loss`."""
+    found: list[tuple[str, str, str]] = []
+    shell = CellActivity.shell
+    if shell is not None:
+        names = shell.names
+        found += [(name, *_described(names[name])) for name in variables(shell) if name in names]
+    for uid, actor in engine().actors_here().items():
+        if actor is None or getattr(type(actor), "__tool__", False):
+            continue
+        of = uid.rsplit("-", 1)[0]
+        for name, value in list(getattr(actor, "__dict__", {}).items()):
+            if not name.startswith("_"):
+                found.append((f"{of}.{name}", *_described(value)))
+    return found[:MOST]
+
+
+def _described(value: Any) -> tuple[str, str]:
+    kind = type(value).__name__
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if dtype is not None and isinstance(shape, tuple) and shape:
+        # Its elements may be on a GPU that computes: reading them would wait for it.
+        return kind, f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    return kind, shortened(value, _LONGEST)

@@ -7,10 +7,9 @@ neither delays them, nor is its kernel shown as idle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_kernel.kernel.views.quiet_status import QuietStatus
 from monarch_kernel.widgets.comm_sender import comm_sender
 from monarch_kernel.widgets.connection import ViewConnection
 from monarch_kernel.widgets.open_views import is_view
@@ -61,3 +60,36 @@ class CommTarget:
         comm.handle_msg = on_message
         comm.on_close(on_close)
         on_message(message)  # a page may send its first lease with the opening
+
+
+class QuietStatus:
+    """Keep the kernel from publishing busy and idle for the messages of a page.
+
+    The kernel publishes them around each message, also one on a subshell. JupyterLab shows the last status, so a page
+    that renews its lease would show a kernel in the middle of a cell as idle.
+
+    Args:
+        kernel: the kernel.
+        is_quiet: whether nothing is published for a message; called before the message is handled, on any thread.
+    """
+
+    def __init__(self, kernel: Any, is_quiet: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._kernel = kernel
+        self._is_quiet = is_quiet
+        self._publish: Callable[..., None] = kernel._publish_status
+        self._under_way: set[str] = set()
+        kernel._publish_status = self._filtered
+
+    def close(self) -> None:
+        """Publish the status around all messages again."""
+        self._kernel.__dict__.pop("_publish_status", None)
+
+    def _filtered(self, status: str, channel: str, parent: Any = None) -> None:
+        message: Mapping[str, Any] = parent or self._kernel.get_parent(channel) or {}
+        number = str(message.get("header", {}).get("msg_id", ""))
+        if status == "busy" and self._is_quiet(message):
+            self._under_way.add(number)
+        elif status == "idle" and number in self._under_way:
+            self._under_way.discard(number)
+        else:
+            self._publish(status, channel, parent)

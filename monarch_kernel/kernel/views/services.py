@@ -1,8 +1,11 @@
-"""What a notebook answers to views of its meshes, and does for them: what its `%mesh` lines do, and by them."""
+"""Serve requests from the panel and widgets by running the corresponding `%mesh` commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import ProcMesh
@@ -11,13 +14,13 @@ from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.job_views import listed
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
-from monarch_kernel.kernel.rank.namespace import MOST, variables_here
+from monarch_kernel.kernel.rank.name_lookup import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
-from monarch_kernel.kernel.views.log_follower import LogFollower
+from monarch_kernel.kernel.watched_facts import listed
 from monarch_kernel.launchers.listing import list_jobs
+from monarch_kernel.output import RankOutput
 from monarch_kernel.watch.model import plain
 from monarch_kernel.widgets.connection import Closable, ViewRequestError
 from monarch_kernel.widgets.lookup import mesh_of
@@ -32,6 +35,18 @@ if TYPE_CHECKING:
 VARIABLES_TIMEOUT = 5.0
 #: How other viewers of the debugger see a view.
 NAME = "a view in the front end"
+
+
+#: Lines are pushed at most this often (seconds).
+PERIOD = 0.2
+
+
+#: How many lines are pushed at a time; of more, the older ones are dropped and counted.
+MOST_LINES = 500
+
+
+#: How much of a line is pushed (characters).
+LONGEST = 4_000
 
 
 class NotebookServices:
@@ -215,4 +230,80 @@ class NotebookServices:
 
 
 def _nothing(_text: str) -> None:
-    """What a question says beside its value is of no use to a view."""
+    """Discard the text of a command: views use only its value."""
+
+
+class LogFollower:
+    """Push the lines that ranks of one mesh write, from construction until `close`.
+
+    Args:
+        mesh: the name of the mesh.
+        ranks: the ranks; None for all.
+        search: only lines that contain this, as a regular expression if it is a valid one.
+        push: called with `lines` and `dropped`, on a thread of this object.
+    """
+
+    def __init__(
+        self, mesh: str, ranks: Iterable[int] | None, search: str, push: Callable[[dict[str, Any]], object]
+    ) -> None:
+        self._mesh = mesh
+        self._ranks = None if ranks is None else frozenset(ranks)
+        self._found = _searcher(search)
+        self._push = push
+        self._changed = threading.Condition()
+        self._lines: deque[tuple[int, str, str]] = deque()
+        self._dropped = 0
+        self._begun: dict[tuple[str, str], str] = {}  # the line that has no end yet, by process and stream
+        self._closed = False
+        self._subscription = engine().subscribe(self._on_output)
+        threading.Thread(target=self._run, name="monarch-log", daemon=True).start()
+
+    def close(self) -> None:
+        """Push no more. Closing again does nothing."""
+        self._subscription.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _on_output(self, output: RankOutput) -> None:
+        """Take output. Called on the polling thread, so it only keeps it."""
+        if output.mesh != self._mesh or (self._ranks is not None and output.rank not in self._ranks):
+            return
+        if output.kind != "text":
+            return
+        key = (output.proc, output.stream)
+        *whole, rest = f"{self._begun.get(key, '')}{output.data}".split("\n")
+        self._begun[key] = rest[-LONGEST:]
+        for line in whole:
+            # A bar of tqdm returns to the beginning of its line: its last state is what counts.
+            text = line.rstrip("\r").rpartition("\r")[2]
+            if self._found(text):
+                with self._changed:
+                    self._lines.append((output.rank, output.stream, text[:LONGEST]))
+                    if len(self._lines) > MOST_LINES:
+                        self._lines.popleft()
+                        self._dropped += 1
+                    self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._lines) or self._closed)
+                if self._closed:
+                    return
+                lines, self._lines = self._lines, deque()
+                dropped, self._dropped = self._dropped, 0
+            self._push({"lines": [list(line) for line in lines], "dropped": dropped})
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, PERIOD):
+                    return
+
+
+def _searcher(search: str) -> Callable[[str], object]:
+    if not search:
+        return lambda _text: True
+    try:
+        return re.compile(search, re.IGNORECASE).search
+    except re.error:
+        wanted = search.casefold()
+        return lambda text: wanted in text.casefold()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ class Context:
         actor_instance: the running actor; outside any actor, the client.
     """
 
-    __slots__ = ("_endpoint", "_extent", "_rank", "actor_instance")
+    __slots__ = ("_endpoint", "_extent", "_rank", "_since", "actor_instance")
 
-    def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "") -> None:
+    def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "", since: int = 0) -> None:
         self.actor_instance = actor_instance
+        self._since = since  # how many calls the actor had begun before those of this context
         self._endpoint = endpoint
         self._rank = rank
         self._extent = extent
@@ -92,6 +93,17 @@ def context() -> Context:
 
 
 _outside: Context | None = None  # the client's context
+
+
+class RunningContext:
+    """What Monarch has in a private context variable: programs ask it whether a runtime has been started."""
+
+    def get(self, default: Any = None) -> Any:
+        """The context of the running code, or ``default`` before the runtime has started."""
+        return context() if current.get() is not None or started() else default
+
+
+running = RunningContext()
 
 
 def current_rank() -> Point:

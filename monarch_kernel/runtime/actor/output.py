@@ -329,8 +329,8 @@ def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: i
     """The implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     output = hub(system)
-    output.options[mesh._uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
-    output.terminal.flush(mesh._uid)  # what was held for the old window is not held for the new one
+    output.options[mesh._mesh_uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
+    output.terminal.flush(mesh._mesh_uid)  # what was held for the old window is not held for the new one
     asked = mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option")
     return CoroutineFuture(asked.then(nothing))
 

@@ -448,6 +448,14 @@ def test_breakpoints_are_there_again_after_off_and_on(lab: FrontEnd) -> None:
     cell.ok()
 
 
+def test_the_debugger_is_turned_off_and_on_at_once_any_number_of_times(kernel: Kernel) -> None:
+    for _ in range(15):  # debugpy's adapter stopped to accept clients after some of these
+        FrontEnd(kernel).off()
+    front = FrontEnd(kernel)
+    assert front.ask("threads")["threads"]
+    front.off()
+
+
 def test_a_step_out_of_the_users_code_ends_quietly(lab: FrontEnd) -> None:
     code = "%%mesh -r 0\ndef leave():\n    return 1\nleave()"
     lab.break_at(code, 3)

@@ -12,8 +12,8 @@ from monarch_kernel.debugger.model.evidence import DEAD, LOADS, RUNS, STANDS, UN
 from monarch_kernel.debugger.outside.evidence import evidence_of, woken
 from monarch_kernel.debugger.outside.processes import Figures, LaunchedRank
 from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess
+from monarch_kernel.debugger.outside.report import verdict_from_outside
 from monarch_kernel.debugger.outside.slurm import ranks_of_job
-from monarch_kernel.debugger.outside.verdict import verdict_from_outside
 
 TORCH = "/venv/lib/python3.12/site-packages/torch"
 C10D, LOGGER = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/distributed/c10d_logger.py"

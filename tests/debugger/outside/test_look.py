@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def test_a_hang_under_torchrun_is_explained_from_outside(torchrun: subprocess.Po
         f"It seems that ranks 0, 2 wait in all_reduce of the default group at train.py:{STEP}; rank 1 has not entered "
         f"it: it makes no progress at train.py:{LOAD} in load."
     )
-    assert "from outside (py-spy)" in said.notes[0] and "two readings, 0.3 s apart" in said.notes[0]
+    apart = re.search(r"two readings, (\d+\.\d) s apart", said.notes[0])
+    assert "from outside (py-spy)" in said.notes[0] and apart is not None and float(apart[1]) >= 0.3
     assert [each.place.rank for each in found.processes.values()] == [0, 1, 2] and found.world == 3
     assert "3 ranks of torchrun" in found.stacks.text() and "[0,2]" in found.stacks.text()
     assert f"train.py:{LOAD}" in found._repr_html_()

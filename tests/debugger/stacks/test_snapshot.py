@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger.model.stacks import INNER_FRAMES, OUTER_FRAMES, TASK, THREAD, Stack, StackSnapshot
-from monarch_kernel.debugger.rank.stacks.local_values import LENGTH, MOST, text_of
-from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
+from monarch_kernel.debugger.rank.stacks.snapshot import MOST_VALUES, VALUE_LENGTH, snapshot, value_text
 from monarch_kernel.debugger.rank.stacks.trimming import thread_name
 from monarch_kernel.debugger.source_locations import USER
 from tests.conftest import wait_until
@@ -249,9 +248,9 @@ class EvilList(list[int]):
 
 
 def test_values_as_text_run_no_code_of_the_user_s() -> None:
-    assert text_of(Evil()) == "<Evil>"
-    assert text_of([Evil()]) == "[<Evil>]"
-    assert text_of(EvilList([1])) == "<EvilList>"
+    assert value_text(Evil()) == "<Evil>"
+    assert value_text([Evil()]) == "[<Evil>]"
+    assert value_text(EvilList([1])) == "<EvilList>"
 
 
 @pytest.mark.parametrize(
@@ -269,18 +268,18 @@ def test_values_as_text_run_no_code_of_the_user_s() -> None:
     ],
 )
 def test_values_as_text(value: object, text: str) -> None:
-    assert text_of(value) == text
+    assert value_text(value) == text
 
 
 def test_values_as_text_are_short() -> None:
-    assert len(text_of("x" * 10_000)) <= LENGTH
-    assert len(text_of({str(at): "y" * 100 for at in range(100)})) <= LENGTH
-    assert MOST < 100
+    assert len(value_text("x" * 10_000)) <= VALUE_LENGTH
+    assert len(value_text({str(at): "y" * 100 for at in range(100)})) <= VALUE_LENGTH
+    assert MOST_VALUES < 100
 
 
 def test_arrays_as_text() -> None:
     numpy = pytest.importorskip("numpy")
-    assert text_of(numpy.zeros((2, 3), "float32")) == "<ndarray float32 [2, 3]>"
+    assert value_text(numpy.zeros((2, 3), "float32")) == "<ndarray float32 [2, 3]>"
 
 
 @pytest.mark.parametrize(

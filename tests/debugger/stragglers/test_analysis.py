@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_kernel.debugger.controller.stragglers.analysis import find_stragglers
-from monarch_kernel.debugger.controller.stragglers.clocks import compare_clocks
+from monarch_kernel.debugger.controller.stragglers.analysis import compare_clocks, find_stragglers
 from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
 from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective

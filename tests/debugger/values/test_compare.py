@@ -15,10 +15,9 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.layout import MOST_SHOWN
-from monarch_kernel.debugger.controller.values.report import Diff, ValueFailure
+from monarch_kernel.debugger.controller.values.report import MOST_SHOWN, Diff, ValueFailure
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, Stats, root_digest
-from monarch_kernel.debugger.rank.values.leaves import plain_leaf
+from monarch_kernel.debugger.rank.values.reduce import plain_leaf
 
 
 def reading(value: float | str, part: str = "", stats: Stats | None = None) -> Reading:

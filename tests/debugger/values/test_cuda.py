@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.debugger.rank.values.blocks import BLOCK_BYTES, Deadline
+from monarch_kernel.debugger.rank.values.probe import sendable
 from monarch_kernel.debugger.rank.values.reduce import Parts
-from monarch_kernel.debugger.rank.values.sendable import sendable
 
 torch = pytest.importorskip("torch")
 pytestmark = [

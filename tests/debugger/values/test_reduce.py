@@ -16,9 +16,8 @@ import pytest
 from monarch_kernel.debugger.model.readings import Leaf, Reading
 from monarch_kernel.debugger.rank.values import reduce
 from monarch_kernel.debugger.rank.values.blocks import Deadline, TimeLimitError
-from monarch_kernel.debugger.rank.values.digest import digest
-from monarch_kernel.debugger.rank.values.reduce import Parts
-from monarch_kernel.debugger.rank.values.sendable import on_cpu, sendable
+from monarch_kernel.debugger.rank.values.probe import on_cpu, sendable
+from monarch_kernel.debugger.rank.values.reduce import Parts, digest
 
 
 def parts_of(value: Any, **options: Any) -> Parts:

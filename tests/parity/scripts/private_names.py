@@ -5,6 +5,7 @@ import inspect
 import pickle
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch._src.actor import actor_mesh
 from monarch._src.actor.mock import patch_actor
 from monarch.actor import Actor, context, endpoint, get_or_spawn_controller, this_host
 from report import show
@@ -34,6 +35,7 @@ NAMES = (
     "_src.job.job:JobState",
     "_src.job.job:JobTrait",
     "_src.job.job:LocalJob",
+    "_src.job.job:SSHJob",
     "_src.job.process:ProcessJob",
     "_src.job.slurm:SlurmJob",
     "_src.job.kubernetes:_WORKER_BOOTSTRAP_SCRIPT",
@@ -77,6 +79,12 @@ class Big(Actor):
         back = pickle.loads(pickle.dumps(str(actor_id)))
         return actor_id.actor_name, bool(actor_id.proc_id), bool(actor_id.pid), back == str(actor_id)
 
+    @endpoint
+    def runs(self):
+        from monarch._src.actor import actor_mesh
+
+        return actor_mesh._context.get().actor_instance.name
+
 
 class Small(Actor):
     @endpoint
@@ -93,8 +101,11 @@ class Nest(Actor):
 show("signature", inspect.signature(Big.add._method), "return a + b" in inspect.getsource(Big().add._method))
 show("without a mesh", Big.add._method(Big(), 1, b=3))
 
+show("no context yet", actor_mesh._context.get())
 procs = this_host().spawn_procs({"x": 2, "y": 1})
+show("a context", actor_mesh._context.get() is not None, actor_mesh._context.get() is context())
 big = procs.spawn("big", Big)
+show("running", list(big.runs.call().get().values()))
 show("ids", list(big.me.call().get().values()), context().actor_instance.actor_id.actor_name)
 for mesh in (procs, big, this_host(), procs.slice(x=1)):
     shape = mesh._ndslice

@@ -1,6 +1,6 @@
 """The stacks of all ranks, merged: `gather` queries the ranks, `merge` and `report` build one tree, renderers show it.
 
-The renderers are `text`, `html` and `data`; the first two share the `layout` of lines. A rank takes its own stacks in
+The renderers `text` and `html` share the `layout` of lines. A rank takes its own stacks in
 `debugger.rank.stacks`; `pyspy` parses what a host agent has read from a rank that does not answer.
 """
 

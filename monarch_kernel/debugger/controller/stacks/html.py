@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger.controller.labels import rank_label
 from monarch_kernel.debugger.controller.stacks.layout import (
@@ -25,10 +26,13 @@ from monarch_kernel.debugger.controller.stacks.layout import (
     where_label,
 )
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
-from monarch_kernel.debugger.controller.stacks.report import Stacks
-from monarch_kernel.debugger.source_locations import Label, is_readable_source, source_of
+from monarch_kernel.debugger.source_locations import Label, is_readable_source
 from monarch_kernel.display import styles
+from monarch_kernel.display.places import source_line
 from monarch_kernel.meshes import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.stacks.report import Stacks
 
 #: How many lines before and after a frame's own line are shown when it is expanded.
 CONTEXT = 3
@@ -119,7 +123,7 @@ class _Page:
         file, line = frame.place.file, frame.place.line
         if not frame.source or self._contexts >= _MOST_CONTEXTS:
             return ""
-        if not is_readable_source(file) or source_of(file, line) != frame.source:
+        if not is_readable_source(file) or source_line(file, line) != frame.source:
             return ""  # it is of a stranger's report, or the ranks have a different version of it
         self._contexts += 1
         rows: list[str] = []

@@ -46,11 +46,6 @@ class FrameNode(StackBranch):
     values: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict[int, tuple[tuple[str, str], ...]])
     times: tuple[int, int] = (1, 1)
 
-    @property
-    def diverges(self) -> bool:
-        """Whether the ranks diverge here."""
-        return len(self.children) + bool(self.here) > 1
-
 
 @dataclass(slots=True, eq=False)
 class StackRoot(StackBranch):

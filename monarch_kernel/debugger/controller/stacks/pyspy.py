@@ -16,7 +16,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, kind_of, source_of
+from monarch_kernel.debugger.source_locations import USER, Place, kind_of
+from monarch_kernel.display.places import source_line
 
 #: The state of a stack whose thread keeps all others from running.
 HOLDS_LOCK = "holds the interpreter lock"
@@ -125,7 +126,7 @@ def _frame(frame: SpiedFrame) -> StackFrame:
         # Addresses differ from process to process, and mean nothing to the reader.
         return StackFrame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
     kind = kind_of(file)
-    source = source_of(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""
+    source = source_line(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""
     return StackFrame(Place(file, line, name, kind), source or _cell_source(file, line, kind))
 
 
@@ -133,7 +134,7 @@ def _cell_source(file: str, line: int, kind: str) -> str:
     """A line of a cell of this notebook: its file is in `linecache` only."""
     import linecache
 
-    return source_of(file, line) if kind == USER and file in linecache.cache else ""
+    return source_line(file, line) if kind == USER and file in linecache.cache else ""
 
 
 def _first_name(frames: tuple[StackFrame, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The result of `stacks`: the merged stacks of all ranks as data, which `text`, `html` and `data` render."""
+"""The result of `stacks`: the merged stacks of all ranks which `text` and `html` render."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.debugger.controller.stacks.merge import StackClass, StackRoot, merge
-from monarch_kernel.debugger.model.stacks import StackSnapshot
+from monarch_kernel.debugger.controller.stacks.html import html_of
+from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackClass, StackRoot, merge
+from monarch_kernel.debugger.controller.stacks.text import text_of
+from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.display.reports import AsReport
 
@@ -109,18 +111,78 @@ class Stacks(AsReport):
 
     def text(self, *, colours: bool = False, label: Label | None = None) -> str:
         """The tree as text: its length depends on the number of different stacks, not on the number of ranks."""
-        from monarch_kernel.debugger.controller.stacks.text import text_of
-
         return text_of(self, label, colours=colours)
 
     def html(self, *, label: Label | None = None) -> str:
         """The tree as HTML: branches fold, and a frame expands to its source. Needs no scripts or style sheets."""
-        from monarch_kernel.debugger.controller.stacks.html import html_of
-
         return html_of(self, label)
 
     def asdict(self) -> dict[str, Any]:
-        """The whole report as JSON-compatible dictionaries, lists, strings and numbers."""
-        from monarch_kernel.debugger.controller.stacks.data import data_of
+        """The whole report as JSON-compatible dictionaries, lists, strings and numbers.
 
-        return data_of(self)
+        `tree` has nested frames with their ranks, `classes` the sets of ranks that do the same; further items list the
+        ranks in neither.
+        """
+        return {
+            "mesh": self.mesh,
+            "dimensions": dict(self.extent),
+            "ranks": list(self.ranks),
+            "seconds": self.seconds,
+            "tree": [
+                {"kind": root.kind, "name": root.name, "cells": root.cells, **_branch(root)} for root in self.tree
+            ],
+            "classes": [
+                {"ranks": list(each.ranks), "idle": each.idle, "stacks": [_stack(stack) for stack in each.stacks]}
+                for each in self.classes
+            ],
+            "idle": list(self.idle),
+            "late": self.late,
+            "dead": self.dead,
+            "unread": self.unread,
+            "pids": {rank: snapshot.pid for rank, snapshot in self.snapshots.items()},
+        }
+
+
+def _branch(branch: StackBranch) -> dict[str, Any]:
+    """A branch and everything below it. Not recursive, as stacks may be deep."""
+    whole: dict[str, Any] = {}
+    todo: list[tuple[StackBranch, dict[str, Any]]] = [(branch, whole)]
+    while todo:
+        at, told = todo.pop()
+        told["ranks"] = list(at.ranks)
+        told["children"] = [_node(child) for child in at.children]
+        todo += zip(at.children, told["children"], strict=True)
+    return whole
+
+
+def _node(node: FrameNode) -> dict[str, Any]:
+    return {
+        **_frame(node.frame),
+        "times": list(node.times),
+        "here": list(node.here),
+        "counts": dict(node.counts),
+        "states": {state: list(ranks) for state, ranks in node.states.items()},
+        "values": {rank: dict(values) for rank, values in node.values.items()},
+    }
+
+
+def _stack(stack: Stack) -> dict[str, Any]:
+    return {
+        "kind": stack.kind,
+        "name": stack.name,
+        "state": stack.state,
+        "values": dict(stack.values),
+        "frames": [{**_frame(frame), "times": frame.times, "left_out": frame.left_out} for frame in stack.frames],
+    }
+
+
+def _frame(frame: StackFrame) -> dict[str, Any]:
+    place = frame.place
+    return {
+        "file": place.file,
+        "line": place.line,
+        "name": place.name,
+        "code": place.kind,
+        "source": frame.source,
+        "span": list(frame.span),
+    }

@@ -6,6 +6,7 @@ The length depends on the number of different stacks, not on the number of ranks
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.labels import rank_label
@@ -21,9 +22,11 @@ from monarch_kernel.debugger.controller.stacks.layout import (
     where_label,
 )
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
-from monarch_kernel.debugger.controller.stacks.report import Stacks
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.controller.stacks.report import Stacks
 
 #: Lines are cut at about this width.
 WIDTH = 118

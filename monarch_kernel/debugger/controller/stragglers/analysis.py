@@ -1,15 +1,112 @@
-"""Who came when to each collective, how long each rank has waited, and who has kept the others waiting. Pure."""
+"""When each rank came to each collective, how long it waited, and which ranks kept the others waiting. Pure."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from monarch_kernel.debugger.controller.stragglers.clocks import EXACT, Clocks, compare_clocks
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
 from monarch_kernel.debugger.source_locations import Place
+
+#: Parts of the names of operations in which each rank waits for all others.
+_SYNCHRONISING = (
+    *("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier", "all_to_all", "alltoall"),
+)
+#: The accuracy of the time of a call, between processes of one host (seconds).
+EXACT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of hosts, compared.
+
+    Attributes:
+        ahead: how far each clock is ahead of the first one (seconds).
+        within: how exactly that is known (seconds); infinite for clocks that could not be compared.
+        sentence: the same in words; "" if there is only one clock.
+    """
+
+    ahead: Mapping[str, float] = field(default_factory=dict[str, float])
+    within: float = 0.0
+    sentence: str = ""
+
+    def common(self, clock: str, moment: float) -> float:
+        """A moment of this clock, by the first clock."""
+        return moment - self.ahead.get(clock, 0.0)
+
+
+def compare_clocks(records: Iterable[CollectiveTimes]) -> Clocks:
+    """Compare the clocks of hosts by the collectives of their ranks alone.
+
+    In a collective that synchronises, such as `all_reduce`, no rank continues before every rank has entered it. So a
+    rank's next call is later than every rank's call of this one. Each such pair limits how far one host's clock can be
+    ahead of another's, from both sides; the limits are narrow where calls follow each other closely.
+    """
+    known = [record for record in records if record.calls]
+    clocks = list(dict.fromkeys(record.clock for record in known))
+    if len(clocks) < 2:
+        return Clocks()
+    if _overtakes(known):
+        return Clocks(
+            within=math.inf,
+            sentence="The clocks of hosts could not be compared, as the program does not wait for its collectives; "
+            "moments are as these clocks tell.",
+        )
+    by_clock = {clock: [record for record in known if record.clock == clock] for clock in clocks}
+    ahead: dict[str, float] = {clocks[0]: 0.0}
+    within = 0.0
+    for clock in clocks[1:]:
+        low, high = -_least_gap(by_clock[clocks[0]], by_clock[clock]), _least_gap(by_clock[clock], by_clock[clocks[0]])
+        if not (math.isfinite(low) and math.isfinite(high)) or low > high + 2 * EXACT:
+            ahead[clock], within = 0.0, math.inf
+        elif low <= 0 <= high:
+            ahead[clock], within = 0.0, max(within, min(-low, high))
+        else:
+            ahead[clock], within = (low + high) / 2, max(within, abs(high - low) / 2)
+    if not math.isfinite(within):
+        sentence = "The clocks of hosts could not be compared by their collectives; moments are as these clocks tell."
+    elif any(ahead.values()):
+        apart = max(ahead.values()) - min(ahead.values())
+        sentence = (
+            f"The clocks of hosts are up to {apart:.3g} s apart, which is allowed for (within {within * 1e3:.3g} ms)."
+        )
+    else:
+        sentence = f"The clocks of hosts agree, as far as their collectives tell (within {within * 1e3:.3g} ms)."
+    return Clocks(ahead, within, sentence)
+
+
+def _least_gap(mine: Sequence[CollectiveTimes], others: Sequence[CollectiveTimes]) -> float:
+    """The least time from a call of the others to my next call, by uncorrected clocks (seconds)."""
+    latest: dict[tuple[str, str, int], float] = {}
+    for record in others:
+        for call in record.calls:
+            if _synchronises(call):
+                key = (record.world, call.group, call.number)
+                latest[key] = max(call.entered, latest.get(key, -math.inf))
+    found = math.inf
+    for record in mine:
+        for call, after in pairwise(record.calls):
+            theirs = latest.get((record.world, call.group, call.number)) if _synchronises(call) else None
+            if theirs is not None:
+                found = min(found, after.entered - theirs)
+    return found
+
+
+def _overtakes(records: Sequence[CollectiveTimes]) -> bool:
+    """Whether ranks of one clock make a call before all have entered the last one: they did not wait for it."""
+    by_clock: dict[str, list[CollectiveTimes]] = {}
+    for record in records:
+        by_clock.setdefault(record.clock, []).append(record)
+    return any(_least_gap(same, same) < -EXACT for same in by_clock.values() if len(same) > 1)
+
+
+def _synchronises(call: TimedCollective) -> bool:
+    return any(word in call.op for word in _SYNCHRONISING)
+
 
 #: A rank is a straggler if this share of the lost time is due to it; of few ranks, `_BY_CHANCE` times their share.
 _SHARE, _BY_CHANCE = 0.3, 1.5

@@ -1,7 +1,7 @@
 """Values across ranks: `diff` reports which ranks have which value and where they differ, `pull` fetches one value.
 
 Ranks reduce a value to digests and figures (`debugger.rank.values`); `query` requests these, `compare` compares them,
-and `report` is the result. The renderers are `text`, `html` and `data`; the first two share a `layout`.
+and `report` is the result, which displays itself.
 """
 
 from monarch_kernel.debugger.controller.values.query import diff, pull

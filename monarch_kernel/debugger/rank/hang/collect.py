@@ -29,7 +29,7 @@ from monarch_kernel.debugger.model.evidence import (
 )
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
 from monarch_kernel.debugger.rank.process import existing_engine, rank_of
-from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, place_of
+from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, outwards, place_of
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import (
     WAITING,
@@ -44,7 +44,6 @@ from monarch_kernel.thread_frames import current_frames
 _TORCH = f"{os.sep}torch{os.sep}"
 #: In the paths of data loaders.
 LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
-_FUNCTIONAL = "_functional_collectives.py"
 #: Functions of `torch.distributed` that send or receive, and those that make process groups.
 P2P = {"send", "isend", "recv", "irecv", "send_object_list", "recv_object_list"}
 MAKING = {
@@ -122,7 +121,7 @@ class _Thread:
         self.thread = thread
         self.endpoint = endpoint
         self.cell = cell
-        self.frames = list(_outwards(frame))
+        self.frames = list(outwards(frame))
         self.operation = operation_on(self.frames)
 
     @property
@@ -153,12 +152,6 @@ def cpu_ticks(thread: int) -> int:
         return int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _threads() -> Iterator[_Thread]:

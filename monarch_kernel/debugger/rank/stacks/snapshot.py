@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import types
 from collections.abc import Iterable
 from itertools import islice
 from types import CodeType, FrameType
@@ -34,7 +35,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code, source_of
+from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code
+from monarch_kernel.display.places import source_line
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
@@ -44,6 +46,12 @@ DEEPEST = 20_000
 _ORDER = (CODE, ENDPOINT, PROGRAM, OPERATION, TASK, THREAD)
 _STOPPED = "stopped by the debugger"
 _LOOPS = "asyncio.base_events"
+#: The most variables of a frame that are reported, and the longest text of a value (characters).
+MOST_VALUES, VALUE_LENGTH = 12, 60
+_MOST_ITEMS = 4
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_SELF = ("self", "cls")  # not reported: the function's name tells the class
+_DULL = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 _Raw = tuple[CodeType, int, int]
 """A frame: its code, the line, and the last instruction. Frames themselves would keep their variables alive."""
@@ -159,7 +167,7 @@ class _Reader:
         raw.reverse()
         thread.step_at = len(raw) - 1 - thread.step_at
         thread.main_at = len(raw) - 1 - thread.main_at
-        thread.values = _values_of(inner)
+        thread.values = local_values(inner)
         return thread
 
     def _of_thread(self, thread: _Thread) -> Stack | None:
@@ -196,7 +204,7 @@ class _Reader:
             if kind == THREAD or running is not None:
                 frames = [*before, *frames]
         inner = next((frame for frame in reversed(task.links) if is_user_frame(frame)), None) if self._values else None
-        return self._stack(frames, running, kind, name, 0, _values_of(inner))
+        return self._stack(frames, running, kind, name, 0, local_values(inner))
 
     def _running(self, task: TaskStack) -> Running | None:
         """The endpoint that a task is part of."""
@@ -278,7 +286,7 @@ def _source(code: CodeType, line: int, instruction: int) -> tuple[str, tuple[int
     import linecache
 
     text = linecache.getline(code.co_filename, line)
-    source = source_of(code.co_filename, line)
+    source = source_line(code.co_filename, line)
     position = next(islice(code.co_positions(), max(0, instruction) // 2, None), None)
     if not source or position is None:
         return source, (0, 0)
@@ -302,9 +310,77 @@ def _task_name(stack: TaskStack) -> str:
     return name
 
 
-def _values_of(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
+def local_values(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
+    """The variables of a frame as names and texts; of a module or a cell, those that its code mentions.
+
+    No user code runs: the text never contains the `repr` of an object of a user's class.
+    """
     if frame is None:
         return ()
-    from monarch_kernel.debugger.rank.stacks.local_values import local_values
+    code = frame.f_code
+    values: dict[str, Any] = frame.f_locals
+    names = [*code.co_varnames, *code.co_cellvars, *code.co_freevars] if code.co_flags & 1 else [*code.co_names]
+    told: list[tuple[str, str]] = []
+    for name in dict.fromkeys(names):
+        if name in values and not name.startswith("__") and name not in _SELF and not isinstance(values[name], _DULL):
+            told.append((name, value_text(values[name])))
+    return tuple(told[:MOST_VALUES])
 
-    return local_values(frame)
+
+def value_text(value: Any, depth: int = 2) -> str:
+    """A value as text of at most `VALUE_LENGTH` characters."""
+    return _cut_value(_value_text(value, depth))
+
+
+def _value_text(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind in (str, bytes):
+        return repr(value if len(value) <= VALUE_LENGTH else value[:VALUE_LENGTH])
+    if kind is int and value.bit_length() > 4 * VALUE_LENGTH:
+        return f"an int of {value.bit_length()} bits"
+    if kind in _ATOMS:
+        return repr(value)
+    if kind in (list, tuple, set, frozenset, dict):
+        return _container_text(value, depth)
+    shape = _array_text(value)
+    return shape or f"<{kind.__qualname__}>"
+
+
+def _container_text(value: Any, depth: int) -> str:
+    kind, size = type(value), len(value)
+    if not size:
+        return repr(value)
+    if not depth:
+        return f"<{kind.__name__} of {size}>"
+    try:
+        items = list(value.items() if kind is dict else value)[:_MOST_ITEMS]
+    except RuntimeError:  # its thread has changed it during the copy
+        return f"<{kind.__name__} of {size}>"
+    more = ", …" if size > len(items) else ""
+    if kind is dict:
+        return "{" + ", ".join(f"{_value_text(k, 0)}: {_value_text(v, depth - 1)}" for k, v in items) + more + "}"
+    inside = ", ".join(_value_text(item, depth - 1) for item in items) + more
+    if kind is tuple:
+        return f"({inside}{',' if size == 1 else ''})"
+    return f"[{inside}]" if kind is list else f"{{{inside}}}"
+
+
+def _array_text(value: Any) -> str:
+    """An array or a tensor: `Tensor float32 [3, 4] cuda:0`; '' for anything else."""
+    described = getattr(type(value), "_short_form_", None)
+    if callable(described):  # a handle of a tensor on a mesh
+        return str(described(value))
+    module = type(value).__module__.partition(".")[0]
+    if module not in ("torch", "numpy", "jax", "jaxlib"):
+        return ""
+    try:
+        shape, dtype = value.shape, str(value.dtype).removeprefix("torch.")
+        device = str(getattr(value, "device", ""))
+        where = "" if device in ("", "cpu") else f" {device}"
+        return f"<{type(value).__name__} {dtype} [{', '.join(map(str, shape))}]{where}>"
+    except Exception:  # not an array, or one whose shape cannot be read
+        return ""
+
+
+def _cut_value(text: str) -> str:
+    return text if len(text) <= VALUE_LENGTH else f"{text[: VALUE_LENGTH - 1]}…"

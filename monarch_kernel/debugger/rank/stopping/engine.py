@@ -28,14 +28,14 @@ from monarch_kernel.debugger.model.stops import (
     Variable,
 )
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoint, ArmedBreakpoints, Ask
-from monarch_kernel.debugger.rank.stopping.event_source import EventSource
 from monarch_kernel.debugger.rank.stopping.expressions import run, summary
 from monarch_kernel.debugger.rank.stopping.files import ClientPath, not_synced
 from monarch_kernel.debugger.rank.stopping.lines import own_lines, running_frames
 from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
-from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
-from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, source_of
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
+from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
+from monarch_kernel.display.places import source_line
 from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class StopEngine:
             from monarch_kernel.debugger.rank.stopping.monitoring import Monitoring as Source
         else:
             from monarch_kernel.debugger.rank.stopping.tracing import Tracing as Source
-        self._source: EventSource = Source(self, self._lock)
+        self._source = Source(self, self._lock)
         # These callbacks cannot be unregistered, so they must not keep the engine alive.
         before, after, child = map(weakref.WeakMethod, (self._before_fork, self._after_fork, self._in_child))
         os.register_at_fork(
@@ -365,7 +365,7 @@ class StopEngine:
             log.exception("a fault of the debugger; the thread goes on")
 
     def at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
-        """See `EventSink`."""
+        """Handle that a line is about to run; `here` are its breakpoints. May block, and may raise into the thread."""
         self._harmless(self._at_line, frame, line, here)
 
     def _at_line(self, frame: FrameType, line: int, here: tuple[ArmedBreakpoint, ...]) -> None:
@@ -386,7 +386,7 @@ class StopEngine:
             self._stop(_stack(frame), "step" if stepped else "pause", "")
 
     def at_return(self, frame: FrameType, value: Any) -> None:
-        """See `EventSink`."""
+        """Handle that a frame is about to return a value. May block, and may raise into the thread."""
         self._harmless(self._at_return, frame, value)
 
     def _at_return(self, frame: FrameType, value: Any) -> None:
@@ -404,7 +404,7 @@ class StopEngine:
                 self._attend()
 
     def at_unwind(self, frame: FrameType) -> None:
-        """See `EventSink`."""
+        """Handle that an exception leaves a frame. May block, and may raise into the thread."""
         self._harmless(self._at_unwind, frame)
 
     def _at_unwind(self, frame: FrameType) -> None:
@@ -483,7 +483,7 @@ class StopEngine:
     ) -> Parked | None:
         """Register a stop; None if the engine is closed."""
         shown = tuple(
-            StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_of(file, line))
+            StopFrame(index, frame.f_code.co_qualname, file, line, is_user_frame(frame), source_line(file, line))
             for index, (frame, line) in enumerate(frames)
             for file in (frame.f_code.co_filename,)
         )

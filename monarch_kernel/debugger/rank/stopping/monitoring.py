@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
-from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, tree
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_user_code
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
 monitoring: Any = getattr(sys, "monitoring", None)
 
@@ -31,10 +33,10 @@ class Monitoring:
         RuntimeError: other tools use all ids.
     """
 
-    #: See `EventSource`.
+    #: A message for a user who sets a breakpoint; "" for none.
     note = ""
 
-    def __init__(self, sink: EventSink, _lock: threading.Lock) -> None:
+    def __init__(self, sink: StopEngine, _lock: threading.Lock) -> None:
         self._sink = sink
         self._book = ArmedBreakpoints(())
         self._lines: dict[int, tuple[CodeType, Lines]] = {}  # by identity: equal code may be of another file

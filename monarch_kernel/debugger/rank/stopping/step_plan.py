@@ -6,11 +6,10 @@ loop. Other tasks of the thread do not end it. When the flow leaves user code, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import FrameType
 
 from monarch_kernel.debugger.model.stops import How
-from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of
+from monarch_kernel.debugger.source_locations import CELL_RUNNER, RUNTIME, is_user_frame, kind_of, outwards
 
 # What threads begin with, and what they wait in: code that never stops.
 _MACHINERY = ("threading.py", "queue.py", "concurrent/futures/thread.py")
@@ -20,13 +19,6 @@ _EVENT_LOOP = ("/asyncio/", "/uvloop/")
 def forbidden(filename: str) -> bool:
     """Whether code of a file must never stop: our own, and that of threads and imports."""
     return filename.startswith("<frozen ") or kind_of(filename) == RUNTIME or filename.endswith(_MACHINERY)
-
-
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame, its caller, and so on."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _flow_of(frame: FrameType) -> FrameType:

@@ -18,15 +18,17 @@ import time
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.debugger.rank.stopping.armed import ArmedBreakpoints, Lines
-from monarch_kernel.debugger.rank.stopping.event_source import EventSink
 from monarch_kernel.debugger.rank.stopping.lines import loaded_codes, running_frames, tree
-from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan, outwards
+from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.rank.stopping.threadstates import Tracer, set_tracers, thread_tracers
-from monarch_kernel.debugger.source_locations import is_user_code
+from monarch_kernel.debugger.source_locations import is_user_code, outwards
 from monarch_kernel.thread_frames import current_frames
+
+if TYPE_CHECKING:
+    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
@@ -59,10 +61,10 @@ class _Files(dict[str, bool]):
 class Tracing:
     """Arms lines and follows steps through trace functions."""
 
-    #: See `EventSource`.
+    #: A message for a user who sets a breakpoint; "" for none.
     note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
 
-    def __init__(self, sink: EventSink, lock: threading.Lock) -> None:
+    def __init__(self, sink: StopEngine, lock: threading.Lock) -> None:
         self._sink = sink
         self._lock = lock
         self._book = ArmedBreakpoints(())
@@ -80,15 +82,17 @@ class Tracing:
 
     def arm(self, book: ArmedBreakpoints) -> None:
         """Arm these breakpoints in place of all others, also in code that runs already."""
-        for _, local in self._local.values():
-            local.lines.clear()
-        self._book = book
-        self._local = {}
+        # Finding code takes long where much is loaded; those that stay armed hold meanwhile.
+        codes = loaded_codes(book.wants) if book.has_lines else []
+        locals_ = {id(code): (code, self._make_local(book, code)) for code in codes}
+        former, self._book, self._local = self._local, book, locals_
         self._files.begin(book.wants)
-        if book.has_lines:
-            for code in loaded_codes(book.wants):
-                self._know(code)
+        for _, frame in running_frames():
+            if book.has_lines and self._files[frame.f_code.co_filename]:
+                self._know(frame.f_code)
         self._apply()
+        for _, local in former.values():
+            local.lines.clear()
 
     def attend(self, plans: list[StepPlan], pausing: bool) -> None:
         """Deliver the events of these steps, and all lines of user code while a pause is requested."""
@@ -144,7 +148,10 @@ class Tracing:
 
     def _know(self, code: CodeType) -> None:
         if id(code) not in self._local:
-            self._local[id(code)] = (code, _Local(self._sink, self._book.lines_of(code), self._raising, self._lost))
+            self._local[id(code)] = (code, self._make_local(self._book, code))
+
+    def _make_local(self, book: ArmedBreakpoints, code: CodeType) -> _Local:
+        return _Local(self._sink, book.lines_of(code), self._raising, self._lost)
 
     # -- traced threads and frames ---------------------------------------------------------------------
 
@@ -251,7 +258,7 @@ class _Local:
     """The trace function of frames; `lines` are the breakpoints of their code."""
 
     def __init__(
-        self, sink: EventSink, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
+        self, sink: StopEngine, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
     ) -> None:
         self.lines = lines
         self._lost = lost

@@ -147,7 +147,8 @@ class AsyncActorInstance(ActorInstance):
                 await asyncio.sleep(0)
 
     async def _handle_async(self, link: MessageLink, message: Call, body: Body) -> BaseException | None:
-        current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint))
+        since = self.calls - (self.latest == message.endpoint)
+        current.set(Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint, since))
         origin.set(message.cell or None)
         endpoint = self._spec.endpoints.get(message.endpoint) or self._undecorated(message.endpoint)
         try:

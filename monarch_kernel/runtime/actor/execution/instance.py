@@ -443,7 +443,8 @@ class ActorInstance(Instance):
             or here._extent.shape != message.sizes
             or here._extent.names != message.labels
         ):
-            here = self._context = Context(self, message.rank, shared(message.labels, message.sizes), message.endpoint)
+            extent = shared(message.labels, message.sizes)
+            here = self._context = Context(self, message.rank, extent, message.endpoint, self.calls)
         if current.get() is not here:
             current.set(here)
         cell = message.cell or None

@@ -119,13 +119,13 @@ class Healer:
         """Record the messages that started the procs of a mesh."""
         by_rank = {spec.rank: (message, k) for message in messages for k, spec in enumerate(message.procs)}
         body, buffers = bootstrap
-        self.spawned_procs[mesh._uid] = SpawnedProcs(by_rank, (_flat(body), buffers), [])
-        self.restarts.add(mesh._uid, policy)
-        self.noted(mesh._uid)
+        self.spawned_procs[mesh._mesh_uid] = SpawnedProcs(by_rank, (_flat(body), buffers), [])
+        self.restarts.add(mesh._mesh_uid, policy)
+        self.noted(mesh._mesh_uid)
 
     def add_spares(self, mesh: ProcMesh, spares: HostMesh | HostSource) -> None:
         """Add spare hosts of a mesh, or a source of them."""
-        record = self.spawned_procs[mesh._uid]
+        record = self.spawned_procs[mesh._mesh_uid]
         if isinstance(spares, HostSource):
             record.source = spares
         else:
@@ -161,7 +161,7 @@ class Healer:
 
     def heal(self, mesh: ProcMesh, hosts: HostMesh | HostSource | None, timeout: float) -> Future[Healed]:
         """Replace the dead procs of a mesh (or slice) and the actors on them; the work runs on a separate thread."""
-        procs_record = self.spawned_procs.get(mesh._uid)
+        procs_record = self.spawned_procs.get(mesh._mesh_uid)
         if procs_record is None:
             raise HealError(
                 f"{mesh.name} can be healed only in the process that spawned its procs, and only until it is stopped"
@@ -196,7 +196,7 @@ class Healer:
 
     def _guard(self, mesh: ProcMesh) -> threading.Lock:
         """Held while ranks or actors of a mesh are replaced: two of these at once would create an actor twice."""
-        return self._guards.setdefault(mesh._uid, threading.Lock())
+        return self._guards.setdefault(mesh._mesh_uid, threading.Lock())
 
     def _living(self, mesh: ProcMesh) -> set[str]:
         return {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
@@ -326,7 +326,7 @@ class Healer:
         healed.replaced += self._revive(whole, mesh, names, restored, deadline)
         healed.respawned, healed.restored = list(names), list(restored)
         healed.seconds = time.monotonic() - began
-        self.noted(whole._uid)
+        self.noted(whole._mesh_uid)
         system.changed()
         return healed
 
@@ -349,7 +349,7 @@ class Healer:
         messages: list[tuple[ProcRef, SpawnProcs]] = []
         for rank, agent in agents.items():
             procs_record.incarnations[rank] = number = procs_record.incarnations.get(rank, 1) + 1
-            proc = f"{whole._uid}.{rank}~{number}"
+            proc = f"{whole._mesh_uid}.{rank}~{number}"
             ref = agent.beside(proc, os.path.join(os.path.dirname(agent.address), proc + ".sock"))
             template, at = procs_record.messages[rank]
             message = msgspec.structs.replace(
@@ -364,7 +364,7 @@ class Healer:
             if agent.site == node.ref.site:
                 node.expect(ref)
         procs = tuple(new.get(rank, ref) for rank, ref in enumerate(whole._target().procs))
-        target = Target(whole.name, whole._uid, whole.extent, procs, self._system.reported)
+        target = Target(whole.name, whole._mesh_uid, whole.extent, procs, self._system.reported)
         calls: list[Future[Any]] = []
         body, buffers = procs_record.bootstrap
         for (agent, message), (rank, ref) in zip(messages, new.items(), strict=True):
@@ -706,10 +706,10 @@ class Healer:
         mesh = self._mesh_of(proc)
         if mesh is None:
             return False
-        delay = self.restarts.failed(mesh._uid, time.monotonic())
+        delay = self.restarts.failed(mesh._mesh_uid, time.monotonic())
         if delay is None:
             return False
-        policy = self.restarts.policy(mesh._uid)
+        policy = self.restarts.policy(mesh._mesh_uid)
         assert policy is not None
 
         def ended(future: Future[Healed]) -> None:
@@ -741,7 +741,7 @@ class Healer:
 
     def _mesh_of(self, proc: str) -> ProcMesh | None:
         for mesh in self._system.proc_meshes.values():
-            if self.restarts.policy(mesh._uid) is not None and any(r.id == proc for r in mesh._target().procs):
+            if self.restarts.policy(mesh._mesh_uid) is not None and any(r.id == proc for r in mesh._target().procs):
                 return mesh
         return None
 

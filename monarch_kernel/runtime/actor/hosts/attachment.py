@@ -12,6 +12,7 @@ from monarch_kernel.protocol.messages import ProcRef
 from monarch_kernel.protocol.worker_addresses import dial_address
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.hosts.tcp_keys import StrPath, keys_for
+from monarch_kernel.runtime.actor.hosts.worker_process import WorkerFuture
 from monarch_kernel.runtime.actor.process import System, get_system, started
 from monarch_kernel.runtime.actor.system import shutdown
 from monarch_kernel.runtime.mesh.shape import Extent, Region
@@ -32,7 +33,7 @@ class AttachTimeoutError(ConnectionError, RuntimeError):
 def attach_to_workers(
     *,
     ca: Any = None,
-    workers: Sequence[str | Future[str]],
+    workers: Sequence[str | Future[str] | WorkerFuture],
     name: str | None = None,
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
@@ -42,7 +43,8 @@ def attach_to_workers(
 
     Args:
         ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
-        workers: the URLs of the workers, or futures of these, in the order of the mesh.
+        workers: the URLs of the workers, futures of these, or what ``start_worker_loop_forever`` gave, in the order of
+            the mesh.
         name: a label for messages.
         key_file: the key for these workers; others may be attached with another. By default the file that
             ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own key.
@@ -68,7 +70,8 @@ def attach_to_workers(
         raise RuntimeError(
             "attach_to_workers() is for the controller: attach there, and pass the host mesh to the actor that needs it"
         )
-    urls = [dial_address(worker.get(limit) if isinstance(worker, Future) else worker) for worker in workers]
+    given = (worker.url if isinstance(worker, WorkerFuture) else worker for worker in workers)
+    urls = [dial_address(worker.get(limit) if isinstance(worker, Future) else worker) for worker in given]
     if not urls:
         raise ValueError("attach_to_workers() needs at least one worker")
     if len(set(urls)) < len(urls):

@@ -18,6 +18,8 @@ from monarch_kernel.runtime.node.future import Future
 if TYPE_CHECKING:
     import subprocess
 
+    from monarch_kernel.runtime.node.poller import Poller
+
 #: How long a worker may take to start, and to end (seconds).
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
@@ -75,7 +77,17 @@ def run_worker_loop_until_shutdown(
         os.close(lifeline)  # after an interrupt, this ends the worker with all its ranks
         _wait(process)
     if status != 0:
-        raise RuntimeError(f"the worker at {address} ended with {_described(status)}; see its output on stderr")
+        raise _ended(address, status)
+
+
+class WorkerFuture(Future[None]):
+    """Of a worker beside this process: done when it has ended, as in Monarch. Its ``url`` is done when it listens."""
+
+    __slots__ = ("url",)
+
+    def __init__(self, poller: Poller, address: str) -> None:
+        super().__init__(poller, f"start_worker_loop_forever(address={address!r})")
+        self.url: Future[str] = Future(poller, f"the start of the worker at {address}")
 
 
 def start_worker_loop_forever(
@@ -86,11 +98,13 @@ def start_worker_loop_forever(
     key_file: StrPath | None = None,
     allow: StrPath | None = None,
     audit: StrPath | None = None,
-) -> Future[str]:
+) -> WorkerFuture:
     """Start a worker process that ends with this one.
 
     Returns:
-        A future of its URL, done when the worker listens; ``attach_to_workers`` accepts the future itself.
+        A future that is done when the worker has ended; ``attach_to_workers`` accepts it. Its attribute ``url`` is a
+        future of the worker's URL, done when it listens. Both raise RuntimeError if the worker could not start, and the
+        first also if it was killed.
 
     Raises:
         ValueError: the address is invalid, or there is no key.
@@ -106,19 +120,23 @@ def start_worker_loop_forever(
         _wait(process)
 
     node.on_close.append(end)
-    url: Future[str] = Future(node.poller, f"start_worker_loop_forever(address={address!r})")
+    worker = WorkerFuture(node.poller, address)
 
-    def read() -> None:
+    def follow() -> None:
         assert process.stdout is not None
         with process.stdout as output:
             line = output.readline().decode()
         if line:
-            url._resolve(line.split()[-1])
+            worker.url._resolve(line.split()[-1])
+            status = process.wait()
+            worker._reject(_ended(address, status)) if status else worker._resolve(None)
         else:
-            url._reject(RuntimeError(f"the worker at {address} could not start; see its output on stderr"))
+            error = RuntimeError(f"the worker at {address} could not start; see its output on stderr")
+            worker.url._reject(error)
+            worker._reject(error)
 
-    threading.Thread(target=read, name="monarch-worker-start", daemon=True).start()
-    return url
+    threading.Thread(target=follow, name="monarch-worker", daemon=True).start()
+    return worker
 
 
 def _start(
@@ -161,5 +179,6 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _described(status: int) -> str:
-    return f"code {status}" if status >= 0 else signal.Signals(-status).name
+def _ended(address: str, status: int) -> RuntimeError:
+    how = f"code {status}" if status >= 0 else signal.Signals(-status).name
+    return RuntimeError(f"the worker at {address} ended with {how}; see its output on stderr")

@@ -87,6 +87,13 @@ def running_here() -> tuple[str, str, str]:
     return here.actor_instance.name, here._endpoint, calling_origin()
 
 
+def repeats_here() -> bool:
+    """Whether the endpoint that the calling thread runs was the latest before, too, as in a loop of its caller."""
+    here = current.get()
+    instance = here.actor_instance if here is not None else None
+    return here is not None and isinstance(instance, ActorInstance) and instance.calls > here._since + 1
+
+
 def actors_here(actor: str = "") -> dict[str, Any]:
     """The objects of the actors of this process, by the unique name of their mesh; optionally of one mesh only.
 

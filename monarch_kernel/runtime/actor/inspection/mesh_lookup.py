@@ -50,7 +50,7 @@ def whole_of(mesh: Any) -> Whole:
         if procs is mesh and mesh._region.nelements != len(mesh._procs):
             # A slice from another process: this process does not know the shape of the mesh as spawned.
             flat = Region.from_extent(Extent(("ranks",), (len(mesh._procs),)))
-            procs = ProcMesh(mesh._system, mesh._uid, mesh.name, mesh._procs, flat, mesh._host_region)
+            procs = ProcMesh(mesh._system, mesh._mesh_uid, mesh.name, mesh._procs, flat, mesh._host_region)
     elif isinstance(mesh, ActorMesh):
         refs = {ref.id for ref in mesh._target().procs}
         for procs in reversed(mesh._system.proc_meshes.values()):
@@ -61,7 +61,7 @@ def whole_of(mesh: Any) -> Whole:
     else:
         raise TypeError(f"a mesh of procs or actors is needed, not {mesh!r}")
     places = {ref.id: rank for rank, ref in enumerate(procs._target().procs)}
-    return Whole(procs, tuple(places[ref.id] for ref in mesh._target().procs), procs._uid)
+    return Whole(procs, tuple(places[ref.id] for ref in mesh._target().procs), procs._mesh_uid)
 
 
 def deaths_of(procs: Any) -> dict[int, Death]:

@@ -189,9 +189,9 @@ class KeptHost:
         for ref in mesh._procs:
             while (after := successors.get(ref.id)) is not None:
                 replaced[ref.id] = ref = after
-        policy = self._system.healer.restarts.policy(mesh._uid)
+        policy = self._system.healer.restarts.policy(mesh._mesh_uid)
         return (
-            *(mesh._uid, mesh.name, mesh._procs, mesh._shape, mesh._host_region, replaced),
+            *(mesh._mesh_uid, mesh.name, mesh._procs, mesh._shape, mesh._host_region, replaced),
             *(procs_record.messages, procs_record.bootstrap, procs_record.incarnations, policy),
         )
 

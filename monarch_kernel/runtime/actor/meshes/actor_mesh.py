@@ -127,6 +127,10 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
             self._spawned_on = self._system.proc_mesh_of(self._mesh_name, self._procs, extent)
         return self._spawned_on
 
+    @_proc_mesh.setter
+    def _proc_mesh(self, mesh: Any) -> None:
+        self._spawned_on = mesh  # programs set it, too
+
     def _called(self) -> Called:
         ranks = self._shape.ranks()
         if ranks == tuple(range(len(self._procs))):

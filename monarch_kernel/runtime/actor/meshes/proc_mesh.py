@@ -67,7 +67,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         ready: Future[Any] | None = None,
     ) -> None:
         self._system = system
-        self._uid = uid
+        self._mesh_uid = uid
         self.name = name
         self._procs = procs
         self._shape = region
@@ -97,7 +97,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
     def _new_with_region(self, region: Region) -> ProcMesh:
         mesh = ProcMesh(
             self._system,
-            self._uid,
+            self._mesh_uid,
             self.name,
             self._procs,
             region,
@@ -126,7 +126,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         if self._cached is None or self._cached_at != node.generation:
             self._cached_at = node.generation
             procs = tuple(node.current(self._procs[rank]) for rank in self._shape.ranks())
-            self._cached = Target(self.name, self._uid, self._shape.extent, procs, self._system.reported)
+            self._cached = Target(self.name, self._mesh_uid, self._shape.extent, procs, self._system.reported)
         return self._cached
 
     # -- actors ---------------------------------------------------------------------------------
@@ -188,10 +188,12 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
             node.ref,
             buffers,
             calling_origin(),
-            self._uid == target.procs[0].id,
+            self._mesh_uid == target.procs[0].id,
         )
         send_to_all(system, target, message, body, call)
-        if self._uid not in system.proc_meshes:  # procs of another process: their agents report deaths only on request
+        if (
+            self._mesh_uid not in system.proc_meshes
+        ):  # procs of another process: their agents report deaths only on request
             others = [ref for ref in target.procs if ref.id != node.id]
             for ref in others:
                 node.learn(ref)
@@ -292,9 +294,9 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
     def _forget(self) -> None:
         """Record that the whole mesh ends on purpose: it becomes unusable, and its end is not a fault."""
         self._stopped = True
-        self._system.proc_meshes.pop(self._uid, None)
-        self._system.tree.stopped(self._uid)
-        self._system.healer.forget(self._uid)
+        self._system.proc_meshes.pop(self._mesh_uid, None)
+        self._system.tree.stopped(self._mesh_uid)
+        self._system.healer.forget(self._mesh_uid)
 
     def kill(self, reason: str = "") -> Future[None]:
         """Kill these procs with SIGKILL, without cleanup; done when they are gone. Their end is not a fault."""
@@ -305,7 +307,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
     def _whole(self) -> ProcMesh:
         """The mesh as spawned, of which this may be a slice."""
-        return self._system.proc_meshes.get(self._uid, self)
+        return self._system.proc_meshes.get(self._mesh_uid, self)
 
     def heal(self, hosts: HostMesh | HostSource | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
         """Replace dead ranks: start new procs in their place, and create their actors again.
@@ -347,7 +349,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         extent = shrunk(target.extent, alive)
         mesh = ProcMesh(
             self._system,
-            self._uid,
+            self._mesh_uid,
             self.name,
             tuple(target.procs[rank] for rank in alive),
             Region.from_extent(extent),
@@ -496,7 +498,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
     def __reduce__(self) -> Any:
         procs = tuple(map(self._system.node.current, self._procs))
-        return (_rebuild_proc_mesh, (self._uid, self.name, procs, self._shape, self._host_region))
+        return (_rebuild_proc_mesh, (self._mesh_uid, self.name, procs, self._shape, self._host_region))
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())

@@ -1,4 +1,4 @@
-"""Which mesh and stream torch operations go to: ``with mesh.activate():``, ``with no_mesh.activate():``."""
+"""Which mesh and stream torch operations go to, and when: ``with mesh.activate():``, ``with coalescing():``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
+
 
 #: Operations of torch's own book-keeping, which stay here.
 _LOCAL: frozenset[Any] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
@@ -205,3 +206,25 @@ Unpickling.function = _unpickled_here
 def _without_modes() -> Generator[None]:
     with _disable_current_modes():
         yield
+
+
+#: Records in one message, within a block.
+COALESCED = 4096
+
+
+@contextmanager
+def coalescing() -> Generator[None]:
+    """Operations in this block go to the ranks in few messages, and all are on their way when it ends.
+
+    Operations are sent together anyway, so this changes little: the controller is through with a long block a little
+    sooner, and the ranks begin later. Values can be fetched in it. `compile` sends a function as one operation.
+    """
+    before = TensorEngine.batch
+    TensorEngine.batch = COALESCED
+    try:
+        yield
+    finally:
+        TensorEngine.batch = before
+        mesh = active_target()[0]
+        if mesh is not None and before != COALESCED:
+            engine_of(mesh).flush()

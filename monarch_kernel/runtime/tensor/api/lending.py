@@ -14,13 +14,12 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten
 
-from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
 from monarch_kernel.runtime.tensor.api.learning import argument_key
 from monarch_kernel.runtime.tensor.controller.adjoints import without_gradient
 from monarch_kernel.runtime.tensor.controller.engine import handles_in
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in
+from monarch_kernel.runtime.tensor.controller.loan import TensorLoan, ranks_in, region_of
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.calls import TakeResult, WaitForCall, described
 from monarch_kernel.runtime.tensor.rank.results import ResultLike
@@ -133,23 +132,12 @@ def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
     ranks = ranks_in(engine, target.procs)
     if list(ranks) == list(base.ranks):
         return base
-    region = _region(target.extent.names, target.extent.shape, ranks)
+    region = region_of(target.extent.names, target.extent.shape, ranks)
     if region is None or not set(ranks) <= set(base.ranks):
         raise MixedTensorsError(
             f"{label}.rref: its actors are not on ranks of mesh {base.name}: activate the mesh that they are on"
         )
     return engine.mesh_of(engine.world._new_with_region(region), base.stream)
-
-
-def _region(labels: tuple[str, ...], sizes: tuple[int, ...], ranks: tuple[int, ...]) -> Region | None:
-    """The region that selects these ranks, if they are evenly spaced in each dimension."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(sizes):
-        strides.insert(0, ranks[step] - ranks[0] if size > 1 else 1)
-        step *= size
-    region = Region(labels, sizes, strides, ranks[0])
-    return region if list(region.ranks()) == list(ranks) else None
 
 
 def _expected(

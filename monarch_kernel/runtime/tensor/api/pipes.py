@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
-from monarch_kernel.runtime.tensor.api.coordinates import rank_tensors
+from monarch_kernel.runtime.tensor.api.placement import rank_tensors
 from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, remote
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.operations import quiet
+from monarch_kernel.runtime.tensor.controller.signature import quiet
 from monarch_kernel.runtime.tensor.rank import pipes
-from monarch_kernel.runtime.tensor.wire.pipes import PipePlace, PipeYield
-from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+from monarch_kernel.runtime.tensor.wire import PipePlace, PipeYield, TensorSlot
 
 #: Messages are filled up to a multiple of so many bytes: ranks learn a new operation for each size.
 _UNIT = 512

@@ -1,18 +1,25 @@
-"""``to_mesh``, ``slice_mesh`` and ``reduce`` of all tensors in nested lists, tuples and dicts, and ``show``."""
+"""``to_mesh``, ``slice_mesh`` and ``reduce`` of all tensors in nested containers; coordinates; ``show``."""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.actor.hosts.host_mesh import this_host
+from monarch_kernel.runtime.mesh.shape import unknown_dimension
+from monarch_kernel.runtime.tensor.api.activation import tensor_mesh
 from monarch_kernel.runtime.tensor.api.fetching import inspect
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.stream import Stream
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_worker import here
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 
 def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
@@ -56,8 +63,7 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Non
     Args:
         obj, shard, coords: as for `inspect`.
     """
-    shown = getattr(builtins, "display", print)  # IPython's, in a notebook
-    shown(inspect(obj, shard, **coords))
+    getattr(builtins, "display", print)(inspect(obj, shard, **coords))  # IPython's, in a notebook
 
 
 def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) -> Any:
@@ -78,3 +84,22 @@ def python_local_mesh(*, gpus: int | None = None, hosts: int = 1) -> Any:
     """
     count = torch.cuda.device_count() or 1 if gpus is None else gpus
     return this_host().spawn_procs({"host": hosts, "gpu": count})
+
+
+def rank_tensor(procs: ProcMesh, dim: str) -> Any:
+    """A number on every rank: its coordinate in dimension `dim` (int64)."""
+    mesh = tensor_mesh(procs)
+    if dim not in mesh.labels:
+        raise unknown_dimension(dim, mesh.labels)
+    # A rank knows its place in the world; the region says where that is in this mesh.
+    at = {rank: point[dim] for rank, point in zip(mesh.ranks, procs.extent.points())}
+    return mesh.call(_coordinate, lambda _: torch.zeros((), dtype=torch.int64), at, key=("rank_tensor", dim))
+
+
+def rank_tensors(procs: ProcMesh) -> dict[str, Any]:
+    """The coordinates of every rank, by dimension."""
+    return {label: rank_tensor(procs, label) for label in procs.extent.names}
+
+
+def _coordinate(at: dict[int, int]) -> torch.Tensor:
+    return torch.tensor(at[here().rank], device=device.of_rank())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from monarch_kernel.runtime.tensor.api.activation import engine_of
 from monarch_kernel.runtime.tensor.controller import reducing
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.group_argument import GroupArgument
+from monarch_kernel.runtime.tensor.controller.world_group import GroupArgument
 from monarch_kernel.runtime.tensor.rank.groups import RankGroups
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import (
 )
 
 from monarch_kernel.runtime.tensor.api.activation import active_target, tensor_mesh
-from monarch_kernel.runtime.tensor.controller.generator_states import go_on_from, state_of
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.redraws import Redraws
+from monarch_kernel.runtime.tensor.controller.redraws import Redraws, go_on_from, state_of
 from monarch_kernel.runtime.tensor.rank import randomness
 
 

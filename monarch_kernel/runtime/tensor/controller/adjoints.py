@@ -1,4 +1,4 @@
-"""Gradients of what moves tensors between ranks: `reduce`, `to_mesh`, `slice_mesh` and `borrow`.
+"""Moves of tensors between ranks, with their gradients: `reduce`, `to_mesh`, `slice_mesh` and `borrow`.
 
 ``loss.backward()`` differentiates the sum of what all ranks of the loss's mesh hold: each rank begins with a gradient
 of one. So the gradient of a rank's value is the sum of what it adds to the losses of all ranks, and each move has one
@@ -13,18 +13,24 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
 from torch.utils._pytree import tree_map
 
-from monarch_kernel.runtime.tensor.controller import borrowing, frames, moving, reducing
+from monarch_kernel.runtime.tensor.controller import borrowing, frames, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow
 from monarch_kernel.runtime.tensor.controller.errors import BorrowError
-from monarch_kernel.runtime.tensor.controller.handle import Tensor
+from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
+from monarch_kernel.runtime.tensor.controller.spec import spec_of, spec_on
 from monarch_kernel.runtime.tensor.rank import transfers
+from monarch_kernel.runtime.tensor.wire import RankMoves
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.controller.stream import Stream
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
 
 Move = Callable[[Tensor], Tensor]
 
@@ -52,16 +58,14 @@ def reduce(
 def slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
     """See `Tensor.slice_mesh`."""
     if not _differentiates(tensor):
-        return moving.slice_mesh(tensor, coords)
-    return _Moved.apply(
-        tensor, lambda t: moving.slice_mesh(t, coords), functools.partial(_spread, mesh=tensor._spec.mesh)
-    )
+        return _slice_mesh(tensor, coords)
+    return _Moved.apply(tensor, lambda t: _slice_mesh(t, coords), functools.partial(_spread, mesh=tensor._spec.mesh))
 
 
 def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
     """See `Tensor.to_mesh`."""
     if not _differentiates(tensor):
-        return moving.to_mesh(tensor, procs, stream)
+        return _to_mesh(tensor, procs, stream)
     source = tensor._spec.mesh
 
     def back(gradient: Tensor) -> Tensor:
@@ -71,7 +75,7 @@ def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
             gradient = slice_mesh(total, dict.fromkeys(copies, 0))
         return to_mesh(gradient, source.procs, source.stream)
 
-    return _Moved.apply(tensor, lambda t: moving.to_mesh(t, procs, stream), back)
+    return _Moved.apply(tensor, lambda t: _to_mesh(t, procs, stream), back)
 
 
 def borrow(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Borrow]:
@@ -240,9 +244,9 @@ def _spread(gradient: Tensor, mesh: TensorMesh) -> Tensor:
 def _onto_part(tensor: Tensor, part: TensorMesh) -> Tensor:
     """The values of a part of a mesh, which has its dimensions or fewer: what `_spread` takes back."""
     if not _differentiates(tensor):
-        return moving.handle_on(part, tensor)
+        return handle_on(part, tensor)
     mesh = tensor._spec.mesh
-    return _Moved.apply(tensor, lambda t: moving.handle_on(part, t), functools.partial(_spread, mesh=mesh))
+    return _Moved.apply(tensor, lambda t: handle_on(part, t), functools.partial(_spread, mesh=mesh))
 
 
 def _into_stream(gradient: Tensor, mesh: TensorMesh) -> Tensor:
@@ -251,7 +255,7 @@ def _into_stream(gradient: Tensor, mesh: TensorMesh) -> Tensor:
 
     def issue(t: Tensor) -> Tensor:
         copy: Any = t.clone()
-        return moving.into_stream(mesh, copy)
+        return into_stream(mesh, copy)
 
     if not _differentiates(gradient):
         return issue(gradient)
@@ -269,3 +273,104 @@ def _refuse(what: str) -> Move:
         )
 
     return refuse
+
+
+def _slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
+    """See `Tensor.slice_mesh`."""
+    mesh = tensor._spec.mesh
+    if mesh.sharded:
+        raise TypeError(
+            f"slice_mesh() of a tensor in parts of mesh {mesh.name}: a part of the ranks has not all of it. "
+            "t.to_local(...) gives one rank's part; redistribute() another layout"
+        )
+    procs = mesh.procs.slice(**coords)
+    return handle_on(mesh.engine.mesh_of(procs, mesh.stream), tensor)
+
+
+def _to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
+    """See `Tensor.to_mesh`."""
+    source = tensor._spec.mesh
+    if source.sharded:
+        raise TypeError(f"to_mesh() of a sharded tensor of mesh {source.name}: only plain ones move so")
+    stream = source.stream if stream is None else stream
+    engine = source.engine.of(procs)
+    if engine is not source.engine:
+        return _to_other_world(tensor, engine.mesh_of(procs, stream))
+    target = engine.mesh_of(procs, source.stream)
+    moved = _moved(tensor, source, target)
+    if stream is not source.stream:
+        moved = into_stream(engine.mesh_of(procs, stream), moved)
+    return moved
+
+
+def into_stream(target: TensorMesh, tensor: Tensor) -> Tensor:
+    """A value that nothing else uses, in another stream: operations there wait until it has been made."""
+    target.engine.order(tensor._spec.mesh, target)
+    made = handle_on(target, tensor)
+    made._owner.delete_in(target.dead)
+    return made
+
+
+def _moved(tensor: Tensor, source: TensorMesh, target: TensorMesh) -> Tensor:
+    engine = source.engine
+    pairs = tuple((source.ranks[sender], target.ranks[k]) for k, sender in enumerate(senders(source, target)))
+    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
+    how = RankMoves(source.stream.number, ranks, pairs, tuple(tensor.shape), tensor.dtype)
+    if any(sender != receiver for sender, receiver in pairs):
+        engine.groups.need(source.stream, (ranks,))
+        engine.plan.line().moved += tensor.numel() * tensor.element_size()
+    carrier = engine.mesh_of(engine.world, source.stream)
+    shape = tuple(tensor.shape)
+    return carrier.call(transfers.transferred, lambda t, _: t.new_empty(shape), tensor, how, onto=target)
+
+
+def senders(source: TensorMesh, target: TensorMesh) -> list[int]:
+    """For each rank of `target` the rank of `source` that it gets its value from.
+
+    Raises:
+        ValueError: they have different sizes, or `target` lacks a dimension.
+    """
+    sizes = dict(zip(target.labels, target.sizes))
+    for label, size in zip(source.labels, source.sizes):
+        if sizes.get(label) != size:
+            what = f"it has {label}={sizes[label]}" if label in sizes else f"it has no dimension {label!r}"
+            raise ValueError(
+                f"to_mesh: a tensor of mesh {source.name} with {label}={size} cannot be on mesh {target.name}: {what}. "
+                "Take a part of it (slice_mesh), or rename dimensions of the mesh (mesh.rename)"
+            )
+    found: list[int] = []
+    for k in range(len(target.ranks)):
+        at: dict[str, int] = {}
+        for label, size in zip(reversed(target.labels), reversed(target.sizes)):
+            k, at[label] = divmod(k, size)
+        rank = 0
+        for label, size in zip(source.labels, source.sizes):
+            rank = rank * size + at[label]
+        found.append(rank)
+    return found
+
+
+def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
+    """Over the data plane. The controller waits: the two worlds have no order of operations in common."""
+    source = tensor._spec.mesh
+    route = senders(source, target)
+    source.engine.plan.synchronised("to_mesh()")
+    offers = dict(source.engine.ask(source, transfers.offered, tensor))
+    engine = target.engine
+    try:
+        number = engine.new_number()
+        plan = {target.ranks[k]: offers[source.ranks[sender]] for k, sender in enumerate(route)}
+        take = functools.partial(transfers.taken, number, plan, tuple(tensor.shape), tensor.dtype)
+        engine.ask(target, take)
+    finally:
+        source.engine.ask(source, transfers.withdraw)
+    with _disable_current_modes():
+        like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return make_handle(spec_of(target, like), ValueOwner(number, target.dead))
+
+
+def handle_on(mesh: TensorMesh, tensor: Tensor) -> Tensor:
+    """Another handle of a value, on a part of its ranks or in another stream."""
+    made = make_handle(spec_on(mesh, tensor._spec), tensor._owner)
+    made._constant = tensor._constant
+    return made

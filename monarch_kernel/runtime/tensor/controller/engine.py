@@ -15,12 +15,13 @@ The file is long because what is sent, in which order, and what comes back, is o
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
@@ -38,25 +39,30 @@ from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError, NonFiniteError, RemoteException
 from monarch_kernel.runtime.tensor.controller.fetched_values import ComparedValues, FetchedValues
 from monarch_kernel.runtime.tensor.controller.frames import ReplayedFrames
-from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, handle_of, make_handle
-from monarch_kernel.runtime.tensor.controller.idle_records import send_what_waits
 from monarch_kernel.runtime.tensor.controller.plan import Plan
+from monarch_kernel.runtime.tensor.controller.signature import operation_name
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
-from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, operation_name
-from monarch_kernel.runtime.tensor.controller.watching import Watching
-from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup
+from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+from monarch_kernel.runtime.tensor.controller.world_group import WorldGroup, groups_on_ranks
 from monarch_kernel.runtime.tensor.inspection.engines import add_engine
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, SIGNAL, WAIT
-from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+from monarch_kernel.runtime.tensor.wire import (
+    DELETE,
+    FIRST_DEFINITION,
+    SIGNAL,
+    WAIT,
+    Definition,
+    FailedValue,
+    OperationFailed,
+    TensorSlot,
+)
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
+
 
 #: The key of the engine in what a mesh shares with its slices.
 _KEY = "tensors"
@@ -69,6 +75,23 @@ DEAD = 256
 #: How long a rank may take for a message about the engine itself, such as the shape of a value (seconds).
 #: Operations ahead of it count: None waits as long as the rank lives.
 ANSWER = None
+#: Records that wait so long without company are sent (seconds).
+_IDLE = 0.001
+#: The same while a program goes on issuing operations: looking more often would hold it up.
+_BUSY = 0.004
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watching:
+    """A watch for NaN and Inf on all engines.
+
+    Attributes:
+        inf: whether an Inf counts.
+        at_once: whether the operation raises itself, which costs a round trip each.
+    """
+
+    inf: bool
+    at_once: bool
 
 
 class TensorEngine:
@@ -101,7 +124,7 @@ class TensorEngine:
         world = procs._procs
         self.world = procs._new_with_region(Region.from_extent(Extent(("ranks",), (len(world),))))
         self.name = procs.name
-        self._key = procs._uid
+        self._key = procs._mesh_uid
         add_engine(self._key, self)
         self.lock = threading.RLock()
         self.fake = FakeTensorMode()
@@ -145,7 +168,7 @@ class TensorEngine:
         self._procs = [ref.id for ref in self._target.procs]
         system.node.on_close.append(_closer(self))
         threading.Thread(
-            target=send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
+            target=_send_what_waits, args=(weakref.ref(self), self._wake), name="monarch-tensor", daemon=True
         ).start()
 
     @classmethod
@@ -646,3 +669,33 @@ def _closer(engine: TensorEngine) -> Any:
             living.close()
 
     return close
+
+
+def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> None:
+    """Send records that no others follow, on a thread that sleeps while there are none and ends with the engine."""
+    wait = _IDLE
+    while True:
+        if not wake.wait(10.0):
+            engine = weak()
+            if engine is None or engine._closed:
+                return
+            with suppress(Exception):  # the program's next operation or fetch raises it
+                engine.send_idle(0)
+            del engine
+            continue
+        engine = weak()
+        sent = engine.sent if engine is not None else 0
+        del engine
+        time.sleep(wait)
+        engine = weak()
+        if engine is None or engine._closed:
+            return
+        if engine.sent != sent:  # the program goes on issuing operations: they are company
+            wait = _BUSY
+        else:
+            wait = _IDLE
+            wake.clear()
+            if engine.pending:  # looked at after clear(), as a program counts its record before it sets the event
+                with suppress(Exception):  # as above
+                    engine.send_idle()
+        del engine

@@ -12,7 +12,7 @@ from monarch_kernel.runtime.mesh.rankset import format_points
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import RanksDifferWarning
-from monarch_kernel.runtime.tensor.wire.packed import digest
+from monarch_kernel.runtime.tensor.wire import digest
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine

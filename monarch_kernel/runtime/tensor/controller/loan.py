@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.runtime.actor.extensions import TensorArgument
+from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
-from monarch_kernel.runtime.tensor.rank.lent import lent_value
-from monarch_kernel.runtime.tensor.wire.records import LEND
+from monarch_kernel.runtime.tensor.rank.calls import lent_value
+from monarch_kernel.runtime.tensor.wire import LEND
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -123,3 +124,14 @@ def ranks_in(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
     """The ranks that processes are in the engine's world; -1 for those that are none."""
     places = places_of(engine)
     return tuple(places.get(ref.id, -1) for ref in procs)
+
+
+def region_of(labels: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...]) -> Region | None:
+    """The region that selects these ranks in row-major order; None if they are not evenly spaced in each dimension."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        strides.insert(0, ranks[step] - ranks[0] if size > 1 else 1)
+        step *= size
+    region = Region(labels, sizes, strides, ranks[0])
+    return region if list(region.ranks()) == list(ranks) else None

@@ -1,7 +1,8 @@
-"""`Redraws`: what checkpointed regions compute again draws the same random numbers on the ranks."""
+"""States of the ranks' random numbers; `Redraws` gives checkpointed regions the same numbers when they run again."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,13 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.runtime.tensor.controller.generator_states import digest_of, go_on_from, state_of
+from monarch_kernel.runtime.tensor.rank import randomness
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.handle import Tensor
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
 
 #: How many draws of checkpointed regions can be gone back to (5 kB each on every rank).
 REMEMBERED = 4096
@@ -109,3 +111,20 @@ def _pass() -> _Pass | None:
             found = _Pass.FORWARD
         frame = frame.f_back
     return found
+
+
+def digest_of(state: torch.Tensor) -> bytes:
+    """A few bytes that stand for a state of a generator of this process."""
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
+
+
+def state_of(mesh: TensorMesh) -> Tensor:
+    """Where the random numbers of each rank are: a handle of uint8 numbers."""
+    with _disable_current_modes():
+        size = torch.default_generator.get_state().numel() + randomness.OF_GPU
+    return mesh.call(randomness.state, lambda: torch.empty(size, dtype=torch.uint8), key="rng_state")
+
+
+def go_on_from(state: Tensor) -> None:
+    """Have each rank of its mesh go on from a state."""
+    state._spec.mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")

@@ -12,7 +12,7 @@ from monarch_kernel.runtime.mesh.shape import unknown_dimension
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.rank import reductions
-from monarch_kernel.runtime.tensor.wire.reduction import REDUCTIONS, Reduction
+from monarch_kernel.runtime.tensor.wire import REDUCTIONS, Reduction
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh

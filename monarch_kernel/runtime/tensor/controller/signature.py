@@ -1,10 +1,25 @@
-"""`Signature`: one operation with all that is fixed about it. Its first use finds out what comes out of it."""
+"""`Signature`: one operation with all that is fixed about it. Its first use finds out what comes out of it.
+
+Also: names of operations, what they write, and values that the controller knows without asking (`follow`).
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.spec import Spec
+from monarch_kernel.runtime.tensor.rank.program import written
+from monarch_kernel.runtime.tensor.wire import FloatSlot, TensorSlot
 
 
 class Signature:
@@ -63,3 +78,71 @@ class Signature:
 #: Numbers of signatures that ranks do not know.
 ANSWERED = -1
 COMPOSED = -2
+
+
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def operation_name(func: Any) -> str:
+    """``aten::add.Tensor`` of an operation.
+
+    Raises:
+        TypeError: it is no operation of torch's that ranks could look up.
+    """
+    if not isinstance(func, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]  # no public name
+        raise TypeError(f"{func} is not an operation that can run on ranks: use remote() for a function of your own")
+    return f"{func._schema.name}.{func._overloadname or 'default'}"
+
+
+def mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
+    """Positions of the inputs that the operation's schema says it writes."""
+    return tuple(i for x in written(func, args, kwargs) for i, a in enumerate(ins) if a is x)
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Silence the log of FakeTensor in a block: the program gets what it raises."""
+    before, _fake_log.disabled = _fake_log.disabled, True
+    try:
+        yield
+    finally:
+        _fake_log.disabled = before
+
+
+#: Operations on known numbers whose results are known, too.
+FOLLOWED = frozenset(
+    {
+        "aten::add_.Tensor",
+        "aten::add_.Scalar",
+        "aten::add.Tensor",
+        "aten::sub.Tensor",
+        "aten::mul.Tensor",
+        "aten::mul_.Tensor",
+        "aten::clone.default",
+        "aten::_to_copy.default",
+    }
+)
+
+
+def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
+    """Compute here what an operation on known numbers gives on the ranks; forget what is written unknown.
+
+    Step counters of optimizers are such numbers: an optimizer reads its step at every parameter, which would be a round
+    trip each.
+    """
+    if signature.label in FOLLOWED and all(a._constant is not None for a in ins):
+        tensors, numbers = iter(ins), iter(floats)
+
+        def fill(slot: Any) -> Any:
+            if type(slot) is TensorSlot:
+                return next(tensors)._constant
+            return next(numbers) if type(slot) is FloatSlot else slot
+
+        args, kwargs = tree_map(fill, signature.template)
+        with _disable_current_modes(), torch.no_grad():
+            out = operation(*args, **kwargs)
+        if type(result) is Tensor:
+            result._constant = out
+        return
+    for position in signature.mutates:
+        ins[position]._constant = None

@@ -3,8 +3,6 @@
 Per operation: a key from the function, the specs of its inputs and its literals; one lookup gives the signature; the
 record is appended to what the engine is about to send. FakeTensor finds out what comes out of an operation, the first
 time that it is used so.
-
-The file is long because an operation's way from its first use to its record is read in one piece.
 """
 
 from __future__ import annotations
@@ -23,23 +21,29 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from monarch_kernel.runtime.actor.errors import SupervisionError
-from monarch_kernel.runtime.tensor.controller import adjoints, constants, frames, reducing
+from monarch_kernel.runtime.tensor.controller import adjoints, frames, reducing
 from monarch_kernel.runtime.tensor.controller.borrowing import Borrow, check_write, drop, share
 from monarch_kernel.runtime.tensor.controller.errors import BorrowError, DeviceMeshError, MixedTensorsError
-from monarch_kernel.runtime.tensor.controller.group_argument import groups_on_ranks
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, _make_of, make_handle
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
-from monarch_kernel.runtime.tensor.controller.operations import mutated, operation_name, quiet
 from monarch_kernel.runtime.tensor.controller.redraws import Redraws
-from monarch_kernel.runtime.tensor.controller.signature import ANSWERED, COMPOSED, Signature
+from monarch_kernel.runtime.tensor.controller.signature import (
+    ANSWERED,
+    COMPOSED,
+    FOLLOWED,
+    Signature,
+    follow,
+    mutated,
+    operation_name,
+    quiet,
+)
 from monarch_kernel.runtime.tensor.controller.spec import Spec, spec_of
+from monarch_kernel.runtime.tensor.controller.world_group import groups_on_ranks
 from monarch_kernel.runtime.tensor.rank.groups import WithGroups
 from monarch_kernel.runtime.tensor.rank.results import FlatResult, ResultLike, is_plain
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
-from monarch_kernel.runtime.tensor.wire.template import RANK_DEVICE, FloatSlot, TensorSlot
+from monarch_kernel.runtime.tensor.wire import RANK_DEVICE, Definition, FailedValue, FloatSlot, TensorSlot
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
@@ -200,7 +204,7 @@ class TensorMesh:
             if self.engine.recording is not None:
                 self.engine.recording.follow(func, signature, ins, floats, result)
             if signature.mutates or ins[0]._constant is not None:
-                constants.follow(func, signature, ins, floats, result)
+                follow(func, signature, ins, floats, result)
         return result
 
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
@@ -347,7 +351,7 @@ class TensorMesh:
         signature = self.make_signature(
             label, label, tree_unflatten(template, tree), out, inputs, mutated(func, args, kwargs, ins)
         )
-        signature.follows = label in constants.FOLLOWED or bool(signature.mutates)
+        signature.follows = label in FOLLOWED or bool(signature.mutates)
         signature.draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if func in SHARED and signature.spec is not None:
             signature.shared = 0

@@ -1,9 +1,10 @@
-"""`WorldGroup`: the process group of all ranks of an engine, and the groups of its collectives within it."""
+"""`WorldGroup`: the process group of all ranks of an engine, the groups within it, and groups among arguments."""
 
 from __future__ import annotations
 
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from torch.utils._python_dispatch import (
 from monarch_kernel.runtime.spmd.groups import Group, ProcessGroups
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
 from monarch_kernel.runtime.tensor.rank import groups
+from monarch_kernel.runtime.tensor.rank.groups import RankGroups
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.healing.report import HostSource
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
+    from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
+
 
 Partition = tuple[tuple[int, ...], ...]
 
@@ -163,3 +167,19 @@ def everywhere(engine: TensorEngine, function: Any, *args: Any, timeout: float |
             b"", b"", engine.record, cloudpickle.dumps(functools.partial(function, *args)), []
         )
     return list(engine.answer(mesh, call, timeout).values())
+
+
+class GroupArgument(ABC):
+    """Process groups of a mesh; `RemoteProcessGroup` is what programs have."""
+
+    @abstractmethod
+    def on_ranks(self, mesh: TensorMesh) -> RankGroups:
+        """What ranks get in its place, of which they make their group. Sees to it that the groups exist."""
+
+
+def groups_on_ranks(mesh: TensorMesh, flat: list[Any]) -> bool:
+    """Put what ranks get in the places of process groups among arguments; returns whether there were any."""
+    found = [k for k, x in enumerate(flat) if isinstance(x, GroupArgument)]
+    for k in found:
+        flat[k] = flat[k].on_ranks(mesh)
+    return bool(found)

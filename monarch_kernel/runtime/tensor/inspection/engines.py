@@ -27,7 +27,7 @@ def finish_operations(procs: Any) -> None:
         procs: the proc mesh (or slice).
     """
     for engine in list(_engines.values()):
-        if engine.shares and engine.key == procs._uid:
+        if engine.shares and engine.key == procs._mesh_uid:
             engine.finish()
 
 

@@ -110,7 +110,7 @@ class Explanation(AsTable):
         rows = [
             (
                 shown_place(each.file, each.line),
-                _cut(source_line(each.file, each.line)),
+                source_line(each.file, each.line, _WIDTH),
                 str(each.operations or ""),
                 _listed(each.synchronisations),
                 _listed(each.redistributions),
@@ -217,7 +217,3 @@ def _explained(place: Line, cost: LineCost, operations: int) -> ExplainedLine:
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(what if count == 1 else f"{count} × {what}" for what, count in counts.items())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

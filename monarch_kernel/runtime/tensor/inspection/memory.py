@@ -66,7 +66,7 @@ class TensorMemory(AsTable):
             (
                 each.mesh,
                 shown_place(each.file, each.line) if each.file else "unknown",
-                _cut(source_line(each.file, each.line)),
+                source_line(each.file, each.line, _WIDTH),
                 str(each.tensors),
                 text_size(max(each.nbytes, default=0)),
                 _listed(each.holders),
@@ -204,7 +204,3 @@ def _handles(value: Any, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
 def _listed(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return ", ".join(names[:_NAMES]) + more
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

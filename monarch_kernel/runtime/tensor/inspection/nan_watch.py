@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
-from monarch_kernel.runtime.tensor.controller.watching import Watching
+from monarch_kernel.runtime.tensor.controller.engine import TensorEngine, Watching
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 
 

@@ -1,16 +1,20 @@
-"""Handles in notebooks and debuggers: a short form that asks no rank, and a picture of which rank has which part."""
+"""Handles in notebooks and debuggers: a short form, a picture of which rank has which part, and the value's address."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
+)
 
 from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.runtime.tensor.rank.parts import TensorPart, part_here
+from monarch_kernel.runtime.tensor.rank.held import TensorPart, part_here
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.handle import Tensor
@@ -189,3 +193,38 @@ def _colours(parts: Sequence[object], own: bool) -> list[str]:
     keys = list(range(len(parts))) if own else list(parts)
     distinct = {key: at for at, key in enumerate(dict.fromkeys(keys))}
     return [f"hsl({distinct[key] * 360 // max(len(distinct), 1)},60%,50%)" for key in keys]
+
+
+class ValueAddress(NamedTuple):
+    """A value on ranks, as `tensor_value` finds it there.
+
+    Attributes:
+        engine: the key of its engine.
+        number: of the value.
+    """
+
+    engine: str
+    number: int
+
+
+def address_of(handle: Tensor, timeout: float) -> ValueAddress:
+    """Where the value of a handle is on its ranks. Waits until they have run the operations issued so far.
+
+    Args:
+        timeout: how long to wait for that (seconds); ranks that are late then may not have the value.
+
+    Raises:
+        DeviceMeshError: a rank has died.
+    """
+    mesh = handle._spec.mesh
+    engine = mesh.engine
+    with engine.lock, _disable_current_modes():
+        mesh.check_alive()
+        engine.turn_to(mesh)
+        engine.flush()
+        call = mesh.workers.done.call()
+    try:
+        engine.answer(mesh, call, timeout)
+    except TimeoutError:
+        pass
+    return ValueAddress(engine._key, handle._owner.id)

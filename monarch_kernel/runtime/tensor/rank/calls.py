@@ -1,4 +1,4 @@
-"""Calls of actors in the order of a stream: it goes on when the endpoint has ended, and takes what that gave."""
+"""Calls of actors in the order of a stream, which lends them values, waits for their end and takes their results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.rank.results import ResultLike, description
-from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, end_call
+from monarch_kernel.runtime.tensor.rank.results import ResultLike, description, detached
+from monarch_kernel.runtime.tensor.rank.values import EndedCall, awaited_end, awaited_store, end_call
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
 Tensors = Sequence[tuple[str, int]]
 
@@ -18,8 +18,7 @@ Tensors = Sequence[tuple[str, int]]
 def keep_result(tensors: Tensors, result: Any) -> None:
     """An endpoint has ended whose result stays here; called by its actor."""
     engine, token = tensors[-1]
-    kept = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
-    end_call(engine, token, EndedCall(kept))
+    end_call(engine, token, EndedCall(detached(result)))
 
 
 def call_ended(tensors: Tensors, error: BaseException | str | None = None) -> None:
@@ -85,3 +84,27 @@ def _result(label: str, ended: EndedCall) -> Any:
     if ended.error is not None:
         raise ended.error
     return ended.result
+
+
+def lent_value(engine: str, token: int, index: int, requires_grad: bool | None = None) -> Any:
+    """One of the values of a call, when the stream has come to it. The last that is taken ends the loan.
+
+    Args:
+        requires_grad: of a parameter, whether it does; None for what is none.
+
+    Raises:
+        OperationFailed: there is a failure in its place.
+        RuntimeError: the engine has ended here, or so many calls came later that this one's values were let go of.
+    """
+    store = awaited_store(engine)
+    with store.changed:
+        store.changed.wait_for(lambda: token in store.lent or store.closed or token <= store.let_go)
+        if token not in store.lent:
+            raise RuntimeError("the tensors of this call are gone: their mesh was stopped, or too many calls wait")
+        values = store.lent[token]
+        value = values.pop(index)
+        if not values or isinstance(value, FailedValue):
+            del store.lent[token]
+    if isinstance(value, FailedValue):
+        raise OperationFailed(value)
+    return value if requires_grad is None else torch.nn.Parameter(value, requires_grad)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
 #: Where a rank keeps its groups among the extras of its engine.
 _NAME = "groups"

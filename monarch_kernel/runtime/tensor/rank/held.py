@@ -1,7 +1,8 @@
-"""`held_here`: the memory of the values that a rank holds for a controller."""
+"""What a rank holds for a controller, for tools: the memory of its values, and its part of one tensor."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -35,3 +36,56 @@ def held_here() -> list[HeldValue]:
             storage = local.untyped_storage()
             found.append(HeldValue(number, storage._cdata, storage.nbytes(), str(local.device)))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """A rank's part of a tensor.
+
+    Attributes:
+        shape: of the part.
+        offsets: where it begins in the whole tensor.
+        placements: of a sharded tensor, for each dimension of its mesh; empty where each rank has a tensor of its own.
+        partial: whether it is a term of a sum (or of another reduction) that has not been made yet.
+        nbytes: of its elements.
+        device: where they are.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    placements: tuple[str, ...]
+    partial: bool
+    nbytes: int
+    device: str
+
+
+def part_here(value: torch.Tensor) -> TensorPart:
+    """This rank's part of a value: no collective, and no element is read."""
+    placements: Any = getattr(value, "placements", None)
+    if placements is None:
+        offsets = (0,) * value.dim()
+        return TensorPart(
+            tuple(value.shape), offsets, (), False, value.numel() * value.element_size(), str(value.device)
+        )
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local: torch.Tensor = value._local_tensor  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
+    mesh: Any = value.device_mesh  # pyright: ignore[reportAttributeAccessIssue]  # of a DTensor
+    _, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    return TensorPart(
+        tuple(local.shape),
+        tuple(offsets),
+        tuple(map(placement_text, placements)),
+        any(each.is_partial() for each in placements),
+        local.numel() * local.element_size(),
+        str(local.device),
+    )
+
+
+def placement_text(placement: Any) -> str:
+    """`Shard(0)`, `Replicate()`, `Partial('sum')`."""
+    if placement.is_shard():
+        return f"Shard({placement.dim})"
+    if placement.is_replicate():
+        return "Replicate()"
+    return f"Partial({getattr(placement, 'reduce_op', 'sum')!r})" if placement.is_partial() else str(placement)

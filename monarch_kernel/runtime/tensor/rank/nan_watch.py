@@ -15,7 +15,7 @@ import torch
 
 from monarch_kernel.runtime.tensor.rank.program import Program
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 #: What these make is not computed: it is whatever was in memory.
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.tensor.controller.opaque_ref import OpaqueRef
-from monarch_kernel.runtime.tensor.rank.results import description
+from monarch_kernel.runtime.tensor.rank.results import description, detached
 
 
 class NamedFunction:
@@ -67,8 +67,7 @@ class CallMethod:
     def __call__(self, ref: OpaqueRef, *args: Any, **kwargs: Any) -> Any:
         """What the method gives."""
         function = getattr(ref.value, self._method) if self._method else ref.value
-        result = function(*args, **kwargs)
-        return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+        return detached(function(*args, **kwargs))
 
 
 def describe_object(ref: OpaqueRef) -> Any:
@@ -129,8 +128,7 @@ def forward(ref: OpaqueRef, learning: tuple[int, ...], args: Any, kwargs: Any) -
         result = ref.value(*args, **kwargs)
     found = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
     learned = [inputs[k] for k in learning] + [p for p in ref.value.parameters() if p.requires_grad]
-    detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
-    return detached, OpaqueRef(_ForwardPass(learned, found))
+    return detached(result), OpaqueRef(_ForwardPass(learned, found))
 
 
 class ApplyFunction:
@@ -152,8 +150,7 @@ class ApplyFunction:
         with torch.set_grad_enabled(bool(learning)):
             result: Any = self._function.apply(*inputs)
         found = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
-        detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
-        return detached, OpaqueRef(_ForwardPass([inputs[k] for k in learning], found))
+        return detached(result), OpaqueRef(_ForwardPass([inputs[k] for k in learning], found))
 
 
 def backward(ref: OpaqueRef, *gradients: torch.Tensor | None) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.values import LENT
-from monarch_kernel.runtime.tensor.wire.offered import OfferedLayout, OfferedTensor
+from monarch_kernel.runtime.tensor.wire import OfferedLayout, OfferedTensor
 
 _numbers = itertools.count(1)
 _offered: dict[int, torch.Tensor] = {}

@@ -32,9 +32,7 @@ from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     receive,
     send,
 )
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.pipes import PipePlace, PipeYield
-from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, PipePlace, PipeYield, TensorSlot
 
 #: How long a process may take to end by itself when its pipe is closed, before it is killed (seconds).
 GRACE = 3.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
+from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, RankDevice, Recorded, TensorSlot
 
 #: Operations that make what their backward needs only where gradients are on; on ranks they are off, as the controller
 #: has autograd.
@@ -126,6 +124,17 @@ def operation_of(operation: str | bytes) -> Any:
 def bare(operation: Any) -> Any:
     """What an operation of torch calls, without the call in Python around it; anything else as it is."""
     return operation._op if type(operation) is torch._ops.OpOverload else operation
+
+
+def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an operation writes, as its schema says; of a list its items. Anything else writes none."""
+    schema = getattr(operation, "_schema", None)
+    found: list[Any] = []
+    for n, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[n] if n < len(args) else kwargs.get(argument.name)
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return found
 
 
 def arguments(

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.groups import Agreement, group_of, meeting, refuse_failed
-from monarch_kernel.runtime.tensor.wire.reduction import Reduction
+from monarch_kernel.runtime.tensor.wire import Reduction
 
 #: Up to so many bytes, the mark travels with the data.
 SMALL = 65536

@@ -107,6 +107,11 @@ def description(result: Any) -> Any:
     return tree_map(_described, result, is_leaf=_is_like)
 
 
+def detached(result: Any) -> Any:
+    """A result with its tensors detached."""
+    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
+
+
 def is_plain(result: Any) -> bool:
     """Whether a result needs no `ResultLike`: None, a tensor, or a flat list or tuple of tensors."""
     if type(result) in (list, tuple):

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.groups import gloo_has_gpus, group_of, meeting, refuse_failed
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.moves import RankMoves
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
 
 #: What a message is for: how long the failure is that comes instead of the data (0: none), that failure, the data.

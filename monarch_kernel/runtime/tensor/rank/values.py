@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 #: How long the workers of an engine may take to begin in a process (seconds).
 BEGIN = 60.0

@@ -20,12 +20,20 @@ from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedProgra
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue, OperationFailed
-from monarch_kernel.runtime.tensor.wire.packed import digest, packed
-from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.records import DELETE, FIRST_DEFINITION, LEND, SIGNAL, WAIT
-from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+from monarch_kernel.runtime.tensor.wire import (
+    DELETE,
+    FIRST_DEFINITION,
+    LEND,
+    SIGNAL,
+    WAIT,
+    Definition,
+    FailedValue,
+    OperationFailed,
+    Recorded,
+    TensorSlot,
+    digest,
+    packed,
+)
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules

@@ -10,11 +10,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.controller import frames
-from monarch_kernel.runtime.tensor.controller.constants import FOLLOWED
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.controller.signature import Signature
+from monarch_kernel.runtime.tensor.controller.signature import FOLLOWED, Signature
 from monarch_kernel.runtime.tensor.replay.numbers import FollowedFloat, GivenFloat, HostProgram
-from monarch_kernel.runtime.tensor.wire.template import FloatSlot, TensorSlot
+from monarch_kernel.runtime.tensor.wire import FloatSlot, TensorSlot
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh

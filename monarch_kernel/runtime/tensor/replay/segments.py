@@ -15,9 +15,7 @@ from monarch_kernel.runtime.tensor.controller.signature import Signature
 from monarch_kernel.runtime.tensor.controller.spec import Spec
 from monarch_kernel.runtime.tensor.replay.numbers import GivenFloat
 from monarch_kernel.runtime.tensor.replay.recorder import TakenOperation
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.recorded import Recorded
-from monarch_kernel.runtime.tensor.wire.template import FloatSlot, TensorSlot
+from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, Recorded, TensorSlot
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +28,26 @@ from monarch_kernel.runtime.tensor.controller.stream import MAIN, Stream
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.program import operation_of
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger
-from monarch_kernel.runtime.tensor.simulation.meta import current_meta
 from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates, sent_in
-from monarch_kernel.runtime.tensor.wire.moves import RankMoves
-from monarch_kernel.runtime.tensor.wire.reduction import Reduction
-from monarch_kernel.runtime.tensor.wire.template import FloatSlot, RankDevice, TensorSlot
+from monarch_kernel.runtime.tensor.wire import FloatSlot, RankDevice, RankMoves, Reduction, TensorSlot
+
+_meta: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("monarch_simulation_meta", default=())
+
+
+@contextmanager
+def set_meta(new_value: Any) -> Generator[None]:
+    """Add a word to the names of operations on simulated meshes in this block: ``with set_meta("forward"):``."""
+    token = _meta.set((*_meta.get(), new_value))
+    try:
+        yield
+    finally:
+        _meta.reset(token)
+
+
+def current_meta() -> tuple[Any, ...]:
+    """The words of the blocks that are open, the outermost first."""
+    return _meta.get()
+
 
 _names = itertools.count()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_kernel.runtime.tensor.wire.reduction import Reduction
+from monarch_kernel.runtime.tensor.wire import Reduction
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import json
+from collections.abc import Iterator
 from typing import Any
 
-from monarch_kernel.display.tables import table_text
+from monarch_kernel.protocol.private_files import written_whole
+from monarch_kernel.runtime.mesh.rankset import name_ranks
+from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, RankClass
 from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedEngine, SimulatedMesh
 from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates
 from monarch_kernel.runtime.tensor.simulation.report import SimulationReport
-from monarch_kernel.runtime.tensor.simulation.trace import write_trace
 
 
 class SimulatorInterface:
@@ -48,14 +52,7 @@ class SimulatorInterface:
 
     def display(self) -> None:
         """Show the report: as a table in a notebook, as text elsewhere."""
-        import builtins
-
-        report = self.report()
-        shown = getattr(builtins, "display", None)
-        if shown is None:
-            print(table_text(report.table()))
-        else:
-            shown(report)
+        getattr(builtins, "display", print)(self.report())
 
 
 def Simulator(  # noqa: N802  # Monarch's name
@@ -107,3 +104,50 @@ def Simulator(  # noqa: N802  # Monarch's name
             raise ValueError(f"Simulator({name}={given!r}): there is no such thing here: leave it away")
     engine = SimulatedEngine({"host": hosts, "gpu": gpus}, rates or SimulatedRates(), hosts)
     return SimulatorInterface(engine, trace_path, group_workers)
+
+
+def write_trace(path: str, ledger: Ledger, group_workers: bool) -> None:
+    """Write the operations and the memory of each rank to a file.
+
+    Args:
+        group_workers: ranks that do the same are shown once, together.
+    """
+    with written_whole(path, None) as file:
+        file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
+        separator = "\n"
+        for event in _events(ledger, group_workers):
+            file.write(f"{separator}{json.dumps(event)}".encode())
+            separator = ",\n"
+        file.write(b"\n]}\n")
+
+
+def _events(ledger: Ledger, group_workers: bool) -> Iterator[dict[str, Any]]:
+    shown: list[tuple[int, str, RankClass]] = []
+    for each in ledger.classes:
+        if group_workers:
+            shown.append((min(each.ranks), name_ranks(sorted(each.ranks)), each))
+        else:
+            shown += [(rank, f"rank {rank}", each) for rank in each.ranks]
+    for rank, name, each in sorted(shown, key=lambda item: item[0]):
+        pid = rank + 1
+        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
+        threads: dict[str, int] = {}
+        for event in each.events:
+            tid = threads.get(event.stream)
+            if tid is None:
+                tid = threads[event.stream] = len(threads) + 1
+                name = f"stream {event.stream}"
+                yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            yield {
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "name": event.name,
+                "cat": "communication" if event.communicates else "compute",
+                "ts": event.start * 1e6,
+                "dur": event.duration * 1e6,
+                "args": {"line": "{}:{} in {}".format(*event.line), "bytes": event.size},
+            }
+        for level in each.levels:
+            yield {"ph": "C", "pid": pid, "name": "memory", "ts": level.time * 1e6, "args": {"bytes": level.size}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.mesh.rankset import name_ranks
-from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.tensor.api.activation import engine_of
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
-from monarch_kernel.runtime.tensor.controller.loan import places_of
+from monarch_kernel.runtime.tensor.controller.loan import places_of, region_of
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 from monarch_kernel.runtime.tensor.rank import offers as rank_offers
@@ -30,7 +28,7 @@ from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, 
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh
 from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.rank import sharing
-from monarch_kernel.runtime.tensor.wire.offered import OfferedTensor
+from monarch_kernel.runtime.tensor.wire import OfferedTensor
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
@@ -184,20 +182,10 @@ def _mesh_of_layout(engine: TensorEngine, mesh: Any, offers: dict[int, OfferedTe
             f"{mesh!r} is over {name_ranks(mesh._target.ranks)}: give the mesh that it is on, or none"
         )
     labels = layout.labels or tuple(f"dim_{i}" for i in range(len(layout.sizes)))
-    return Mesh.of(engine.world._new_with_region(_region(engine, labels, layout.sizes, ranks)))._target
-
-
-def _region(engine: TensorEngine, labels: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...]) -> Region:
-    """The region of these ranks in row-major order."""
-    strides: list[int] = []
-    step = len(ranks)
-    for size in sizes:
-        step //= size
-        strides.append(ranks[step] - ranks[0] if size > 1 else 0)
-    region = Region(labels, sizes, strides, ranks[0])
-    if tuple(region.ranks()) != ranks:
+    region = region_of(labels, layout.sizes, ranks)
+    if region is None:
         raise ValueError(f"adopt(): ranks {ranks} are no regular part of mesh {engine.name}: a handle needs one")
-    return region
+    return Mesh.of(engine.world._new_with_region(region))._target
 
 
 def _plain_mesh(engine: TensorEngine, procs: ProcMesh | None, ranks: list[int]) -> TensorMesh:
@@ -225,12 +213,13 @@ def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: Any) -> 
     first = offers[target.ranks[0]]
     placements = placements_of(spec, target.labels, torch.empty(first.size, device="meta"), target.name)
     size = list(first.size)
+    coordinates = [(rank, tuple(at.values())) for rank, at in zip(target.ranks, target.procs.extent.points())]
     for dim in range(len(size)):
         cut = [k for k, placement in enumerate(placements) if placement.is_shard(dim)]
-        along = [rank for rank, at in _coordinates(target) if all(a == 0 or k in cut for k, a in enumerate(at))]
+        along = [rank for rank, at in coordinates if all(a == 0 or k in cut for k, a in enumerate(at))]
         if cut:
             size[dim] = sum(offers[rank].size[dim] if dim < len(offers[rank].size) else 0 for rank in along)
-    for rank, at in _coordinates(target):
+    for rank, at in coordinates:
         expected, _ = _compute_local_shape_and_global_offset(tuple(size), target.sizes, list(at), placements)
         offered = offers[rank]
         if tuple(expected) != offered.size or offered.dtype != first.dtype:
@@ -239,15 +228,3 @@ def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: Any) -> 
                 f"out as {list(placements)} it should be {list(expected)}, {first.dtype}"
             )
     return placements, tuple(size)
-
-
-def _coordinates(target: ShardedMesh) -> list[tuple[int, tuple[int, ...]]]:
-    """The ranks of a mesh, each with its coordinates."""
-    found: list[tuple[int, tuple[int, ...]]] = []
-    for position, rank in enumerate(target.ranks):
-        at: list[int] = []
-        for size in reversed(target.sizes):
-            position, here = divmod(position, size)
-            at.insert(0, here)
-        found.append((rank, tuple(at)))
-    return found

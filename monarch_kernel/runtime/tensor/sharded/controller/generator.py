@@ -1,9 +1,8 @@
 """Random numbers: a program on a mesh draws what it would draw on one device.
 
 The ranks go on where torch's generator of this process stands at the first random operation on the mesh after a seed.
-From
-then on, the stream of that seed is the mesh's; this process goes on with one that is derived from it, so that local
-draws and draws on the mesh are never the same numbers.
+From then on, the stream of that seed is the mesh's; this process goes on with one that is derived from it, so that
+local draws and draws on the mesh are never the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
 
-from monarch_kernel.runtime.tensor.controller.generator_states import digest_of
+from monarch_kernel.runtime.tensor.controller.redraws import digest_of
 from monarch_kernel.runtime.tensor.sharded.rank import randomness as on_ranks
 from monarch_kernel.runtime.tensor.sharded.rank import state
 

@@ -16,7 +16,7 @@ from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.sharded.controller.lone_failures import LoneFailures
 from monarch_kernel.runtime.tensor.sharded.rank import rebinding, sharing, state
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.healing.report import HostSource

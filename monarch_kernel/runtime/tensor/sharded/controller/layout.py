@@ -20,8 +20,7 @@ def placements_of(spec: Any, labels: tuple[str, ...], tensor: torch.Tensor, mesh
 
     Args:
         spec: None (replicated); by dimension of the tensor a name, a tuple of names or None; or by dimension of the
-        mesh a
-            placement of DTensor's.
+            mesh a placement of DTensor's.
         labels: the names of the mesh's dimensions.
         mesh: the mesh's name, for errors.
 
@@ -36,9 +35,8 @@ def placements_of(spec: Any, labels: tuple[str, ...], tensor: torch.Tensor, mesh
         spec = [spec]
     if not isinstance(spec, Sequence):
         raise TypeError(
-            f"sharding_spec={spec!r}: give a list with a name of the mesh's dimensions or None for each "
-            f"dimension of the "
-            f"tensor, such as [{labels[0]!r}, None], or placements such as [Shard(0)]"
+            f"sharding_spec={spec!r}: give a list with a name of the mesh's dimensions or None for each dimension of "
+            f"the tensor, such as [{labels[0]!r}, None], or placements such as [Shard(0)]"
         )
     items: list[Any] = list(spec)
     if any(isinstance(item, Placement) for item in items):
@@ -94,16 +92,3 @@ def _dimension(dim: int, tensor: torch.Tensor) -> int:
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"Shard({dim}): the tensor has {tensor.dim()} dimensions ({list(tensor.shape)})")
     return dim % tensor.dim()
-
-
-def shown(placements: Placements | None) -> str:
-    """Placements in a line of text: ``[Shard(0), Replicate()]``."""
-    if placements is None:
-        return "?"
-    return "[" + ", ".join(_shown(p) for p in placements) + "]"
-
-
-def _shown(p: Placement) -> str:
-    if p.is_shard():
-        return f"Shard({p.dim})"  # type: ignore[attr-defined]
-    return "Replicate()" if p.is_replicate() else f"Partial({getattr(p, 'reduce_op', 'sum')!r})"

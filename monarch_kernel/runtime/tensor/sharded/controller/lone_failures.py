@@ -16,8 +16,8 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.ports.receiver import Channel
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.sharded.rank import rebinding
-from monarch_kernel.runtime.tensor.sharded.rank.stream_watch import StreamWatch
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.sharded.rank.rebinding import StreamWatch
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine

@@ -52,9 +52,8 @@ class Mesh(TrainingMethods):
     Args:
         shape: how many ranks there are in each dimension.
         mesh_dim_names: the dimensions' names; by default ``dim_0``, ``dim_1``, ...
-        strict: an operation that has no rule for a layout fails, where it would gather the whole tensor on every
-        rank; and
-            failed operations raise at once, at the price of a round trip each.
+        strict: an operation that has no rule for a layout fails, where it would gather the whole tensor on every rank;
+            and failed operations raise at once, at the price of a round trip each.
         name: what errors and tools call it.
 
     Raises:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch._decomp import get_decompositions
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
 )
@@ -16,25 +17,93 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
-from monarch_kernel.runtime.tensor.controller.operations import operation_name
-from monarch_kernel.runtime.tensor.controller.signature import COMPOSED, Signature
+from monarch_kernel.runtime.tensor.controller.signature import COMPOSED, Signature, operation_name
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh, without_record
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
-from monarch_kernel.runtime.tensor.rank.parts import placement_text
+from monarch_kernel.runtime.tensor.rank.held import placement_text
+from monarch_kernel.runtime.tensor.rank.program import written
 from monarch_kernel.runtime.tensor.sharded.controller import values
-from monarch_kernel.runtime.tensor.sharded.controller.composed import composed
-from monarch_kernel.runtime.tensor.sharded.controller.costs import collect
 from monarch_kernel.runtime.tensor.sharded.controller.generator import Handover
 from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld, Unformed
-from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements, shown
+from monarch_kernel.runtime.tensor.sharded.controller.layout import Placements
 from monarch_kernel.runtime.tensor.sharded.rank import factories, state
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
+
+
+aten: Any = torch.ops.aten
+
+#: Operations that torch's decompositions make of others. DTensor's gradients of `mse_loss` and the like are multiplied
+#: by the number of shards, and its values are wrong where shards are uneven; their parts it gets right.
+_BY_TORCH = (
+    aten.mse_loss,
+    aten.nll_loss_forward,
+    aten.nll_loss_backward,
+    aten.nll_loss2d_forward,
+    aten.nll_loss2d_backward,
+    aten.mse_loss_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
+)
+
+
+def _max(x: Any) -> Any:
+    return x.amax()
+
+
+def _min(x: Any) -> Any:
+    return x.amin()
+
+
+def _vector_norm(
+    x: Any,
+    ord: float = 2,  # noqa: A002  # as in the schema
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """As numpy defines it. In DTensor, shards without elements stop the ranks that have them."""
+    y = x.abs() if dtype is None else x.to(dtype).abs()
+    dims = list(range(y.dim())) if dim is None else dim
+    if ord == float("inf"):
+        return y.amax(dims, keepdim)
+    if ord == float("-inf"):
+        return y.amin(dims, keepdim)
+    if ord == 0:
+        return (y != 0).to(y.dtype).sum(dims, keepdim)
+    if ord == 1:
+        return y.sum(dims, keepdim)
+    if ord == 2:
+        return (y * y).sum(dims, keepdim).sqrt()
+    return (y**ord).sum(dims, keepdim) ** (1.0 / ord)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def _composed() -> dict[Any, Callable[..., Any]]:
+    """What a sharded mesh calls in place of operations that DTensor gets wrong, by operation."""
+    found: dict[Any, Callable[..., Any]] = dict(get_decompositions(_BY_TORCH))
+    found[aten.equal.default] = _equal
+    found[aten.max.default] = _max
+    found[aten.min.default] = _min
+    found[aten.linalg_vector_norm.default] = _vector_norm
+    return found
+
 
 #: A local tensor of at most so many elements goes to a mesh with the operation that needs it; a larger one is a
 #: mistake, or should be laid out.
@@ -79,7 +148,7 @@ class ShardedMesh(TensorMesh):
         self._kept: Callable[[], KeepsMesh | None] = lambda: None
         super().__init__(engine, procs, stream, sharded)
         self.key = (tuple(self.ranks), self.sizes, self.labels)
-        self.composed = composed()
+        self.composed = _composed()
         self.strict = False
         self._random: set[int] = set()
         self._place: frames.Frames | None = None
@@ -197,12 +266,12 @@ class ShardedMesh(TensorMesh):
         return issue
 
     def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        written = _written(func, args, kwargs or {})
+        theirs = written(func, args, kwargs or {})
 
         def lift(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
                 return x
-            if any(x is w for w in written):
+            if any(x is w for w in theirs):
                 raise MixedTensorsError(
                     f"{func.overloadpacket.__name__} would write a tensor of mesh {self.name} into a local one "
                     f"{list(x.shape)}. Write\n  local.copy_(t.full_tensor())    to take its value here first"
@@ -255,8 +324,14 @@ class ShardedMesh(TensorMesh):
         return self.engine.ask(self, state.layouts, handle)[0][0]
 
     def collect_costs(self) -> None:
-        """Bring what the ranks have counted into the engine's plan."""
-        collect(self)
+        """Bring what the ranks have counted into the engine's plan: one round trip, to the first rank."""
+        for record, (moved, fallbacks, size) in self.engine.ask(self, state.take_counts)[0].items():
+            line = self.engine.plan.line(frames.innermost(self.engine.places.get(record)))
+            for name, count in moved.items():
+                line.redistributions[name] = line.redistributions.get(name, 0) + count
+            for name, count in fallbacks.items():
+                line.fallbacks[name] = line.fallbacks.get(name, 0) + count
+            line.moved += size[0]
 
     def describe(self, handle: Tensor) -> str:
         """What `repr` of a handle says: shape, dtype, placements."""
@@ -286,8 +361,7 @@ class ShardedMesh(TensorMesh):
             except Exception as e:
                 return f"<{type(e).__name__}>"
             else:
-                handle._owner.layout = tuple(map(placement_text, placements))
-                return shown(placements)
+                known = handle._owner.layout = tuple(map(placement_text, placements))
         if known is not None:
             return f"[{', '.join(known)}]"
         return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
@@ -321,14 +395,3 @@ def _parts_of(func: Any) -> Any:
 def _makes_tensors(func: Any) -> bool:
     """Whether an operation gives tensors, and nothing else."""
     return bool(func._schema.returns) and all(str(each.type) == "Tensor" for each in func._schema.returns)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    found: list[Any] = []
-    schema = func._schema
-    if schema.is_mutable:
-        for n, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[n] if n < len(args) else kwargs.get(argument.name)
-                found += list(value) if isinstance(value, (list, tuple)) else [value]
-    return found

@@ -22,9 +22,8 @@ def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: Any) -> Tensor:
     if type(tensor) is Tensor:
         if tensor._spec.mesh is not target:
             raise TypeError(
-                f"distribute(): the tensor is on {tensor._spec.mesh!r} already: take it here first "
-                f"(full_tensor()), or lay it "
-                "out anew where it is (redistribute())"
+                f"distribute(): the tensor is on {tensor._spec.mesh!r} already: take it here first (full_tensor()), "
+                "or lay it out anew where it is (redistribute())"
             )
         return redistribute(tensor, spec)
     if not isinstance(tensor, torch.Tensor):

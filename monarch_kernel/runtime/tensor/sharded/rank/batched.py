@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from monarch_kernel.runtime.tensor.sharded.rank.layout import strides_ordered_as
-from monarch_kernel.runtime.tensor.sharded.rank.special import leaves_a_rank_empty, made_of
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, strides_ordered_as
+from monarch_kernel.runtime.tensor.sharded.rank.special import leaves_a_rank_empty
 
 Run = Callable[..., Any]
 
@@ -118,7 +118,7 @@ def _convolution_backward(op: Any, fallback: Run) -> Run:
         return (
             None if dx is None else _as_strided_like(dx, mesh, x.placements, x.shape),
             None if dw is None else _as_strided_like(dw, mesh, terms, weight.shape),
-            None if db is None else made_of(db, mesh, terms, db.shape),
+            None if db is None else of_part(db, mesh, terms, db.shape),
         )
 
     return run
@@ -138,7 +138,7 @@ def _gather(op: Any, fallback: Run) -> Run:
             or any(x.shape[p.dim] != index.shape[p.dim] for p in layout if isinstance(p, Shard))
         ):
             return fallback(x, dim, index, **kwargs)
-        return made_of(op(*_locals((x, dim, index)), **kwargs), x.device_mesh, layout, index.shape)
+        return of_part(op(*_locals((x, dim, index)), **kwargs), x.device_mesh, layout, index.shape)
 
     return run
 
@@ -158,5 +158,4 @@ def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
 
 def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """A DTensor of a local part; the whole has its order of dimensions in memory."""
-    stride = strides_ordered_as(local, shape)
-    return DTensor.from_local(local, mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride)
+    return of_part(local, mesh, layout, shape, strides_ordered_as(local, shape))

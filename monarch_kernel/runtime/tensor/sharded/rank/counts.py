@@ -15,9 +15,10 @@ class Counts:
         moves: how often DTensor changed the layout of an input.
         bytes: how many bytes this rank gave for that.
         by_record: what happened, by the number of the record: ``(redistributions by "from -> to", fallbacks by name,
-        bytes)``. record: the number of the record that runs.
+            bytes)``.
+        record: gives the number of the record that runs.
         tell: called with the name of an operation, the number of its definition and the record when it ran on whole
-        tensors.
+            tensors.
     """
 
     def __init__(self) -> None:

@@ -24,8 +24,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_kernel.runtime.tensor.rank.program import bare, compiled_source
-from monarch_kernel.runtime.tensor.wire.definition import Definition
-from monarch_kernel.runtime.tensor.wire.template import TensorSlot
+from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
 
 #: How many kinds of inputs one operation of the program is remembered for; then it begins anew.
 KINDS = 64

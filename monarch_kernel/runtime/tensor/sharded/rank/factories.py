@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.program import operation_of
-from monarch_kernel.runtime.tensor.sharded.rank.layout import part_of
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, part_of
 from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
 
 #: Random numbers are drawn for about so many elements at a time.
@@ -31,7 +31,7 @@ def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype
         local = torch.empty(shape, dtype=dtype, device=device.of_rank())
     else:
         local = torch.full(shape, value, dtype=dtype, device=device.of_rank())
-    return _of_parts(local, mesh, placements, size)
+    return of_part(local, mesh, placements, size)
 
 
 def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, normal: bool) -> DTensor:
@@ -58,7 +58,7 @@ def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype:
                 low, high = max(begin, first), min(end, last)
                 if low < high:
                     local[low - first : high - first] = piece[(slice(low - begin, high - begin), *inner)]
-    return _of_parts(local, mesh, placements, size)
+    return of_part(local, mesh, placements, size)
 
 
 def counted(key: Any, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
@@ -80,15 +80,6 @@ def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: b
         made = operation(*args, **kwargs)
     layout = [Replicate()] * mesh.ndim
     return tree_map(lambda x: part_of(x, mesh, layout) if isinstance(x, torch.Tensor) else x, made)
-
-
-def _of_parts(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], size: Sequence[int]) -> DTensor:
-    stride: list[int] = [1]
-    for n in reversed(size[1:]):
-        stride.insert(0, stride[0] * max(n, 1))
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size(size), stride=tuple(stride[: len(size)])
-    )
 
 
 def _rows_at_a_time(size: Sequence[int]) -> int | None:

@@ -60,6 +60,15 @@ def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], 
     return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
 
+def of_part(
+    local: torch.Tensor, mesh: Any, placements: Sequence[Placement], shape: Sequence[int], stride: Any = None
+) -> DTensor:
+    """The DTensor of this shape with this part, through which gradients pass; contiguous, if no strides are given."""
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride() if stride is None else tuple(stride)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=size, stride=stride)
+
+
 def layout_like(result: torch.Tensor, template: DTensor) -> tuple[Placement, ...]:
     """How a result that was computed whole is laid out: as an input was, where it has that dimension."""
     return tuple(

@@ -1,5 +1,7 @@
-"""After a process group was formed again: values of before go on in the new group, or are failures on every rank
-alike."""
+"""A process group formed anew: older values go on in it, or become failures on every rank alike; reports of failures.
+
+`StreamWatch` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,13 @@ from typing import Any
 from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.values import store_of
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
-from monarch_kernel.runtime.tensor.wire.failures import FailedValue
+from monarch_kernel.runtime.tensor.wire import FailedValue
 
 Failures = dict[int, FailedValue]
 
@@ -72,3 +77,17 @@ def generator() -> Any:
 def set_generator(states: Any) -> None:
     """Go on with random numbers as another rank does."""
     rules().generator.restore(states)
+
+
+class StreamWatch(Actor):
+    """Runs in each rank beside the workers of an engine."""
+
+    __tool__ = True
+
+    def __init__(self, engine: str) -> None:
+        self._store = store_of(engine, current_rank().rank)
+
+    @endpoint
+    def at(self) -> int:
+        """The number of the record that runs, or ran last, in the main stream."""
+        return self._store.at()

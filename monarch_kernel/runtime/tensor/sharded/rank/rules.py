@@ -2,8 +2,8 @@
 
 DTensor does what it is known to do right (`trusted`). Random operations have rules of their own (`randomness`). All
 else runs on whole tensors (`whole`), and so does a trusted operation in a layout for which DTensor says that it has no
-way. That
-choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits for another.
+way. That choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits
+for another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.randomness import MeshGenerator,
 from monarch_kernel.runtime.tensor.sharded.rank.special import guarded, pointwise_rule, special_rule
 from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
 from monarch_kernel.runtime.tensor.sharded.rank.whole import run_replicated, run_whole
-from monarch_kernel.runtime.tensor.wire.definition import Definition
+from monarch_kernel.runtime.tensor.wire import Definition
 
 #: Operations that may write into the terms of a sum (Partial) one by one; of others, DTensor gets some silently wrong.
 _LINEAR = frozenset({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::mul_.Scalar", "aten::div_.Scalar"})

@@ -6,13 +6,15 @@ Each is made of an operation and its fallback, and decides by layouts and shapes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 
 Run = Callable[..., Any]
 
@@ -162,7 +164,14 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
         out = op(*local_args, **local_kwargs)
         if writes:
             return args[0]
-        return tree_map(lambda r: _sharded(r, template, layout) if isinstance(r, torch.Tensor) else r, out)
+        return tree_map(
+            lambda r: (
+                of_part(r, template.device_mesh, layout, template.shape, template.stride())
+                if isinstance(r, torch.Tensor)
+                else r
+            ),
+            out,
+        )
 
     return run
 
@@ -187,7 +196,7 @@ def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
         shape[reduced] = 1
         if not keepdim:
             del shape[reduced]
-        return made_of(local, x.device_mesh, layout, shape)
+        return of_part(local, x.device_mesh, layout, shape)
 
     return run
 
@@ -208,19 +217,6 @@ def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
         return op(x, *args, **kwargs)
 
     return run
-
-
-def made_of(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
-    """A contiguous DTensor of this rank's part."""
-    size = torch.Size(shape)
-    stride = torch.empty(size, device="meta").stride()
-    return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=stride)
-
-
-def _sharded(local: torch.Tensor, template: DTensor, layout: Sequence[Placement]) -> DTensor:
-    return DTensor.from_local(
-        local, template.device_mesh, layout, run_check=False, shape=template.shape, stride=template.stride()
-    )
 
 
 def _is_cut(x: DTensor) -> bool:

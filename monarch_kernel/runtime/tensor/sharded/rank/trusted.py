@@ -1,9 +1,7 @@
 """Operations that DTensor does right, in every layout that it accepts and at sizes that do not divide.
 
 Found by running each next to the same operation on whole tensors, on real ranks (torch 2.13); the correctness matrix
-of the
-tests holds them to it. Of an operation that is not here, nothing is believed: it has a rule of ours, or runs on whole
-tensors.
+of the tests checks each. An operation that is not listed here has a rule of ours, or runs on whole tensors.
 """
 
 TRUSTED = frozenset(

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from monarch_kernel.runtime.tensor.rank.program import written
 from monarch_kernel.runtime.tensor.sharded.rank.layout import layout_like, part_of, whole_of, write
 
 
@@ -21,16 +22,16 @@ def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
     given = [x for x in flat if isinstance(x, DTensor)]
     template = next((x for x in given if any(p.is_shard() for p in x.placements)), given[0])
     wholes: dict[int, torch.Tensor] = {}
-    written = _written(op, args, kwargs)
+    targets: list[DTensor] = [x for x in written(op, args, kwargs) if isinstance(x, DTensor)]
     for x in given:
         if id(x) not in wholes:
             whole = whole_of(x)
             # what is written must be memory of its own: a failure halfway must not leave a replica changed
-            wholes[id(x)] = whole.clone() if any(x is w for w in written) and whole is x._local_tensor else whole
+            wholes[id(x)] = whole.clone() if any(x is w for w in targets) and whole is x._local_tensor else whole
     new_args, new_kwargs = tree_unflatten([wholes[id(x)] if isinstance(x, DTensor) else x for x in flat], tree)
     out = op(*new_args, **new_kwargs)
-    originals = {id(wholes[id(x)]): x for x in written}
-    for x in written:
+    originals = {id(wholes[id(x)]): x for x in targets}
+    for x in targets:
         write(x, wholes[id(x)])
     inputs = {id(w) for w in wholes.values()}
 
@@ -66,19 +67,6 @@ def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
 def replicated(whole: torch.Tensor, mesh: Any) -> DTensor:
     """A tensor that every rank has, as a DTensor."""
     return part_of(whole, mesh, [Replicate()] * mesh.ndim)
-
-
-def _written(op: Any, args: Any, kwargs: Any) -> list[DTensor]:
-    """The inputs that the operation writes."""
-    schema = getattr(op, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    found: list[DTensor] = []
-    for n, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[n] if n < len(args) else kwargs.get(argument.name)
-            found += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, DTensor)]
-    return found
 
 
 def _shares_memory(result: torch.Tensor, others: Any) -> bool:

@@ -1,12 +1,14 @@
-"""`module_to_mesh`: a module of the program with its parameters and buffers on the ranks of a mesh."""
+"""`module_to_mesh`: a module of the program with its parameters and buffers on the ranks, and sums of gradients."""
 
 from __future__ import annotations
 
 import fnmatch
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
@@ -15,8 +17,8 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.sharded.controller.layout import placements_of
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, mesh_from
 from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
-from monarch_kernel.runtime.tensor.training.controller.gradients import GradientSums
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
+from monarch_kernel.runtime.tensor.training.rank.gradients import reduced
 
 #: The word for parameters that are cut along the data dimension.
 SHARD = "shard"
@@ -46,10 +48,10 @@ def module_to_mesh(
         module: it is changed and returned. Optimizers are to be made afterwards.
         mesh: a `Mesh`, a proc mesh or a torch ``DeviceMesh``.
         plan: how parameters are laid out. None: all of each on every rank (data parallel). ``"shard"``: each is cut
-        along its
-            dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or sharding
-            specs (see `distribute`) by pattern of parameter names, such as ``{"*.up.weight": ["model", None]}``
-            (tensor parallel); the first pattern that fits counts, and parameters that none fits are on every rank.
+            along its dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or
+            sharding specs (see `distribute`) by pattern of parameter names, such as
+            ``{"*.up.weight": ["model", None]}`` (tensor parallel); the first pattern that fits counts, and parameters
+            that none fits are on every rank.
         data: the dimension of the mesh (or several) along which the inputs are cut; by default the first.
 
     Raises:
@@ -143,3 +145,59 @@ def _input(x: Any, mesh: Any, dims: tuple[str, ...]) -> Any:
         placements = placements_of([dims] if x.dim() else None, names, x, "here")
         return distribute_tensor(x, mesh, placements, src_data_rank=None)
     return mesh.distribute(x, [dims] if x.dim() else None)
+
+
+#: Gradients are sent together once there are so many bytes of them, so that few wait whole for the end of the pass.
+BUCKET = 25 * 1024 * 1024
+
+
+class GradientSums:
+    """The gradients of one mesh that backward has accumulated, and that are not in the layouts of their parameters yet.
+
+    A gradient of a sharded loss is a sum of which each rank has a term. An optimizer that used it as it is would have
+    it summed again at every use.
+    """
+
+    _all: ClassVar[weakref.WeakKeyDictionary[Any, GradientSums]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, target: Any) -> None:
+        self._target = weakref.ref(target)
+        self._waiting: list[Tensor] = []
+        self._bytes = 0
+        self._pass = -1
+
+    @classmethod
+    def follow(cls, parameter: Tensor) -> None:
+        """From now on, bring every gradient that backward accumulates for this parameter to its layout."""
+        target = parameter._spec.mesh
+        sums = cls._all.get(target)
+        if sums is None:
+            sums = cls._all[target] = cls(target)
+        parameter.register_post_accumulate_grad_hook(sums._accumulated)
+
+    def _accumulated(self, parameter: Any) -> None:
+        running = torch._C._current_graph_task_id()
+        if running != self._pass:  # what is left of a pass that failed is not in use
+            self._waiting, self._bytes, self._pass = [], 0, running
+            Variable._execution_engine.queue_callback(self._sum)
+        self._waiting.append(parameter)
+        self._bytes += parameter.numel() * parameter.element_size()
+        if self._bytes >= BUCKET:
+            self._sum()
+
+    def _sum(self) -> None:
+        parameters = [p for p in self._waiting if p.grad is not None]
+        self._waiting, self._bytes = [], 0
+        target = self._target()
+        if not parameters or target is None:
+            return
+        with torch.no_grad():
+            results = target.call(
+                reduced, _alike, [p.grad for p in parameters], [p.detach() for p in parameters], key="gradients"
+            )
+        for parameter, gradient in zip(parameters, results):
+            parameter.grad = gradient
+
+
+def _alike(gradients: list[torch.Tensor], parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_strided(g.size(), g.stride(), dtype=g.dtype) for g in gradients]

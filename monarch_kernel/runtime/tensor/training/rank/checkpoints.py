@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from monarch_kernel.protocol.private_files import NotPrivateError, open_way, user_name
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
 #: What the controller itself has to remember, in the folder.
@@ -158,4 +159,4 @@ def _empty(
 
     size, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     local = torch.zeros(size, dtype=dtype, device=device.of_rank())
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+    return of_part(local, mesh, placements, shape, stride)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial
 
 from monarch_kernel.runtime.tensor.sharded.rank.counts import counts
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 
 
 def reduced(gradients: list[DTensor], parameters: list[DTensor]) -> list[DTensor]:
@@ -34,14 +35,8 @@ def reduced(gradients: list[DTensor], parameters: list[DTensor]) -> list[DTensor
         for dim in dims:
             torch.distributed.all_reduce(flat, group=mesh.get_group(dim))
         for i, part, summed in zip(members, parts, flat.split([part.numel() for part in parts])):
-            results[i] = DTensor.from_local(
-                summed.view(part.shape),
-                mesh,
-                parameters[i].placements,
-                run_check=False,
-                shape=gradients[i].shape,
-                stride=gradients[i].stride(),
-            )
+            local, gradient = summed.view(part.shape), gradients[i]
+            results[i] = of_part(local, mesh, parameters[i].placements, gradient.shape, gradient.stride())
     return results
 
 

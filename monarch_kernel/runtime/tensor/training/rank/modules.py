@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
 _NAME = "modules"
@@ -147,8 +148,4 @@ def _value(tensor: torch.Tensor, mesh: Any) -> DTensor:
 
 def _cut(local: torch.Tensor, size: int, like: DTensor) -> DTensor:
     """This rank's part of a tensor that is cut along dimension 0 as `like` is."""
-    shape = torch.Size((size, *local.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local.contiguous(), like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
-    )
+    return of_part(local.contiguous(), like.device_mesh, like.placements, (size, *local.shape[1:]))

@@ -14,6 +14,7 @@ from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import here
 from monarch_kernel.runtime.tensor.rank.values import RankStore, store_of
+from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
 #: How many snapshots are kept: the newest may be on some ranks only.
@@ -146,14 +147,8 @@ def restore(number: int, values: list[int], key: Any, keepers: Any, keeper: dict
             elif part.placements is None:
                 held[n] = part.local.clone().to(device.of_rank())
             else:
-                held[n] = DTensor.from_local(
-                    part.local.clone().to(device.of_rank()),
-                    state.meshes[key],
-                    part.placements,
-                    run_check=False,
-                    shape=torch.Size(part.shape),
-                    stride=part.stride,
-                )
+                local = part.local.clone().to(device.of_rank())
+                held[n] = of_part(local, state.meshes[key], part.placements, part.shape, part.stride)
 
 
 def forget() -> None:

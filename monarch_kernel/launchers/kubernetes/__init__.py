@@ -1,0 +1,5 @@
+"""Hosts from Kubernetes."""
+
+from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
+
+__all__ = ["KubernetesLauncher"]

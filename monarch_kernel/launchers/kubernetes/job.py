@@ -1,0 +1,253 @@
+"""``KubernetesJob``: hosts from Kubernetes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch_kernel.launchers.asking import memory_size
+from monarch_kernel.launchers.base import LaunchError, Resources, keyless
+from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
+from monarch_kernel.launchers.job import checked_meshes
+from monarch_kernel.launchers.kubernetes.config import KubeConfig, kubeconfig_text
+from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher
+from monarch_kernel.launchers.kubernetes.options import AUTO, DIRECTLY
+from monarch_kernel.launchers.kubernetes.sets import MESH_LABEL, ORDER, PORT
+from monarch_kernel.launchers.kubernetes.specs import ImageSpec, given_pods
+
+
+class KubernetesJob(EngineJob):
+    """Hosts from Kubernetes: Pods with a worker in each, which need no operator there (``docs/kubernetes.md``).
+
+    Args:
+        meshes: the number of hosts of each mesh, by its name. Without it, ``add_mesh`` says what they are, as with
+            Monarch. A string is the namespace, which comes first there.
+        image: of the Pods, with monarch_kernel in it; "": that of the Pod in which this program runs.
+        namespace: where; "": that of the context.
+        timeout: how long ``state`` waits for hosts (seconds).
+        kubeconfig: a file, or a ``KubeConfig``; None: as ``kubectl`` does, else the account of this Pod.
+        context: of that file; "": its current one.
+        gpus: devices of each host.
+        gpu_resource: what the cluster calls them.
+        cpus: processors of each host.
+        memory: of each host: bytes, or such as "64GiB".
+        resources: further resources of each host, such as ``{"rdma/hca": 1}``.
+        walltime: after which hosts end (seconds); None: none.
+        python: the interpreter in the image; by default ``python3``, in this program's own image the path of this one.
+        attach_to: labels of Pods that others have made and that run workers, such as "app=trainer", for all meshes of
+            which ``add_mesh`` says nothing else. These Pods are not ended. Needs ``key_file=``, the key of these
+            workers. Monarch's programs name an address of a forwarded port here ("tcp://127.0.0.1:26600"); it is not
+            used, and means ``tunnel=True``.
+        through: what makes the Pods: "pods", this program; "monarchmesh", Monarch's operator; "jobset", JobSet;
+            "auto", Monarch's operator where the cluster has it, else this program. By default that if ``add_mesh``
+            says what they are, else "pods".
+        tunnel: whether workers are reached through the API server, as this program is outside the network of the
+            Pods; None: where no direct connection succeeds.
+        options: ``node_selector``, ``tolerations``, ``labels``, ``annotations``, ``volumes``, ``service_account``,
+            ``port``, ``key``, ``pod`` and ``order_label`` of ``KubernetesLauncher``, and those of ``EngineJob``.
+
+    Raises:
+        ValueError: a value is not possible; the message says which.
+    """
+
+    _adds_meshes = True
+    _launcher: KubernetesLauncher
+    #: Labels of Pods of others, for meshes that have none of their own.
+    _attach_to = ""
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int] | str | None = None,
+        image: str = "",
+        namespace: str = "",
+        timeout: float | None = None,
+        kubeconfig: str | os.PathLike[str] | KubeConfig | None = None,
+        *,
+        context: str = "",
+        gpus: int = 0,
+        gpu_resource: str = "nvidia.com/gpu",
+        cpus: int = 0,
+        memory: str | int = 0,
+        resources: Mapping[str, str | int] | None = None,
+        walltime: float | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any] | str] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        volumes: Mapping[str, Mapping[str, Any] | str] | None = None,
+        service_account: str = "",
+        port: int = PORT,
+        key: str = "environment",
+        pod: Mapping[str, Any] | None = None,
+        attach_to: str = "",
+        order_label: str = ORDER,
+        tunnel: bool | None = None,
+        through: str = "",
+        **options: Any,
+    ) -> None:
+        if isinstance(meshes, str):
+            meshes, namespace = None, namespace or meshes
+        if "://" in attach_to:  # no label is written so
+            attach_to, tunnel = "", True if tunnel is None else tunnel
+        self._attach_to = attach_to
+        launcher = KubernetesLauncher(
+            image,
+            namespace=namespace,
+            kubeconfig=kubeconfig_text(kubeconfig),
+            context=context,
+            gpu_resource=gpu_resource,
+            node_selector=node_selector,
+            tolerations=tolerations,
+            labels=labels,
+            annotations=annotations,
+            volumes=volumes,
+            service_account=service_account,
+            port=port,
+            key=key,
+            pod=pod,
+            attach_to=attach_to,
+            order_label=order_label,
+            tunnel=tunnel,
+            through=through or (AUTO if meshes is None else DIRECTLY),
+        )
+        needs = Resources(
+            gpus=gpus,
+            cpus=cpus,
+            memory=_bytes(memory),
+            walltime=walltime or 0.0,
+            options=dict(resources or {}),
+        )
+        super().__init__(
+            launcher, meshes or {}, resources=needs, timeout=TIMEOUT if timeout is None else timeout, **options
+        )
+
+    def add_mesh(
+        self,
+        name: str,
+        num_replicas: int,
+        label_selector: str | None = None,
+        pod_rank_label: str = ORDER,
+        image_spec: ImageSpec | str | None = None,
+        port: int | None = None,
+        pod_template: Any = None,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        pod_spec: Any = None,
+        *,
+        gpus: int | None = None,
+        cpus: int | None = None,
+        memory: str | int | None = None,
+        resources: Mapping[str, str | int] | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any] | str] | None = None,
+        volumes: Mapping[str, Mapping[str, Any] | str] | None = None,
+        service_account: str | None = None,
+        python: str = "",
+    ) -> None:
+        """Add a mesh, before the job is applied; as Monarch's method of this name.
+
+        With an image or a spec its Pods are made; without, Pods of others are taken by their labels. What a mesh does
+        not say of its Pods is as the job says.
+
+        Args:
+            name: of the mesh.
+            num_replicas: its hosts.
+            label_selector: the labels of Pods of others; None: those of ``attach_to=``, else those of Monarch's
+                operator, for a MonarchMesh of this name.
+            pod_rank_label: the label by which those are numbered.
+            image_spec: the image of the Pods, or an ``ImageSpec``.
+            port: where the workers of Pods that are made listen; None: as the job says, by default 26600. Workers in
+                Pods of others announce theirs.
+            pod_template: of the Pods: an object of the API, or a ``V1PodTemplateSpec``. The command of its only
+                container, or of the one that is called "worker", becomes that of a worker.
+            labels: of what is made.
+            annotations: of what is made.
+            pod_spec: the spec of such a template alone, or a ``V1PodSpec``.
+            gpus, cpus, memory, resources: of each host of this mesh; those of ``image_spec`` come first.
+            node_selector, tolerations, volumes, service_account: of the Pods of this mesh.
+            python: the interpreter in its image.
+
+        Raises:
+            ValueError: the arguments do not fit each other, or those of a mesh before.
+            LaunchError: the job is applied already.
+        """
+        if self._id:
+            raise LaunchError(f"{self!r} is applied: its meshes are what they are; kill() it before, or resize() them")
+        if name in self._requested:
+            raise ValueError(f"this job has a mesh {name} already")
+        meshes = checked_meshes(type(self).__name__, {**self._requested, name: num_replicas})
+        own: dict[str, Any] = {
+            "node_selector": node_selector,
+            "tolerations": tolerations,
+            "volumes": volumes,
+            "service_account": service_account,
+            "python": python or None,
+        }
+        own = {option: value for option, value in own.items() if value is not None}
+        wishes = {"gpus": gpus, "cpus": cpus, "memory": None if memory is None else _bytes(memory)}
+        wishes = {wish: value for wish, value in wishes.items() if value is not None}
+        if image_spec is None and pod_spec is None and pod_template is None:
+            if labels or annotations or own or wishes or resources:
+                given = [*(["labels"] if labels else []), *(["annotations"] if annotations else [])]
+                given += [*own, *wishes, *(["resources"] if resources else [])]
+                raise ValueError(
+                    f"the Pods of {name} are made by others: leave out {', '.join(f'{each}=' for each in given)}, or "
+                    "name an image_spec="
+                )
+            self._attach_mesh(name, label_selector, pod_rank_label)
+        else:
+            if label_selector is not None or pod_rank_label != ORDER:
+                raise ValueError(f"the Pods of {name} are made: leave out label_selector= and pod_rank_label=")
+            found = given_pods(image_spec, pod_spec, pod_template)
+            own |= {} if port is None else {"port": port}
+            own |= {"resources": self._needs(wishes, {**(resources or {}), **found.resources})}
+            own |= {"image": found.image} if found.image else {}
+            own |= {"pod": found.spec} if found.spec else {}
+            own |= {"labels": each} if (each := found.labels | dict(labels or {})) else {}
+            own |= {"annotations": each} if (each := found.annotations | dict(annotations or {})) else {}
+            if found.shared_memory:
+                size = {"emptyDir": {"medium": "Memory", "sizeLimit": found.shared_memory}}
+                own["volumes"] = {**own.get("volumes", self._launcher.options()["volumes"]), "/dev/shm": size}
+            self._make_mesh(name, own)
+        self._requested = meshes
+
+    def _attach_mesh(self, name: str, selector: str | None, order_label: str) -> None:
+        """Have Pods of others as a mesh."""
+        selector = selector or self._attach_to or f"app.kubernetes.io/name=monarch-worker,{MESH_LABEL}={name}"
+        if self._key_file is None:
+            raise ValueError(keyless(f"Pods with the labels {selector}"))
+        attached, orders = self._labels()
+        self._launcher = self._launcher.changed(
+            attach_to={**attached, name: selector}, order_label={**orders, name: order_label}
+        )
+
+    def _make_mesh(self, name: str, settings: dict[str, Any]) -> None:
+        """Have Pods made for a mesh."""
+        attached, orders = self._labels()
+        meshes = {**self._launcher.options()["meshes"], name: settings}
+        self._launcher = self._launcher.changed(attach_to=attached, order_label=orders, meshes=meshes)
+
+    def _labels(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The labels of Pods of others, and those by which they are numbered, of each mesh so far that has such."""
+        options = self._launcher.options()
+        attached, orders = options["attach_to"], options["order_label"]
+        if isinstance(attached, str):  # for all meshes so far
+            attached = dict.fromkeys(self._requested, attached) if attached else {}
+        if isinstance(orders, str):
+            orders = dict.fromkeys(attached, orders)
+        return attached, orders
+
+    def _needs(self, wishes: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What each host of a mesh must have, as ``KubernetesLauncher`` takes it; what is named there comes first."""
+        found = msgspec.structs.replace(self._resources, **wishes)
+        known = {self._launcher.options()["gpu_resource"]: "gpus", "cpu": "cpus", "memory": "memory"}
+        stated = {field: 0 for key, field in known.items() if key in named}
+        found = msgspec.structs.replace(found, options={**found.options, **named}, **stated)
+        return {field: value for field, value in msgspec.to_builtins(found).items() if field != "walltime"}
+
+
+def _bytes(size: str | int) -> int:
+    return memory_size(size) if isinstance(size, str) else size

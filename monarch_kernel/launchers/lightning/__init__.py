@@ -1,0 +1,5 @@
+"""Hosts from the Lightning platform."""
+
+from monarch_kernel.launchers.lightning.launcher import LightningLauncher
+
+__all__ = ["LightningLauncher"]

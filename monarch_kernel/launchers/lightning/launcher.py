@@ -1,0 +1,528 @@
+"""Hosts from the Lightning platform: jobs whose machines run a worker each."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from monarch_kernel.launchers.base import (
+    KEY_VARIABLE,
+    MARKER,
+    HostPhase,
+    HostStatus,
+    InfeasibleError,
+    JobStatus,
+    KeyWay,
+    Launcher,
+    LauncherOption,
+    LaunchRequest,
+    Resources,
+    SubmissionRefusedError,
+    Ticket,
+    WorkerAnnouncement,
+    find_announcement,
+)
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.lightning.cloud import STUDIO, LightningCloud
+from monarch_kernel.launchers.scripts import Script, one_word, script
+
+#: How the machines of a job belong together.
+WAYS = ("group", "single")
+#: By which address workers are reached.
+ADDRESSES = ("own", "private", "public")
+#: What the platform sets for distributed training, and by which programs would take a rank for the whole machine.
+_OF_TRAINING = ("NODE_RANK", "NUM_NODES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_RANK", "RANK")
+#: In the command line of a worker, what is known on its machine only.
+_ADDRESS = "tcp://ADDRESS:0"
+#: The states of a machine that is not given yet, that is being made, and in which the command runs.
+_QUEUED, _MADE, _RUNS = ("", "pending"), ("creating",), ("running",)
+_LIVING = (*_QUEUED, *_MADE, *_RUNS)
+#: The states after the command ended by itself.
+_ENDED = ("complete", "completed", "fail", "failed")
+_CODE = re.compile(r"monarch_kernel: the worker has ended \(exit code (\d+)\)")
+#: The end of the name of a job of the platform: our job, and the number of its first host.
+_NAME = re.compile(r".*-([0-9a-f]{16})-(\d+)")
+#: How long to wait for machines that were told to stop; the platform has promised it then (seconds).
+_STOP_TIME = 5.0
+_PAUSE = 0.2
+
+
+class _Part(msgspec.Struct):
+    """A job of the platform.
+
+    Attributes:
+        id: the platform's.
+        first: the number of its first host.
+        count: how many hosts it was asked for.
+        group: whether it is a multi-machine job.
+    """
+
+    id: str
+    first: int
+    count: int
+    group: bool
+
+    @property
+    def hosts(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class _Data(msgspec.Struct):
+    """What the tickets of this launcher hold."""
+
+    teamspace: str
+    parts: list[_Part]
+
+
+class LightningLauncher(Launcher):
+    """Asks the Lightning platform for machines, and runs a worker on each as the command of a job.
+
+    Args:
+        machine: the type of machine, by its name in the SDK such as "L4_X_4", or its slug.
+        studio: run in a copy of this Studio's environment, by its name or id; "": of the one that this program runs
+            in, if there is one and no image is named.
+        image: run in this container image instead.
+        teamspace: by its name or id; "": that of this Studio, or the only one of the user.
+        account: the cloud account; "": that of the Studio, or what the teamspace prefers.
+        interruptible: whether cheaper machines are asked for, which the platform may take away.
+        way: "group": hosts that are asked for at once are one multi-machine job, which the platform places together.
+            "single": each host is a job of its own.
+        address: by which workers are reached: their "own" first one, which they listen at, or the "private" or
+            "public" one by which the platform knows the machine.
+        port: where workers listen; 0: any free port.
+        image_secret: the name of the platform's secret with the login for a private image.
+    """
+
+    name = "lightning"
+    OPTIONS = (
+        LauncherOption(name="machine", metavar="TYPE", help='the type of machine, such as "L4_X_4"', plain=True),
+        LauncherOption(name="teamspace", metavar="NAME", help="where; by default that of this Studio", plain=True),
+        LauncherOption(name="account", metavar="NAME", help="the cloud account", plain=True),
+        LauncherOption(name="interruptible", type=bool, help="cheaper machines that may be taken away", plain=True),
+        LauncherOption(name="way", choices=WAYS, help="one multi-machine job (default), or jobs", plain=True),
+        LauncherOption(name="address", choices=ADDRESSES, help="by which workers are reached", plain=True),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(name="studio", metavar="NAME", help="run in a copy of this Studio's environment"),
+        LauncherOption(name="image", metavar="IMAGE", help="run in this container image"),
+        LauncherOption(name="image_secret", metavar="NAME", help="the secret with the login for the image"),
+    )
+
+    def __init__(
+        self,
+        machine: str = "CPU",
+        *,
+        studio: str = "",
+        image: str = "",
+        teamspace: str = "",
+        account: str = "",
+        interruptible: bool = False,
+        way: str = "group",
+        address: str = "own",
+        port: int = 0,
+        image_secret: str = "",
+    ) -> None:
+        if way not in WAYS:
+            raise ValueError(f"there is no way {way!r} to ask Lightning: choose one of {', '.join(WAYS)}")
+        if address not in ADDRESSES:
+            raise ValueError(f"machines have no {address!r} address: choose one of {', '.join(ADDRESSES)}")
+        if studio and image:
+            raise ValueError("a job runs in a Studio's environment or in an image: name one of them")
+        self._machine = machine
+        self._studio = studio
+        self._image = image
+        self._teamspace = teamspace
+        self._account = account
+        self._interruptible = interruptible
+        self._way = way
+        self._address = address
+        self._port = port
+        self._image_secret = image_secret
+        self._client: LightningCloud | None = None
+        self._said: dict[str, WorkerAnnouncement] = {}  # by the ids of machines; what was announced once stays true
+
+    def options(self) -> dict[str, Any]:
+        """See ``Launcher``."""
+        return {
+            "machine": self._machine,
+            "studio": self._studio,
+            "image": self._image,
+            "teamspace": self._teamspace,
+            "account": self._account,
+            "interruptible": self._interruptible,
+            "way": self._way,
+            "address": self._address,
+            "port": self._port,
+            "image_secret": self._image_secret,
+        }
+
+    @property
+    def _cloud(self) -> LightningCloud:
+        if self._client is None:
+            self._client = LightningCloud(self.PATIENCE)
+        return self._client
+
+    # -- asking for hosts -----------------------------------------------------------------------------
+
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        data = _Data(self._cloud.teamspace(self._teamspace), [])
+        self._new(data, 0, request)
+        return self._ticket(request.command.job, request.hosts, data)
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``. A job has no free places: these are new jobs."""
+        data = _data(ticket)
+        self._new(data, ticket.hosts, LaunchRequest(count, request.command, request.resources, request.name))
+        return self._ticket(ticket.job, ticket.hosts + count, data)
+
+    def _ticket(self, job: str, hosts: int, data: _Data) -> Ticket:
+        return Ticket(launcher=self.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
+
+    def _new(self, data: _Data, first: int, request: LaunchRequest) -> None:
+        """Ask for jobs for hosts from this number on; if one is refused, none is left."""
+        together = self._way == "group" and request.hosts > 1
+        spec = self._environment(data.teamspace, request)
+        new: list[_Part] = []
+        try:
+            for at in range(1 if together else request.hosts):
+                number = first + at
+                spec["command"] = _script(number, request, self._port)
+                name = f"{request.name}-{request.command.job}-{number}"
+                count = request.hosts if together else 1
+                machines = count if together else None
+                made = self._cloud.submit(data.teamspace, name, self._cloud.models.V1JobSpec(**spec), machines)
+                new.append(_Part(made, number, count, together))
+        except BaseException:
+            for part in new:
+                self._stop(data.teamspace, part)
+            raise
+        data.parts += new
+
+    def _environment(self, teamspace: str, request: LaunchRequest) -> dict[str, Any]:
+        """What a job of this request runs on, as the fields of the SDK's ``V1JobSpec``."""
+        wishes = request.resources
+        machine, gpus = self._cloud.machine(self._machine)
+        if gpus is not None and wishes.gpus > gpus:
+            raise InfeasibleError(
+                f"a machine {self._machine} of Lightning has {gpus} GPUs, and {wishes.gpus} were asked for on each "
+                "host: name a larger type (machine=), or ask for fewer"
+            )
+        if wishes.cpus or wishes.memory or wishes.options:
+            raise InfeasibleError(
+                "Lightning has types of machines, and takes no numbers of processors, no memory and no further wishes: "
+                f"name a type that has them (machine=; now {self._machine})"
+            )
+        studio, account = "", self._account
+        if not self._image:
+            name = self._studio or os.environ.get(STUDIO, "")
+            if not name:
+                raise SubmissionRefusedError(
+                    self.name, "no environment was named", "name a Studio (studio=), or image="
+                )
+            studio, of_studio = self._cloud.studio(teamspace, name)
+            account = account or of_studio
+        assert request.command.key is not None
+        variables = {**request.command.env, **request.command.key_environment()}
+        return {
+            "cloudspace_id": studio,
+            "image": self._image,
+            "image_secret_ref": self._image_secret,
+            "entrypoint": "sh -c" if self._image else None,
+            "cluster_id": account or self._cloud.default_account(teamspace),
+            "instance_name": machine,
+            "env": [self._cloud.models.V1EnvVar(name=name, value=value) for name, value in variables.items()],
+            # Jobs with the same one share a copy of the Studio.
+            "run_id": request.command.job if studio else "",
+            "spot": self._interruptible,
+            "max_run_attempts": 1,  # a worker that starts anew is another host
+        }
+
+    # -- asking where they are ------------------------------------------------------------------------
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """See ``Launcher``."""
+        data = _data(ticket)
+        machines: dict[int, Any] = {}
+        waits: dict[int, str] = {}  # why the platform has not made a machine yet
+        for part in data.parts:
+            found = self._machines(data.teamspace, part)
+            machines.update(found)
+            if part.group and len(found) < part.count:
+                group = self._cloud.group(data.teamspace, part.id)
+                over = group is None or not _group_lives(group)
+                why = (group.message if group is not None else "") or ""
+                waits.update(dict.fromkeys(part.hosts, "" if over else why or "pending"))
+        self._read(data.teamspace, [one.id for one in machines.values() if one.state in (*_RUNS, *_ENDED)])
+        return JobStatus(
+            tuple(
+                self._of_machine(data, number, machines[number])
+                if number in machines
+                else _without_machine(number, waits.get(number, ""))
+                for number in range(ticket.hosts)
+            )
+        )
+
+    def _machines(self, teamspace: str, part: _Part) -> dict[int, Any]:
+        """The jobs of the machines, by the numbers of their hosts; without those that it has not made yet."""
+        if not part.group:
+            job = self._cloud.job(teamspace, part.id)
+            return {part.first: job} if job is not None else {}
+        return {part.first + (job.spec.rank or 0): job for job in self._cloud.machines(teamspace, part.id)}
+
+    def _machine_of(self, data: _Data, host: int) -> Any:
+        """The job of the machine of a host; None if there is none."""
+        part = next((part for part in data.parts if host in part.hosts), None)
+        return None if part is None else self._machines(data.teamspace, part).get(host)
+
+    def _read(self, teamspace: str, jobs: list[str]) -> None:
+        """Look for the announcements of machines in their logs."""
+        unknown = [job for job in jobs if job not in self._said]
+        if unknown:
+            for line in self._cloud.log(teamspace, unknown, query="monarch_kernel"):
+                said = find_announcement(line.text.strip().encode() + b"\n")
+                if said is not None:
+                    self._said.setdefault(line.job, said)
+
+    def _of_machine(self, data: _Data, number: int, job: Any) -> HostStatus:
+        since = job.started_at.timestamp() if job.started_at is not None else 0.0
+        state = (job.state or "").lower()
+        words = job.message or job.server_error or ""
+        if state in _QUEUED:
+            return HostStatus(host=number, state=HostPhase.QUEUED, name=job.name, reason=words or "pending")
+        if state in _MADE:
+            return HostStatus(host=number, state=HostPhase.STARTING, name=job.name, reason=words or state)
+        said = self._said.get(job.id)
+        if state in _RUNS:
+            if said is not None:
+                return HostStatus.announced(number, said, name=job.name, since=since)
+            why = words or "its worker is starting"
+            return HostStatus(host=number, state=HostPhase.STARTING, name=job.name, reason=why, since=since)
+        if state not in _ENDED or (said is not None and not said.error):
+            why = words or ("its worker has ended" if state in _ENDED else f"Lightning: {state}")
+            return HostStatus(host=number, state=HostPhase.GONE, name=job.name, reason=why)
+        code, last = self._end_of(data.teamspace, job.id)
+        if said is not None:
+            return HostStatus.announced(number, said, name=job.name, exit_code=code)
+        reason = words or last or "it ended before it listened, and wrote no output"
+        return HostStatus(host=number, state=HostPhase.GONE, name=job.name, reason=reason, exit_code=code, failed=True)
+
+    def _end_of(self, teamspace: str, job: str) -> tuple[int | None, str]:
+        """The exit code of a worker, and the last line that it wrote."""
+        code, last = None, ""
+        for line in self._cloud.log(teamspace, [job]):
+            found = _CODE.search(line.text)
+            if found is not None:
+                code = int(found[1])
+            elif line.text.strip():
+                last = line.text.strip()
+        return code, last
+
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """See ``Launcher``."""
+        data = _data(ticket)
+        job = self._machine_of(data, host)
+        if job is None:
+            return ""
+        return "\n".join([line.text.rstrip("\n") for line in self._cloud.log(data.teamspace, [job.id])][-lines:])
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """See ``Launcher``. A multi-machine job is stopped with its last host; until then, single machines are."""
+        data = _data(ticket)
+        ending = set(range(ticket.hosts) if hosts is None else hosts)
+        status = self.poll(ticket)
+        gone = {host.host for host in status.hosts if host.state is HostPhase.GONE}
+        for part in data.parts:
+            if not ending.intersection(part.hosts) or gone.issuperset(part.hosts):
+                continue
+            if (ending | gone).issuperset(part.hosts):
+                self._stop(data.teamspace, part)
+                continue
+            machines = self._machines(data.teamspace, part)
+            for number in ending.intersection(machines) - gone:
+                self._cloud.stop(data.teamspace, machines[number].id)
+        limit = time.monotonic() + _STOP_TIME
+        while not _are_gone(self.poll(ticket), ending) and time.monotonic() < limit:
+            time.sleep(_PAUSE)
+
+    def _stop(self, teamspace: str, part: _Part) -> None:
+        (self._cloud.stop_group if part.group else self._cloud.stop)(teamspace, part.id)
+
+    # -- reaching -------------------------------------------------------------------------------------
+
+    def route(self, ticket: Ticket, host: HostStatus) -> str:
+        """See ``Launcher``."""
+        if self._address == "own":
+            return host.url
+        data = _data(ticket)
+        job = self._machine_of(data, host.host)
+        address = (job.private_ip_address if self._address == "private" else job.public_ip_address) if job else ""
+        if not address:
+            raise ConnectionError(
+                f"Lightning names no {self._address} address of {host.name}: choose another one with address="
+            )
+        return f"tcp://{f'[{address}]' if ':' in address else address}:{urlsplit(host.url).port}"
+
+    @classmethod
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Those in all teamspaces of the user, by their names and commands."""
+        if importlib.util.find_spec("lightning_sdk") is None:
+            return []
+        launcher = cls()
+        try:
+            cloud = launcher._cloud
+        except SubmissionRefusedError:  # not logged in
+            return []
+        found: list[tuple[Launcher, Ticket]] = []
+        for teamspace in cloud.teamspaces():
+            jobs: dict[str, list[_Part]] = {}
+            living = [(one, False) for one in cloud.jobs(teamspace) if (one.state or "").lower() in _LIVING]
+            living += [(one, True) for one in cloud.groups(teamspace) if _group_lives(one)]
+            for one, group in living:
+                named = _NAME.fullmatch(one.name or "")
+                if named is not None and _mark(named[1]) in (one.spec.command or ""):
+                    part = _Part(one.id, int(named[2]), one.machines if group else 1, group)
+                    jobs.setdefault(named[1], []).append(part)
+            for job, parts in jobs.items():
+                hosts = max(part.hosts.stop for part in parts)
+                found.append((launcher, launcher._ticket(job, hosts, _Data(teamspace, parts))))
+        return found
+
+
+def _data(ticket: Ticket) -> _Data:
+    return msgspec.convert(ticket.data, _Data)
+
+
+def _without_machine(number: int, waits: str) -> HostStatus:
+    if waits:
+        return HostStatus(host=number, state=HostPhase.QUEUED, reason=waits)
+    return HostStatus(host=number, state=HostPhase.GONE, reason="Lightning has no such job any more")
+
+
+def _are_gone(status: JobStatus, hosts: Iterable[int]) -> bool:
+    return all(status.hosts[number].state is HostPhase.GONE for number in hosts)
+
+
+def _script(first: int, request: LaunchRequest, port: int) -> Script:
+    """The command of a job, for sh and bash, with and without ``set -ex``. It has no secret.
+
+    Its environment has the key. The worker reads it from a pipe, and no process that runs on has it: a program in the
+    place of this shell removes it.
+    """
+    limit = request.resources.walltime
+    argv = request.command.argv(_ADDRESS, key=KeyWay.STDIN, announce=("-",), walltime=limit)
+    address = script('"tcp://$a:"@{port}', port=port)
+    inner = script(
+        """a=$(hostname -I | cut -d ' ' -f 1)
+[ -n "$a" ] || { echo "this machine has no address (hostname -I)" >&2; exit 2; }
+case "$a" in *:*) a="[$a]";; esac
+export @{mark}$((@{first} + ${NODE_RANK:-0}))
+unset @{of_training}
+@{until} @{worker} <&3 3<&- &
+pid=$!
+exec 3<&-
+trap 'kill -TERM $pid 2>/dev/null' TERM INT HUP
+wait $pid; code=$?
+while kill -0 $pid 2>/dev/null; do wait $pid; code=$?; done
+echo "monarch_kernel: the worker has ended (exit code $code)"
+exit $code
+""",
+        mark=_mark(request.command.job),
+        first=first,
+        of_training=_OF_TRAINING,
+        until=["timeout", "-k", "10", str(math.ceil(limit))] if limit > 0 else [],
+        worker=[address if word == _ADDRESS else word for word in argv],
+    )
+    return script(
+        """exec 3<<END
+$@{key}
+{}
+END
+unset @{key}
+exec sh -c @{inner}
+""",
+        key=KEY_VARIABLE,
+        inner=one_word(inner),
+    )
+
+
+def _mark(job: str) -> str:
+    """How a worker's mark begins, in the environment that its command gives it."""
+    return f"{MARKER}={job}."
+
+
+def _group_lives(group: Any) -> bool:
+    return str(group.state).rpartition("_")[2] in ("PENDING", "RUNNING", "UNSPECIFIED")
+
+
+def inside_studio(studio: str) -> bool:
+    """Whether this program runs in the Studio of this name or id; "": in any."""
+    here = os.environ.get(STUDIO, "")
+    return bool(here) and studio in ("", here, os.environ.get("LIGHTNING_CLOUD_SPACE_NAME", ""))
+
+
+class LightningJob(EngineJob):
+    """Hosts from the Lightning platform: machines that it gives a job, with a worker on each (``docs/lightning.md``).
+
+    Args:
+        meshes: the number of hosts of each mesh, by its name.
+        machine: the type of machine, by its name in ``lightning_sdk.Machine`` ("L4_X_4"), or its slug.
+        studio: run in a copy of this Studio's environment, by its name or id; by default of the one that this program
+            runs in, if there is one.
+        image: run in this container image instead; it needs monarch_kernel, ``sh`` and ``hostname``.
+        teamspace: by its name or id; by default that of this Studio, or the only one of the user.
+        account: the cloud account; by default that of the Studio, or what the teamspace prefers.
+        interruptible: whether cheaper machines are asked for, which the platform may take away.
+        time_limit: after how long the workers end (seconds); 0: never.
+        way: "group" or "single"; see ``LightningLauncher``.
+        address: "own", "private" or "public"; see ``LightningLauncher``.
+        port: where workers listen; 0: any free port.
+        image_secret: the name of the platform's secret with the login for a private image.
+        python: the interpreter on the machines; by default the path of this one in the Studio that this program runs
+            in, and else "python".
+        options: those of ``EngineJob``. The platform shows ``env`` to all who may read the job.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        machine: str = "CPU",
+        *,
+        studio: str = "",
+        image: str = "",
+        teamspace: str = "",
+        account: str = "",
+        interruptible: bool = False,
+        time_limit: float = 0.0,
+        way: str = "group",
+        address: str = "own",
+        port: int = 0,
+        image_secret: str = "",
+        python: str = "",
+        **options: Any,
+    ) -> None:
+        launcher = LightningLauncher(
+            machine,
+            studio=studio,
+            image=image,
+            teamspace=teamspace,
+            account=account,
+            interruptible=interruptible,
+            way=way,
+            address=address,
+            port=port,
+            image_secret=image_secret,
+        )
+        if not python and (image or not inside_studio(studio)):
+            python = "python"
+        options = {"resources": Resources(walltime=time_limit), **options}
+        super().__init__(launcher, meshes, python=python, **options)

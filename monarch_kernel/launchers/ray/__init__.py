@@ -1,0 +1,5 @@
+"""Hosts from Ray."""
+
+from monarch_kernel.launchers.ray.launcher import RayLauncher
+
+__all__ = ["RayLauncher"]

@@ -1,0 +1,5 @@
+"""Hosts from SkyPilot."""
+
+from monarch_kernel.launchers.sky.launcher import SkyLauncher
+
+__all__ = ["SkyLauncher"]

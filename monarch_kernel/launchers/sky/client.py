@@ -1,0 +1,202 @@
+"""SkyPilot's SDK in a process of its own (``sky.calls``), and how to find the interpreter that has it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from importlib import metadata
+from typing import Any
+
+from monarch_kernel import programs
+from monarch_kernel.launchers.base import LaunchError
+
+_CALLS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "calls.py")
+#: Runs that text without this package's folder, or the working folder, among those that modules come from.
+_RUN = "import sys; sys.path[:1] = []; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
+#: How long the first answer may take beyond others: SkyPilot is imported, and may start its server (seconds).
+_FIRST_TIME = 90.0
+_HOW = (
+    "pip install 'monarch_kernel[sky]'; or install SkyPilot in an environment of its own, such as by 'uv tool install "
+    "skypilot', and have its command in PATH, or name it with sky="
+)
+#: How the first lines of a program name its interpreter.
+_NAMED = re.compile(rb"\A#!\s*(/\S*python\S*)\s*\n|'''exec' \"?(/[^\"\n]*?python[^\"\s]*)\"? ")
+#: The longest message that is shown whole (characters).
+_LONG = 600
+#: The colors that SkyPilot has in its messages.
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class SkyError(Exception):
+    """SkyPilot has raised an error.
+
+    Args:
+        kind: the name of its class.
+        said: its message.
+    """
+
+    def __init__(self, kind: str, said: str) -> None:
+        self.kind = kind
+        self.said = _short(" ".join(_COLOR.sub("", said).split())) or kind
+        super().__init__(f"{kind}: {self.said}")
+
+
+def _short(words: str) -> str:
+    """Words as a clause: the output of a command that failed may be among them, whose end says why."""
+    return words if len(words) <= _LONG else f"{words[: _LONG // 2]} ... {words[-_LONG // 2 :]}"
+
+
+class SkyClient:
+    """Asks SkyPilot. The process is started by a question, and ends after a while without one, or with this process.
+
+    Args:
+        command: SkyPilot's command, or its interpreter; "": this interpreter if it has SkyPilot, or else ``sky``.
+        patience: how long one question may take (seconds).
+    """
+
+    def __init__(self, command: str, patience: float) -> None:
+        self._command = command
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._count = 0
+        self._read = b""
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """Ask one of ``calls.SkyCalls``.
+
+        Raises:
+            SkyError: SkyPilot raised an error.
+            LaunchError: SkyPilot is not installed here.
+            ConnectionError: it does not answer.
+        """
+        with self._lock:
+            limit = self._patience
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+                limit += _FIRST_TIME
+            assert self._process is not None and self._process.stdin is not None
+            self._count += 1
+            line = json.dumps({"id": self._count, "call": call, "with": arguments}).encode() + b"\n"
+            try:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+                told = self._answer(time.monotonic() + limit)
+            except (OSError, ValueError) as e:
+                self._end()  # whatever it still does is not waited for
+                raise ConnectionError(f"SkyPilot did not answer ({call}): {e}; try 'sky api info'") from e
+        if "error" not in told:
+            return told["value"]
+        if told["error"] in ("ApiServerConnectionError", "ConnectionError", "ConnectTimeout", "ReadTimeout"):
+            raise ConnectionError(f"SkyPilot's API server cannot be reached: {SkyError('', told['said']).said}")
+        if told["error"] in ("ModuleNotFoundError", "ImportError") and call != "aliases":
+            raise LaunchError(f"SkyPilot cannot be loaded: {told['said']}; {_HOW}")
+        raise SkyError(told["error"], told["said"])
+
+    def _start(self) -> None:
+        self._end()
+        python = interpreter(self._command)
+        self._process = programs.start(
+            [python, "-c", _RUN, _CALLS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program
+        )
+        self._read = b""
+
+    def _answer(self, end: float) -> dict[str, Any]:
+        """The answer to the last question; those to questions that nobody waits for any more are left out."""
+        assert self._process is not None and self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                while b"\n" in self._read:
+                    line, _, self._read = self._read.partition(b"\n")
+                    told = json.loads(line)
+                    if told["id"] == self._count:
+                        return told
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise TimeoutError("it takes too long")
+                found = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not found:
+                    raise ConnectionError(f"its process has ended (exit code {self._process.wait()})")
+                self._read += found
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what was not written is lost with it
+                    stream.close()
+
+
+_clients: dict[Any, SkyClient] = {}
+_clients_lock = threading.Lock()
+
+
+def client(command: str, patience: float) -> SkyClient:
+    """The one that this process has for such questions: SkyPilot takes seconds to import."""
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("SKYPILOT_"))
+    with _clients_lock:
+        key = command, patience, os.environ.get("HOME"), tuple(settings)
+        return _clients.setdefault(key, SkyClient(command, patience))
+
+
+@atexit.register
+def close_clients() -> None:
+    """End the processes of all of them; another question starts one again."""
+    with _clients_lock:
+        for each in _clients.values():
+            each.close()
+        _clients.clear()
+
+
+def interpreter(command: str) -> str:
+    """The interpreter that has SkyPilot.
+
+    Args:
+        command: see ``SkyClient``.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    if not command and _is_installed():
+        return sys.executable
+    path = shutil.which(os.path.expanduser(command or "sky"))
+    if path is None:
+        what = f"there is no command {command}" if command else "SkyPilot is not installed here"
+        raise LaunchError(f"{what}: {_HOW}")
+    if os.path.basename(path).startswith("python"):
+        return path
+    with open(path, "rb") as file:
+        named = _NAMED.search(file.read(1024))
+    if named is None:
+        raise LaunchError(f"{path} does not say which Python runs it: name the interpreter that has SkyPilot with sky=")
+    return os.fsdecode(named[1] or named[2])
+
+
+def _is_installed() -> bool:
+    for name in ("skypilot", "skypilot-nightly"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return bool(metadata.version(name))
+    return False

@@ -1,0 +1,642 @@
+"""Hosts from SkyPilot: the nodes of clusters that it makes, on clouds, Kubernetes and Slurm, with a worker on each."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import msgspec
+
+from monarch_kernel.launchers import registry
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    InfeasibleError,
+    JobStatus,
+    Launcher,
+    LauncherOption,
+    LaunchError,
+    LaunchRequest,
+    Resources,
+    Secret,
+    SubmissionRefusedError,
+    Ticket,
+    WorkerCommand,
+)
+from monarch_kernel.launchers.engine_job import EngineJob
+from monarch_kernel.launchers.scripts import Script
+from monarch_kernel.launchers.sky import task as sky_task
+from monarch_kernel.launchers.sky.client import SkyError, client
+from monarch_kernel.launchers.ssh.launcher import SSHLauncher
+from monarch_kernel.workers import key_text
+
+#: The names of clusters that a job makes: the job, and the number of its first host there.
+_CLUSTER = "monarch-kernel-{}-{}"
+_OURS = re.compile(r"monarch-kernel-([0-9a-f]+)-(\d+)")
+#: SkyPilot's errors that no later try avoids.
+_NEVER = ("ResourcesUnavailableError", "ResourcesMismatchError", "NotSupportedError")
+_NO_CLUSTER = "ClusterDoesNotExist"
+_NO_CLOUD = "NoCloudAccessError"
+#: States of a request to its API server, of a cluster, and of a job there.
+_WAITS, _GOES_ON = ("PENDING", "WAITING"), ("PENDING", "WAITING", "RUNNING")
+_UP, _STOPPED = "UP", "STOPPED"
+_SETS_UP, _FAILED_SETUP = ("", "INIT", "PENDING", "SETTING_UP"), "FAILED_SETUP"
+#: How long an answer of SkyPilot holds (seconds).
+_FRESH = 0.5
+_PAUSE = 0.2
+#: How long a connection by ssh may take, with the program of SkyPilot that it starts (seconds).
+_CONNECT_TIME = 40
+#: How long a cluster without jobs stays (minutes).
+IDLE_MINUTES = 1
+#: The interpreter on nodes, as the commands of SkyPilot's tasks find it.
+PYTHON = "python"
+
+
+class _Part(msgspec.Struct):
+    """A cluster.
+
+    Attributes:
+        cluster: its name.
+        request: SkyPilot's id of the request for it; "": not known.
+        own: whether the job has made it, and ends it.
+        nodes: how many of its nodes the job has.
+    """
+
+    cluster: str
+    request: str
+    own: bool
+    nodes: int
+
+
+class _Data(msgspec.Struct):
+    """What the tickets of this launcher hold.
+
+    Attributes:
+        parts: the clusters.
+        places: the part and the node of each host, by its number.
+        python, idle, walltime: with what workers start that no program has started yet.
+    """
+
+    parts: list[_Part]
+    places: list[tuple[int, int]]
+    python: str
+    idle: float
+    walltime: float
+
+
+@dataclass
+class _Seen:
+    """What SkyPilot has said of a cluster.
+
+    Attributes:
+        phase: of its hosts; None: workers may be started, or are.
+        words: why.
+        failed: whether its launch, or its setup, has.
+        job: SkyPilot's number of the job on it.
+        at: when that was asked.
+    """
+
+    phase: HostPhase | None
+    words: str = ""
+    failed: bool = False
+    job: int | None = None
+    at: float = 0.0
+
+
+class SkyNodes(SSHLauncher):
+    """Workers on nodes of clusters, by the names that SkyPilot gives them in the configuration of ssh."""
+
+    PATIENCE: ClassVar[float] = 90.0  # on Kubernetes and Slurm, each connection starts a program of SkyPilot's
+
+    def _preparation(self, job: str) -> Script:
+        return sky_task.preparation(job)
+
+    def knows(self, mark: str) -> bool:
+        """Whether this process has started the worker with this mark."""
+        return mark in self._starts
+
+
+class SkyLauncher(Launcher):
+    """Asks SkyPilot for a cluster, and starts a worker on each of its nodes by ssh.
+
+    Args:
+        resources: what each node must have, by the fields of ``resources:`` in SkyPilot's YAML.
+        cluster: the name of a cluster that is used if it is there, and else made; "": one of the job's own.
+        setup: commands that run once on each node.
+        workdir: a folder here that nodes get.
+        file_mounts: what else they get: paths there, and here or in a bucket.
+        idle_minutes: how long a cluster without workers stays; None: until the job is killed.
+        down: whether it is removed then; False: it is stopped.
+        retry: whether SkyPilot asks again until it gets the cluster.
+        port: where workers listen; 0: any free port.
+        tunnel: whether this process reaches workers through ssh; None: only where no direct connection succeeds.
+        python: the interpreter on the nodes where a job names none; "": the path of this one.
+        ssh: the command, with further options.
+        sky: SkyPilot's command, or the interpreter that has SkyPilot; "": this one, or else ``sky`` of PATH.
+    """
+
+    name = "sky"
+    PATIENCE: ClassVar[float] = 60.0
+    OPTIONS = (
+        LauncherOption(name="infra", metavar="WHERE", help='such as "aws/us-east-1", "k8s" or "slurm"', plain=True),
+        LauncherOption(
+            name="accelerators", metavar="NAME:N", help='devices of each host, such as "H100:8"', plain=True
+        ),
+        LauncherOption(name="instance_type", metavar="TYPE", help="the cloud's name of the machine", plain=True),
+        LauncherOption(name="use_spot", type=bool, help="cheaper machines that may be taken away", plain=True),
+        LauncherOption(name="disk_size", type=int, metavar="GB", help="the disk of each host", plain=True),
+        LauncherOption(name="image_id", metavar="IMAGE", help="the image, as SkyPilot names it"),
+        LauncherOption(name="cluster", metavar="NAME", help="use this cluster (default: one of the job's own)"),
+        LauncherOption(name="setup", metavar="COMMANDS", help="what runs once on each host"),
+        LauncherOption(name="workdir", metavar="FOLDER", help="a folder here that hosts get"),
+        LauncherOption(
+            name="idle_minutes", type=int, metavar="N", help="a cluster without workers stays (-1: on)", plain=True
+        ),
+        LauncherOption(name="down", type=bool, help="it is removed then (default), and not stopped", plain=True),
+        LauncherOption(name="retry", type=bool, help="ask again until there is room", plain=True),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh (default: where needed)", plain=True),
+        LauncherOption(name="sky", metavar="COMMAND", help="SkyPilot's command or interpreter"),
+    )
+    _FIELDS = ("infra", "accelerators", "instance_type", "use_spot", "disk_size", "image_id")
+
+    def __init__(
+        self,
+        resources: Mapping[str, Any] | None = None,
+        *,
+        cluster: str = "",
+        setup: str = "",
+        workdir: str = "",
+        file_mounts: Mapping[str, Any] | None = None,
+        idle_minutes: int | None = IDLE_MINUTES,
+        down: bool = True,
+        retry: bool = False,
+        port: int = 0,
+        tunnel: bool | None = None,
+        python: str = PYTHON,
+        ssh: Sequence[str] = ("ssh",),
+        sky: str = "",
+    ) -> None:
+        if _OURS.fullmatch(cluster):
+            raise ValueError(f"cluster={cluster!r} is the name of a job's own cluster: choose another one")
+        self._resources = dict(resources or {})
+        self._cluster = cluster
+        self._setup = setup
+        self._workdir = os.path.abspath(os.path.expanduser(workdir)) if workdir else ""
+        self._file_mounts = dict(file_mounts or {})
+        self._idle_minutes = idle_minutes
+        self._down = down
+        self._retry = retry
+        self._port = port
+        self._tunnel = tunnel
+        self._python = python
+        self._ssh = list(ssh)
+        self._sky = sky
+        self._client = client(sky, self.PATIENCE)
+        self._nodes = SkyNodes([], [*ssh, "-o", f"ConnectTimeout={_CONNECT_TIME}"], port, tunnel)
+        self._seen: dict[str, _Seen] = {}  # by clusters
+        self._named: set[str] = set()  # clusters whose names ssh knows
+        self._starting = threading.Lock()
+
+    def options(self) -> dict[str, Any]:
+        """See ``Launcher``."""
+        return {
+            "resources": self._resources,
+            "cluster": self._cluster,
+            "setup": self._setup,
+            "workdir": self._workdir,
+            "file_mounts": self._file_mounts,
+            "idle_minutes": self._idle_minutes,
+            "down": self._down,
+            "retry": self._retry,
+            "port": self._port,
+            "tunnel": self._tunnel,
+            "python": self._python,
+            "ssh": self._ssh,
+            "sky": self._sky,
+        }
+
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> SkyLauncher:
+        """See ``Launcher``."""
+        fields = {name: value for name, value in values.items() if name in cls._FIELDS}
+        others = {name: value for name, value in values.items() if name not in cls._FIELDS}
+        if others.get("idle_minutes", 0) < 0:
+            others["idle_minutes"] = None
+        return cls(fields, **others)
+
+    # -- asking for hosts -----------------------------------------------------------------------------
+
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        command = request.command
+        data = _Data([], [], command.python or self._python, command.idle, request.resources.walltime)
+        self._new(data, request, request.hosts)
+        return self._ticket(command.job, data)
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``. Nodes of the job without a living worker that answer come first, then another cluster."""
+        data = _data(ticket)
+        status = self.poll(ticket)
+        used = {data.places[host.host] for host in status.hosts if host.state is not HostPhase.GONE}
+        free = [place for place in dict.fromkeys(data.places) if place not in used]
+        free = [place for place in free if self._look(data.parts[place[0]]).phase is None]
+        names = {_alias(data, place): place for place in free}
+        chosen = [names[name] for name in self._nodes.answering(list(names))][:count]
+        first = len(data.places)
+        data.places += chosen
+        if len(chosen) < count:
+            self._new(data, request, count - len(chosen))
+        request = replace(request, command=replace(request.command, python=data.python))
+        self._nodes.begin(request, {first + at: _alias(data, place) for at, place in enumerate(chosen)})
+        return self._ticket(ticket.job, data)
+
+    def _ticket(self, job: str, data: _Data) -> Ticket:
+        return Ticket(launcher=self.name, job=job, hosts=len(data.places), data=msgspec.to_builtins(data))
+
+    def _new(self, data: _Data, request: LaunchRequest, count: int) -> None:
+        """Ask for a cluster for further hosts."""
+        command = request.command
+        shared = bool(self._cluster) and not data.parts
+        cluster = self._cluster if shared else _CLUSTER.format(command.job, len(data.places))
+        fields = sky_task.resource_fields(self._resources, request.resources)
+        task = sky_task.task(
+            command.job,
+            request.name,
+            count,
+            {**self._ending(), **fields},
+            setup=self._setup,
+            workdir=self._workdir,
+            file_mounts=self._file_mounts,
+            idle=command.idle,
+        )
+        try:
+            there = shared and bool(self._client.ask("clusters", names=[cluster], refresh=False))
+            if not there:
+                self._client.ask("optimize", task=task)  # a launch would say so minutes later
+            asked = self._client.ask("launch", task=task, cluster=cluster, retry=self._retry)
+        except SkyError as e:
+            if e.kind in _NEVER:
+                stays = "; idle_minutes=None asks for none" if "autostop" in e.said.lower() else ""
+                raise InfeasibleError(
+                    f"SkyPilot cannot fulfil {count} x {_shown(fields)}: {e.said}; 'sky check' shows where "
+                    "it may ask, 'sky gpus list' what there is" + stays
+                ) from e
+            advice = "run 'sky check', which says what each cloud needs" if e.kind == _NO_CLOUD else ""
+            raise SubmissionRefusedError(self.name, f"{e.said} ({e.kind})", advice) from e
+        data.parts.append(_Part(cluster, asked, not there, count))
+        data.places += [(len(data.parts) - 1, node) for node in range(count)]
+
+    def _ending(self) -> dict[str, Any]:
+        """What SkyPilot does with a cluster on which nothing runs, by its fields of resources."""
+        if self._idle_minutes is None:
+            return {}
+        return {"autostop": {"idle_minutes": self._idle_minutes, "down": self._down}}
+
+    # -- asking where they are ------------------------------------------------------------------------
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """See ``Launcher``. It also starts workers on nodes that have become ready, if no program has."""
+        data = _data(ticket)
+        found: dict[int, HostStatus] = {}
+        ready: list[int] = []
+        seen = [self._look(part) for part in data.parts]
+        for number, (part, _node) in enumerate(data.places):
+            one = seen[part]
+            if one.phase is None:
+                ready.append(number)
+                continue
+            name = _alias(data, data.places[number])
+            found[number] = HostStatus(host=number, state=one.phase, name=name, reason=one.words, failed=one.failed)
+        if ready:
+            found |= self._of_nodes(ticket, data, ready)
+        return JobStatus(tuple(found[number] for number in range(ticket.hosts)))
+
+    def _look(self, part: _Part) -> _Seen:
+        """How far SkyPilot is with a cluster. Once workers can be started there, they themselves are asked."""
+        seen = self._seen.get(part.cluster)
+        now = time.monotonic()
+        if seen is not None and (seen.phase in (None, HostPhase.GONE) or now - seen.at < _FRESH):
+            return seen
+        try:
+            new = self._request_of(part) if part.request else self._cluster_of(part)
+            if new.phase is None:
+                self._name(part)
+        except SkyError as e:
+            new = _Seen(HostPhase.GONE, str(e), failed=True)
+        new.job = new.job if seen is None or new.job is not None else seen.job
+        new.at = now
+        self._seen[part.cluster] = new
+        return new
+
+    def _lost(self, part: _Part) -> str:
+        """Why a host of a cluster that was ready has gone, as the cloud has it; "": the cluster is well."""
+        try:
+            new = self._cluster_of(part, refresh=True)
+        except SkyError as e:
+            return str(e)
+        if new.phase is HostPhase.GONE:
+            self._seen[part.cluster] = new
+        return new.words
+
+    def _request_of(self, part: _Part) -> _Seen:
+        """How far the request for a cluster is, and then the job on it."""
+        told = self._client.ask("request", request=part.request)
+        state, words = told["state"], told["words"]
+        if state in _GOES_ON:
+            (cluster,) = self._client.ask("clusters", names=[part.cluster], refresh=False) or [None]
+            if cluster is not None and cluster["state"] == _UP:
+                return _Seen(HostPhase.STARTING, words or "the job is being submitted")
+            waits = state if state in _WAITS else "provisioning"
+            return _Seen(HostPhase.QUEUED, (cluster or {}).get("words") or words or waits)
+        if state == "CANCELLED":
+            return _Seen(HostPhase.GONE, "the launch was cancelled", failed=True)
+        if not state:
+            return self._cluster_of(part)  # the API server has forgotten the request
+        number = told["job"]
+        try:
+            job = self._client.ask("job", cluster=part.cluster, job=number)
+        except SkyError as e:
+            if e.kind == _NO_CLUSTER:
+                return self._cluster_of(part)
+            return _Seen(HostPhase.STARTING, str(e), job=number)  # the cluster does not answer just now
+        if job in _SETS_UP:
+            return _Seen(HostPhase.STARTING, job or "the job is being submitted", job=number)
+        if job == _FAILED_SETUP:
+            return _Seen(HostPhase.GONE, job, failed=True, job=number)
+        return _Seen(None, job=number)
+
+    def _cluster_of(self, part: _Part, refresh: bool = False) -> _Seen:
+        found = self._client.ask("clusters", names=[part.cluster], refresh=refresh)
+        if not found:
+            return _Seen(HostPhase.GONE, "SkyPilot has no such cluster any more: it was ended, or taken away")
+        state = found[0]["state"]
+        if state == _STOPPED:
+            return _Seen(HostPhase.GONE, "the cluster is stopped")
+        if state != _UP:
+            return _Seen(HostPhase.STARTING, found[0]["words"] or state)
+        return _Seen(None)
+
+    def _name(self, part: _Part) -> None:
+        """Have SkyPilot write the names of a cluster's nodes for ssh."""
+        if part.cluster not in self._named:
+            self._client.ask("aliases", cluster=part.cluster)
+            self._named.add(part.cluster)
+
+    def _of_nodes(self, ticket: Ticket, data: _Data, numbers: Sequence[int]) -> dict[int, HostStatus]:
+        """Where hosts are whose nodes are ready."""
+        nodes = _of_ssh(ticket, data)
+        waiting = self._start(nodes, data, numbers)
+        known = [number for number in numbers if number not in waiting]
+        found = self._nodes.statuses(nodes, known)
+        # When one has gone, SkyPilot may know why.
+        parts = {data.places[number][0] for number, one in found.items() if one.state is HostPhase.GONE}
+        told = {part: self._lost(data.parts[part]) for part in parts}
+        for number, one in found.items():
+            part = data.places[number][0]
+            if one.state is HostPhase.GONE and not one.failed and told[part]:
+                found[number] = msgspec.structs.replace(one, reason=told[part])
+        for number in waiting:
+            name = _alias(data, data.places[number])
+            why = "another program starts its worker"
+            found[number] = HostStatus(host=number, state=HostPhase.STARTING, name=name, reason=why)
+        return found
+
+    def _start(self, nodes: Ticket, data: _Data, numbers: Sequence[int]) -> set[int]:
+        """Start workers that no program has started; returns the hosts whose workers another program is starting."""
+        with self._starting:
+            new = {number for number in numbers if not self._nodes.knows(f"{nodes.job}.{number}")}
+            if not new or registry.read(nodes.job) is None:
+                return set()  # all are known; or the job is not in the list here, and so this program has no key
+            if not (new := new - registry.started(nodes.job)):
+                return set()
+            starting = registry.Starting(nodes.job)
+            if not starting.take():
+                starting.close()
+                return new
+            # A program may have ended while it started them.
+            left = new - registry.started(nodes.job)
+            there = self._nodes.statuses(nodes, sorted(left))
+            starting.done(number for number, one in there.items() if one.state is not HostPhase.GONE)
+            left = {number for number in left if there[number].state is HostPhase.GONE}
+            key = Secret(key_text(registry.key_path(nodes.job)))
+            command = WorkerCommand(nodes.job, key, registry.env_of(nodes.job), data.python, data.idle)
+            request = LaunchRequest(len(left), command, Resources(walltime=data.walltime))
+            threads = self._nodes.begin(request, {number: nodes.data["hosts"][number] for number in sorted(left)})
+            threading.Thread(target=_note, args=(starting, threads, left), name="sky-start", daemon=True).start()
+        return set()
+
+    def rest(self, seconds: float) -> None:
+        """See ``Launcher``."""
+        self._nodes.rest(seconds)
+
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """See ``Launcher``: what the worker has written; before it starts, what the setup, or the launch, has."""
+        data = _data(ticket)
+        part = data.parts[data.places[host][0]]
+        seen = self._look(part)
+        if seen.phase is None:
+            return self._nodes.log(_of_ssh(ticket, data), host, lines)
+        try:
+            return str(self._client.ask("log", cluster=part.cluster, job=seen.job, lines=lines))
+        except SkyError as e:
+            return "" if e.kind == _NO_CLUSTER else f"SkyPilot has no log of {part.cluster}: {e.said}"
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """See ``Launcher``. A cluster of the job's own ends with its last host; another one stays."""
+        data = _data(ticket)
+        ending = set(range(ticket.hosts) if hosts is None else hosts)
+        seen = [self._look(part) for part in data.parts]
+        parts = {data.places[number][0] for number in ending}
+        parts = {part for part in parts if seen[part].phase is None and not self._is_gone(data.parts[part])}
+        nodes = _of_ssh(ticket, data)
+        if on_nodes := [number for number in sorted(ending) if data.places[number][0] in parts]:
+            self._nodes.end(nodes, on_nodes)
+        left: dict[int, set[int]] = {part: set() for part in range(len(data.parts))}
+        for number in set(range(ticket.hosts)) - ending:
+            left[data.places[number][0]].add(number)
+        over: list[_Part] = []
+        for part, others in left.items():
+            ready = seen[part].phase is None
+            if others and ready:
+                found = self._nodes.statuses(nodes, sorted(others))
+                others = {number for number in others if found[number].state is not HostPhase.GONE}
+            if not others:
+                over.append(data.parts[part])
+        self._give_back(over)
+
+    def _is_gone(self, part: _Part) -> bool:
+        try:
+            return self._cluster_of(part).phase is HostPhase.GONE
+        except SkyError as e:
+            return e.kind == _NO_CLUSTER
+
+    def _give_back(self, parts: Sequence[_Part]) -> None:
+        """End clusters, or the job on those that are not the job's own; waits for a while until they have ended."""
+        asked: dict[str, str] = {}
+        for part in parts:
+            try:
+                seen = self._seen.get(part.cluster)
+                if part.request and (seen is None or seen.phase is not None):
+                    self._client.ask("withdraw", request=part.request)
+                if part.own:
+                    asked[part.cluster] = self._client.ask("down", cluster=part.cluster)
+                else:
+                    self._client.ask("cancel", cluster=part.cluster, job=self._look(part).job)
+            except SkyError as e:
+                self._refused(part.cluster, e)
+        limit = time.monotonic() + self.PATIENCE
+        for cluster, request in asked.items():
+            try:
+                while self._client.ask("request", request=request)["state"] in _GOES_ON and time.monotonic() < limit:
+                    time.sleep(_PAUSE)
+                self._client.ask("aliases", cluster=cluster)
+            except SkyError as e:
+                self._refused(cluster, e)
+            self._seen.pop(cluster, None)
+            self._named.discard(cluster)
+
+    def _refused(self, cluster: str, error: SkyError) -> None:
+        if error.kind != _NO_CLUSTER:
+            raise LaunchError(f"SkyPilot did not end the cluster {cluster}: {error.said}; run 'sky down {cluster}'")
+
+    # -- reaching -------------------------------------------------------------------------------------
+
+    def route(self, ticket: Ticket, host: HostStatus) -> str:
+        """See ``Launcher``."""
+        return self._nodes.route(_of_ssh(ticket, _data(ticket)), host)
+
+    def close(self) -> None:
+        """See ``Launcher``."""
+        self._nodes.close()
+
+    @classmethod
+    def found(cls, *, own_process: bool) -> list[tuple[Launcher, Ticket]]:
+        """See ``Launcher``. Clusters that jobs have made have their names. No API server is started for this."""
+        if not os.path.isdir(os.path.expanduser("~/.sky")):
+            return []  # this user has not used SkyPilot
+        launcher = cls()
+        try:
+            if not launcher._client.ask("running"):
+                return []
+            known = launcher._client.ask("clusters", names=None, refresh=False)
+        except (LaunchError, SkyError):
+            return []
+        jobs: dict[str, list[tuple[int, str, int]]] = {}
+        for each in known:
+            if match := _OURS.fullmatch(each["name"]):
+                jobs.setdefault(match[1], []).append((int(match[2]), each["name"], each["nodes"]))
+        found: list[tuple[Launcher, Ticket]] = []
+        for job, clusters in jobs.items():
+            data = _Data([], [], "", 0.0, 0.0)
+            for first, name, nodes in sorted(clusters):
+                data.parts.append(_Part(name, "", True, nodes))
+                # Between clusters there may be numbers of hosts that have moved: they are places of the first one.
+                data.places += [(0, 0)] * (first - len(data.places))
+                data.places += [(len(data.parts) - 1, node) for node in range(nodes)]
+            found.append((cls(), launcher._ticket(job, data)))
+        return found
+
+
+def _note(starting: registry.Starting, threads: Sequence[threading.Thread], hosts: set[int]) -> None:
+    """Note that workers were started, once they were."""
+    for thread in threads:
+        thread.join()
+    starting.done(hosts)
+    starting.close()
+
+
+def _data(ticket: Ticket) -> _Data:
+    return msgspec.convert(ticket.data, _Data)
+
+
+def _alias(data: _Data, place: tuple[int, int]) -> str:
+    return sky_task.alias(data.parts[place[0]].cluster, place[1])
+
+
+def _of_ssh(ticket: Ticket, data: _Data) -> Ticket:
+    """The hosts as the launcher for ssh has them."""
+    hosts = [_alias(data, place) for place in data.places]
+    return Ticket(launcher=SkyNodes.name, job=ticket.job, hosts=len(hosts), data={"hosts": hosts})
+
+
+def _shown(resources: Mapping[str, Any]) -> str:
+    return "(" + (", ".join(f"{name}={value}" for name, value in resources.items()) or "any machine") + ")"
+
+
+class SkyPilotJob(EngineJob):
+    """Hosts from SkyPilot: the nodes of a cluster, with a worker on each (``docs/sky.md``).
+
+    Args:
+        meshes: the number of hosts of each mesh, by its name. They are one cluster.
+        resources: what each host must have: a ``sky.Resources``, or the fields of ``resources:`` in SkyPilot's YAML,
+            such as ``{"accelerators": "H100:8", "infra": "k8s", "use_spot": True}``.
+        cluster_name: the name of a cluster that is used if it is there, and then stays, and is made else. By default
+            the job makes one of its own.
+        monarch_port: where workers listen; 0: any free port.
+        idle_minutes_to_autostop: how long a cluster without workers stays; None: until the job is killed.
+        down_on_autostop: whether it is removed then; False: it is stopped.
+        python_exe: the interpreter on the hosts, as the commands of SkyPilot's tasks find it.
+        setup_commands: what runs once on each host, such as an installation of monarch_kernel.
+        workdir: a folder here that the hosts get.
+        file_mounts: what else they get: paths there, and here or in a bucket.
+        retry_until_up: whether SkyPilot asks again until it gets the hosts.
+        tunnel: whether workers are reached through ssh, as their ports are closed; None: where it is needed.
+        ssh: the command, with further options.
+        sky: SkyPilot's command, or the interpreter that has SkyPilot; by default this one, or else ``sky`` of PATH.
+        options: those of ``EngineJob``.
+    """
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        resources: Any = None,
+        cluster_name: str | None = None,
+        monarch_port: int = 0,
+        idle_minutes_to_autostop: int | None = IDLE_MINUTES,
+        down_on_autostop: bool = True,
+        python_exe: str = PYTHON,
+        setup_commands: str | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        file_mounts: Mapping[str, Any] | None = None,
+        *,
+        retry_until_up: bool = False,
+        tunnel: bool | None = None,
+        ssh: Sequence[str] = ("ssh",),
+        sky: str = "",
+        **options: Any,
+    ) -> None:
+        launcher = SkyLauncher(
+            _fields(resources),
+            cluster=cluster_name or "",
+            setup=setup_commands or "",
+            workdir=os.fspath(workdir or ""),
+            file_mounts=file_mounts,
+            idle_minutes=idle_minutes_to_autostop,
+            down=down_on_autostop,
+            retry=retry_until_up,
+            port=monarch_port,
+            tunnel=tunnel,
+            ssh=ssh,
+            sky=sky,
+        )
+        super().__init__(launcher, meshes, python=python_exe, **options)
+
+
+def _fields(resources: Any) -> dict[str, Any]:
+    """The fields of a ``sky.Resources``, or those that are given."""
+    if resources is None or isinstance(resources, Mapping):
+        return dict(resources or {})
+    try:
+        return dict(resources.to_yaml_config())
+    except AttributeError:
+        raise TypeError(
+            f"resources={resources!r}: give a sky.Resources, or SkyPilot's fields, such as {{'accelerators': 'H100:8'}}"
+        ) from None

@@ -1,0 +1,5 @@
+"""Hosts from Slurm."""
+
+from monarch_kernel.launchers.slurm.launcher import SlurmLauncher
+
+__all__ = ["SlurmLauncher"]

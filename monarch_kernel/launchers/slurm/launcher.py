@@ -1,0 +1,619 @@
+"""Hosts from Slurm: an allocation with a worker on each of its nodes, as a step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from monarch_kernel import programs
+from monarch_kernel.launchers.base import (
+    HostPhase,
+    HostStatus,
+    InfeasibleError,
+    JobStatus,
+    Launcher,
+    LauncherOption,
+    LaunchError,
+    LaunchRequest,
+    SubmissionRefusedError,
+    Ticket,
+    find_announcement,
+    tail,
+)
+from monarch_kernel.launchers.registry import jobs_folder
+from monarch_kernel.launchers.slurm import queue as slurm_queue
+from monarch_kernel.launchers.slurm import scripts as slurm_scripts
+from monarch_kernel.launchers.slurm.queue import QueuedJob, UnreachableError
+from monarch_kernel.launchers.ssh.command import ssh_command
+from monarch_kernel.launchers.tunnel import Tunnels
+from monarch_kernel.private_files import PrivateFolder
+
+_WHAT = "Slurm job"
+_FILES = ["*.sh", "*.node", "*.out", "*.log", "*.exit", "*.ended", "*.credential", "secret"]
+#: How long salloc may take to say that its request is in the queue (seconds).
+_SUBMIT_TIME = 60.0
+#: How long the scripts of a job that has ended may take to end (seconds).
+_KEEPER_TIME = 2.0
+#: How often files of an allocation are looked at (seconds).
+_PAUSE = 0.02
+_ID = re.compile(r"job allocation (\d+)|Submitted batch job (\d+)|^(\d+)(?:;\S*)?$", re.MULTILINE)
+#: Words of a refusal that no waiting changes.
+_INFEASIBLE = re.compile(
+    "configuration (is )?not available|Node count specification invalid|More processors requested|"
+    "Invalid generic resource|invalid feature|Requested time limit is invalid|Invalid partition|"
+    "invalid partition|Memory specification|Unable to satisfy|violates accounting/QOS policy",
+    re.IGNORECASE,
+)
+#: How a job is asked for.
+WAYS = ("salloc", "sbatch", "array")
+
+
+class _Part(msgspec.Struct):
+    """A Slurm job of a ticket.
+
+    Attributes:
+        id: its number.
+        first: the number of the host on its first node.
+        count: how many hosts it was asked for.
+        own: whether it is ours to end; otherwise only steps are.
+    """
+
+    id: str
+    first: int
+    count: int
+    own: bool = True
+
+
+class _Data(msgspec.Struct):
+    """What the tickets of this launcher hold.
+
+    Attributes:
+        folder: with the scripts and the output of all hosts.
+        parts: the Slurm jobs.
+        places: the jobs of hosts that were added to one, by their numbers.
+        script: whether the client runs in the allocation (batch mode).
+    """
+
+    folder: str
+    parts: list[_Part]
+    places: dict[str, str] = {}
+    script: bool = False
+
+    def job_of(self, host: int) -> str:
+        """The Slurm job of a host."""
+        if (added := self.places.get(str(host))) is not None:
+            return added
+        return next(part.id for part in self.parts if part.first <= host < part.first + part.count)
+
+
+class _Place(NamedTuple):
+    """A node of a running job: the id of the job in tickets, its own number, and the node."""
+
+    job: str
+    number: str
+    node: str
+
+
+@dataclass(frozen=True)
+class _Host:
+    """What the files of a host tell."""
+
+    out: bytes
+    code: int | None
+    node: str
+
+
+class SlurmLauncher(Launcher):
+    """Asks Slurm for nodes, and runs a worker on each as a step of the job.
+
+    Args:
+        way: "salloc": one allocation for all hosts, which survives the loss of any node; a process on this machine
+            keeps it. "sbatch": the same, but a process on its first node keeps it, and the loss of that node ends it.
+            "array": a job for each host, which come as Slurm has them.
+        arguments: further ones for salloc or sbatch, as written on its command line.
+        exclusive: whether whole nodes are asked for.
+        spares: how many more nodes each allocation has, on which lost hosts are replaced at once; not with "array".
+        port: where workers listen; 0: any free port.
+        interface: the network interface at which they listen, such as "ib0"; "": that of the node's address.
+        folder: for the scripts, the key and the logs; by default in the home. The nodes must see it at the same path,
+            unless ``shared_home`` is false.
+        shared_home: whether they do. Otherwise the key goes to them as a credential of munge, and only "salloc" can be.
+        tunnel: whether workers are reached through ``ssh`` to their nodes.
+        allocation: the id of a running job in which workers are started, in place of a new one.
+    """
+
+    name = "slurm"
+    OPTIONS = (
+        *(
+            LauncherOption(name=name, metavar=metavar, help=what, wish=True, plain=True)
+            for name, metavar, what in (
+                ("partition", "NAME", "where; by default the cluster's"),
+                ("account", "NAME", "that is charged"),
+                ("qos", "NAME", "the quality of service"),
+                ("constraint", "FEATURES", "features that nodes must have"),
+                ("reservation", "NAME", "take nodes of this reservation"),
+                ("gres", "LIST", 'generic resources of a node, such as "gpu:a100:4"'),
+                ("nodelist", "NODES", "nodes that must be among them"),
+                ("exclude", "NODES", "nodes that must not"),
+            )
+        ),
+        LauncherOption(name="way", choices=WAYS, help="how Slurm is asked (default: salloc)", plain=True),
+        LauncherOption(name="exclusive", type=bool, help="whether nodes are for this job alone (default)", plain=True),
+        LauncherOption(name="spares", type=int, metavar="N", help="more nodes, in place of lost ones", plain=True),
+        LauncherOption(name="port", type=int, metavar="PORT", help="where workers listen (default: any)", plain=True),
+        LauncherOption(
+            name="interface",
+            metavar="NAME",
+            help='where they listen, such as "ib0"',
+            plain=True,
+            pattern=r"[A-Za-z0-9_][A-Za-z0-9_.:-]*",
+        ),
+        LauncherOption(name="tunnel", type=bool, help="reach workers through ssh to their nodes", plain=True),
+        LauncherOption(name="shared_home", type=bool, help="whether nodes see this home (default)"),
+        LauncherOption(name="folder", metavar="FOLDER", help="for the scripts, the key and the logs"),
+        LauncherOption(name="allocation", metavar="JOB", help="a running job in which workers are started"),
+        LauncherOption(name="arguments", metavar="TEXT", help="further ones for salloc or sbatch"),
+    )
+
+    def __init__(
+        self,
+        way: str = "salloc",
+        arguments: Sequence[str] = (),
+        *,
+        exclusive: bool = True,
+        spares: int = 0,
+        port: int = 0,
+        interface: str = "",
+        folder: str = "",
+        shared_home: bool = True,
+        tunnel: bool = False,
+        allocation: str = "",
+    ) -> None:
+        if way not in WAYS:
+            raise ValueError(f"there is no way {way!r} to ask Slurm: choose one of {', '.join(WAYS)}")
+        if not shared_home and way != "salloc":
+            raise ValueError(f"without a shared home, hosts can come by salloc only, and not by {way}")
+        if spares and way == "array":
+            raise ValueError("an array has no spares: each of its hosts is a job of its own")
+        self._way = way
+        self._arguments = list(arguments)
+        self._exclusive = exclusive
+        self._spares = spares
+        self._port = port
+        self._interface = interface
+        self._folder = os.path.abspath(os.path.expanduser(folder)) if folder else ""
+        self._shared_home = shared_home
+        self._tunnel = tunnel
+        self._allocation = allocation
+        self._tunnels = Tunnels()
+
+    @classmethod
+    def configured(cls, values: Mapping[str, Any]) -> SlurmLauncher:
+        """See ``Launcher``."""
+        given = dict(values)
+        if "arguments" in given:
+            given["arguments"] = shlex.split(given["arguments"])
+        return cls(**given)
+
+    def share_nodes(self) -> None:
+        """Ask for parts of nodes instead of whole ones."""
+        self._exclusive = False
+
+    def options(self) -> dict[str, Any]:
+        """See ``Launcher``."""
+        return {
+            "way": self._way,
+            "arguments": self._arguments,
+            "exclusive": self._exclusive,
+            "spares": self._spares,
+            "port": self._port,
+            "interface": self._interface,
+            "folder": self._folder,
+            "shared_home": self._shared_home,
+            "tunnel": self._tunnel,
+            "allocation": self._allocation,
+        }
+
+    # -- asking for hosts -----------------------------------------------------------------------------
+
+    def submit(self, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        path = self._make_folder(request)
+        data = _Data(path, [])
+        try:
+            if self._allocation:
+                data.parts = [_Part(self._allocation, 0, 0, own=False)]
+                self._add(data, range(request.hosts), self._free(data, JobStatus(())))
+            else:
+                data.parts = self._new(path, 0, request)
+        except BaseException:
+            _remove_folder(path)
+            raise
+        return self._ticket(request.command.job, request.hosts, data)
+
+    def submit_script(self, request: LaunchRequest, program: list[str]) -> Ticket:
+        """Ask for hosts by a batch job in which a program runs as the client, on the first of them.
+
+        Raises: as ``submit``.
+        """
+        path = self._make_folder(request)
+        try:
+            with PrivateFolder.open(path) as folder:
+                folder.replace("batch.sh", slurm_scripts.batch(program).encode())
+            argv = ["sbatch", "--parsable", *self._asked(request, array=False), f"--output={path}/client.log"]
+            job = self._sbatch([*argv, f"{path}/batch.sh"])
+        except BaseException:
+            _remove_folder(path)
+            raise
+        return self._ticket(
+            request.command.job, request.hosts, _Data(path, [_Part(job, 0, request.hosts)], script=True)
+        )
+
+    def more(self, ticket: Ticket, count: int, request: LaunchRequest) -> Ticket:
+        """See ``Launcher``."""
+        data = _data(ticket)
+        new = range(ticket.hosts, ticket.hosts + count)
+        free = self._free(data, self.poll(ticket))
+        here = new[: len(free)]
+        if len(here) < count and self._allocation:
+            raise InfeasibleError(
+                f"{count} more hosts were asked for, and {len(here)} nodes of job {self._allocation} are free"
+            )
+        if len(here) < count:
+            rest = new[len(here) :]
+            data.parts += self._new(data.folder, rest.start, _for(request, len(rest)))
+        self._add(data, here, free)
+        return self._ticket(ticket.job, new.stop, data)
+
+    def _ticket(self, job: str, hosts: int, data: _Data) -> Ticket:
+        return Ticket(launcher=self.name, job=job, hosts=hosts, data=msgspec.to_builtins(data))
+
+    def _make_folder(self, request: LaunchRequest) -> str:
+        base = self._folder or os.path.join(os.path.dirname(jobs_folder()), "slurm")
+        os.makedirs(base, 0o700, exist_ok=True)
+        command = request.command
+        path = os.path.join(base, f"monarch-{command.job}")
+        with PrivateFolder.make(path) as folder:
+            folder.claim(_WHAT)
+            folder.replace("secret", command.stdin())
+            folder.replace("keeper.sh", slurm_scripts.keeper(path, request).encode())
+            script = slurm_scripts.start(path, request, self._port, self._interface, self._shared_home)
+            folder.replace("start.sh", script.encode())
+        return path
+
+    def _asked(self, request: LaunchRequest, array: bool) -> list[str]:
+        """The options of salloc and sbatch."""
+        needs = request.resources
+        nodes = 1 if array else request.hosts + self._spares
+        asked = [f"--nodes={nodes}", f"--job-name={request.name}", "--no-kill"]
+        asked += ["--exclusive"] if self._exclusive else []
+        asked += [f"--gpus-per-node={needs.gpus}"] if needs.gpus else []
+        asked += [f"--cpus-per-task={needs.cpus}"] if needs.cpus else []
+        asked += [f"--mem={math.ceil(needs.memory / 2**20)}M"] if needs.memory else []
+        asked += [f"--time={math.ceil(needs.walltime / 60)}"] if needs.walltime else []
+        for name, value in needs.options.items():
+            option = f"--{name.replace('_', '-')}"
+            if value is True:
+                asked.append(option)
+            elif value is not None and value is not False:
+                asked.append(f"{option}={value}")
+        return [*asked, *self._arguments]
+
+    def _new(self, path: str, first: int, request: LaunchRequest) -> list[_Part]:
+        """Ask for a new Slurm job for hosts from this number on."""
+        array = self._way == "array"
+        asked = self._asked(request, array)
+        count = request.hosts
+        if self._way == "salloc":
+            keeper = ["sh", f"{path}/keeper.sh", str(first), str(count)]
+            job = self._salloc(["salloc", "--no-bell", "--kill-command=TERM", *asked, *keeper], path)
+        else:
+            asked += [f"--array=0-{count - 1}"] * array
+            argv = ["sbatch", "--parsable", *asked, f"--output={path}/job-%j.log", f"{path}/keeper.sh", str(first)]
+            job = self._sbatch([*argv, "1" if array else str(count)])
+        if array:
+            return [_Part(f"{job}_{at}", first + at, 1) for at in range(count)]
+        return [_Part(job, first, count)]
+
+    def _salloc(self, argv: list[str], path: str) -> str:
+        log = os.path.join(path, f"job-{time.monotonic_ns()}.log")
+        with open(log, "xb", opener=_own) as out:
+            process = _detached(argv, out)
+        job = ""
+        try:
+            end = time.monotonic() + _SUBMIT_TIME
+            while True:
+                code = process.poll()
+                with open(log, errors="replace") as file:
+                    said = file.read()
+                found = _ID.search(said)
+                if found is not None:
+                    break
+                if code is not None:
+                    raise self._refused(said)
+                if time.monotonic() > end:
+                    raise SubmissionRefusedError(self.name, f"salloc did not answer within {_SUBMIT_TIME:g} s: {said}")
+                time.sleep(_PAUSE)
+            job = next(filter(None, found.groups()))
+            self._check_possible(job, said)
+        except BaseException:
+            if job:
+                self._cancel([job])
+            else:
+                process.terminate()  # it cancels what it has asked for
+            raise
+        finally:
+            # It ends with the allocation, perhaps after this process.
+            threading.Thread(target=process.wait, name="slurm-salloc", daemon=True).start()
+        return job
+
+    def _sbatch(self, argv: list[str]) -> str:
+        try:
+            done = programs.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SUBMIT_TIME, env=_environment()
+            )
+        except FileNotFoundError:
+            raise self._refused(f"there is no command {argv[0]}") from None
+        except subprocess.TimeoutExpired:
+            raise SubmissionRefusedError(self.name, f"sbatch did not answer within {_SUBMIT_TIME:g} s") from None
+        found = _ID.search(done.stdout)
+        if done.returncode or found is None:
+            raise self._refused(done.stderr or done.stdout)
+        job = next(filter(None, found.groups()))
+        try:
+            self._check_possible(job, done.stderr)
+        except BaseException:
+            self._cancel([job])
+            raise
+        return job
+
+    def _check_possible(self, job: str, said: str) -> None:
+        """Raise for a job that Slurm has taken into its queue, although it can never start."""
+        jobs = slurm_queue.queue(self.PATIENCE, fresh=True)
+        state = jobs.get(job) or jobs.get(f"{job}_0")
+        if state is not None and state.never:
+            words = [line for line in said.splitlines() if _INFEASIBLE.search(line)]
+            raise self._refused("; ".join([*words, str(state)]), infeasible=True)
+
+    def _refused(self, said: str, infeasible: bool = False) -> LaunchError:
+        words = " ".join(said.split()) or "it said nothing"
+        has = slurm_queue.partitions(self.PATIENCE)
+        offer = f". Its partitions: {has}" if has else ""
+        if infeasible or _INFEASIBLE.search(said):
+            return InfeasibleError(
+                f"Slurm cannot give these hosts: {words}{offer}. Ask for less, or name another partition"
+            )
+        return SubmissionRefusedError(self.name, words, f"check the options of the request{offer}")
+
+    # -- places that a job has already ----------------------------------------------------------------
+
+    def _free(self, data: _Data, status: JobStatus) -> list[_Place]:
+        """The nodes of running jobs on which no host lives: first those that had none."""
+        jobs = self._jobs(data, fresh=True)
+        # By job, too: several may share a node.
+        places = [(data.job_of(host.host), host.name) for host in status.hosts]
+        used = set(places)
+        living = {place for place, host in zip(places, status.hosts) if host.state is not HostPhase.GONE}
+        free: list[_Place] = []
+        for part in data.parts:
+            job = jobs.get(part.id)
+            if job is None or job.state != "RUNNING":
+                if not part.own:
+                    said = str(job) if job is not None else "there is no such job of yours"
+                    raise SubmissionRefusedError(self.name, f"no worker can be started in job {part.id}: {said}")
+                continue
+            nodes = [node for node in job.nodes if (part.id, node) not in living]
+            free += [_Place(part.id, job.number, node) for node in nodes]
+        return sorted(free, key=lambda place: (place.job, place.node) in used)
+
+    def _add(self, data: _Data, hosts: range, free: list[_Place]) -> None:
+        """Start workers on nodes that a job has."""
+        if len(free) < len(hosts):
+            raise InfeasibleError(
+                f"{len(hosts)} hosts were asked for, and {len(free)} nodes of job {self._allocation} are free"
+            )
+        for host, place in zip(hosts, free):
+            data.places[str(host)] = place.job
+            argv = ["sh", f"{data.folder}/start.sh", place.number, str(host), place.node]
+            process = _detached(argv, subprocess.DEVNULL)
+            threading.Thread(target=process.wait, name="slurm-srun", daemon=True).start()
+
+    # -- asking where they are ------------------------------------------------------------------------
+
+    def _jobs(self, data: _Data, fresh: bool = False) -> dict[str, QueuedJob]:
+        wanted = {part.id for part in data.parts}
+        jobs = slurm_queue.queue(self.PATIENCE, fresh)
+        if not fresh and not wanted <= jobs.keys():  # the answer may be older than the job
+            jobs = slurm_queue.queue(self.PATIENCE, fresh=True)
+        return {job: jobs[job] for job in wanted if job in jobs}
+
+    def poll(self, ticket: Ticket) -> JobStatus:
+        """See ``Launcher``."""
+        data = _data(ticket)
+        files = [_host(data.folder, host) for host in range(ticket.hosts)]
+        jobs = self._jobs(data)
+        how: dict[str, str] = {}
+        found: list[HostStatus] = []
+        for number, seen in enumerate(files):
+            job = jobs.get(data.job_of(number))
+            if job is None or not job.lives:
+                name = data.job_of(number)
+                if name not in how:
+                    how[name] = str(job) if job is not None else slurm_queue.ended(name, self.PATIENCE)
+                found.append(self._without_job(data, number, seen, how[name] or "its job has ended"))
+            else:
+                found.append(self._of_job(data, number, seen, job))
+        return JobStatus(tuple(found))
+
+    def _of_job(self, data: _Data, number: int, seen: _Host, job: QueuedJob) -> HostStatus:
+        if job.waits:
+            start = job.start if job.start > time.time() else 0.0
+            return HostStatus(host=number, state=HostPhase.QUEUED, reason=str(job), expected_start=start)
+        if seen.node and seen.node not in job.nodes and job.state == "RUNNING":
+            why = f"Slurm has taken {seen.node} from job {job.id}: {self._node_reason(seen.node)}"
+            return HostStatus(host=number, state=HostPhase.GONE, name=seen.node, reason=why)
+        said = find_announcement(seen.out)
+        if seen.code is not None or (said is not None and said.error):
+            return self._without_job(data, number, seen, f"exit {seen.code}")
+        if job.state == "COMPLETING":
+            return self._without_job(data, number, seen, str(job))
+        if said is not None:
+            return HostStatus.announced(number, said, name=seen.node, ends_at=said.ends_at or job.end, since=job.start)
+        why = "the client script runs" if data.script else "its worker is starting"
+        if job.state != "RUNNING":
+            why = str(job)
+        return HostStatus(
+            host=number, state=HostPhase.STARTING, name=seen.node, reason=why, since=job.start, ends_at=job.end
+        )
+
+    def _without_job(self, data: _Data, number: int, seen: _Host, how: str) -> HostStatus:
+        """The status of a host whose step or job has ended."""
+        said = find_announcement(seen.out)
+        if said is not None and said.error:
+            return HostStatus.announced(number, said, name=seen.node, exit_code=seen.code)
+        started = said is not None
+        words = [line for line in tail(f"{data.folder}/{number}.log", 20).splitlines() if line.strip()]
+        own = [line for line in words if not line.startswith(("srun:", "slurmstepd:"))]
+        last = (own if own and not started else words)[-1:]
+        reason = "its worker has ended" if seen.code == 0 else ": ".join([how, *last])
+        failed = not started and seen.code is not None
+        return HostStatus(
+            host=number, state=HostPhase.GONE, name=seen.node, reason=reason, exit_code=seen.code, failed=failed
+        )
+
+    def _node_reason(self, node: str) -> str:
+        try:
+            said = slurm_queue.run(["sinfo", "-h", "-N", "-n", node, "-o", "%T (%E)"], self.PATIENCE)
+        except UnreachableError:
+            said = ""
+        return (said.strip().splitlines() or ["it does not say why"])[0].replace(" (none)", "")
+
+    def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
+        """See ``Launcher``."""
+        data = _data(ticket)
+        if data.script:
+            return tail(f"{data.folder}/client.log", lines)
+        return tail(f"{data.folder}/{host}.log", lines)
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
+        """See ``Launcher``. A Slurm job ends with its last host; one that is not ours stays."""
+        data = _data(ticket)
+        ending = set(range(ticket.hosts) if hosts is None else hosts)
+        status = self.poll(ticket)
+        gone = {host.host for host in status.hosts if host.state is HostPhase.GONE} | ending
+        whole = [
+            part.id
+            for part in data.parts
+            if part.own and all(n in gone for n in range(ticket.hosts) if data.job_of(n) == part.id)
+        ]
+        by_step = {number for number in ending if data.job_of(number) not in whole}
+        names = {f"{ticket.job}.{number}" for number in by_step if status.hosts[number].state is not HostPhase.GONE}
+        limit = time.monotonic() + self.PATIENCE
+        while True:
+            jobs = self._jobs(data, fresh=True)
+            left = [job for job in whole if job in jobs and jobs[job].lives]
+            running = slurm_queue.steps(self.PATIENCE) if names else {}
+            left_steps = [step for name, step in running.items() if name in names]
+            if not left and not left_steps:
+                break
+            self._cancel([*left, *left_steps])
+            if time.monotonic() > limit:
+                break  # Slurm has promised, and a node that does not answer takes its time
+            time.sleep(0.1)
+        if hosts is None:
+            self._wait_for_keepers(data.folder, ticket.hosts)
+            _remove_folder(data.folder)
+
+    def _wait_for_keepers(self, folder: str, hosts: int) -> None:
+        """Wait until no script writes into the folder any more; one whose machine was lost never says so."""
+        limit = time.monotonic() + _KEEPER_TIME
+        while time.monotonic() < limit:
+            files = [_host(folder, number) for number in range(hosts)]
+            if all(seen.code is not None or not seen.node for seen in files):
+                return
+            time.sleep(_PAUSE)
+
+    def _cancel(self, jobs: Sequence[str]) -> None:
+        with contextlib.suppress(UnreachableError):  # it ended meanwhile
+            slurm_queue.run(["scancel", *jobs], self.PATIENCE)
+
+    # -- reaching -------------------------------------------------------------------------------------
+
+    def route(self, ticket: Ticket, host: HostStatus) -> str:
+        """See ``Launcher``."""
+        if not self._tunnel:
+            return host.url
+        try:
+            command = ssh_command(["ssh"], host.name, options=("-W", host.url.removeprefix("tcp://")))
+        except ValueError as e:  # it has announced itself so
+            raise LaunchError(f"host {host.host} cannot be reached by ssh: {e}") from None
+        return self._tunnels.to(host.url, command)
+
+    def close(self) -> None:
+        """See ``Launcher``."""
+        self._tunnels.close()
+
+
+def _data(ticket: Ticket) -> _Data:
+    return msgspec.convert(ticket.data, _Data)
+
+
+def _for(request: LaunchRequest, hosts: int) -> LaunchRequest:
+    return LaunchRequest(hosts, request.command, request.resources, request.name, request.names[-hosts:])
+
+
+def _host(folder: str, number: int) -> _Host:
+    code = _read(f"{folder}/{number}.exit").strip()
+    node = _read(f"{folder}/{number}.node").decode(errors="replace").strip()
+    return _Host(_read(f"{folder}/{number}.out"), int(code) if code else None, node)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _own(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _environment() -> dict[str, str]:
+    """The environment for a new request: what describes a job that this program may run in says nothing of it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+
+
+def _detached(argv: list[str], out: Any) -> subprocess.Popen[bytes]:
+    """Start a command that goes on when this program ends, or is interrupted."""
+    try:
+        return programs.start(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=_environment()
+        )
+    except FileNotFoundError:
+        raise SubmissionRefusedError(
+            "slurm", f"there is no command {argv[0]}", "install Slurm's client commands, or load their module"
+        ) from None
+
+
+def _remove_folder(path: str) -> None:
+    try:
+        with PrivateFolder.open(path) as folder:
+            if folder.take(_WHAT):
+                folder.remove(_FILES)
+    except FileNotFoundError:
+        pass

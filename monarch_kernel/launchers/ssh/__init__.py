@@ -1,0 +1,5 @@
+"""Hosts reached by ssh."""
+
+from monarch_kernel.launchers.ssh.launcher import SSHLauncher
+
+__all__ = ["SSHLauncher"]
