@@ -43,42 +43,59 @@ from monarch_kernel.protocol.observation import ActorActivity, Observed
 from monarch_kernel.protocol.refs import Death, DeathKind
 from monarch_kernel.protocol.serialize import by_value_pickler
 from monarch_kernel.runtime.actor import child_processes
-from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.execution.collectives import WAITING, called_method, failed_by_peer, said_first
 from monarch_kernel.runtime.actor.execution.message_gate import StillBusy
 from monarch_kernel.runtime.actor.execution.postmortem import Failure
-from monarch_kernel.runtime.actor.extensions import use_display
+from monarch_kernel.runtime.actor.extensions import TensorArgument, use_display
 from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.runtime.actor.inspection.activity import (
+    Awaited,
     Running,
     actors_here,
+    awaited_by,
+    awaited_here,
+    call_in_wait,
     endpoints_here,
+    failures,
     interrupt_main_thread,
+    keep_failure,
+    latest_failure,
+    on_failure,
+    proc_here,
     repeats_here,
     running_here,
 )
-from monarch_kernel.runtime.actor.inspection.awaited_calls import Awaited, awaited_by, awaited_here, proc_here
-from monarch_kernel.runtime.actor.inspection.code_change import actor_class_changed, between_messages
+from monarch_kernel.runtime.actor.inspection.code_change import (
+    actor_class_changed,
+    between_messages,
+    on_sources_changed,
+    sources_changed,
+)
 from monarch_kernel.runtime.actor.inspection.console_endpoint import Controller, ask_console, controllers
-from monarch_kernel.runtime.actor.inspection.external_stacks import stacks_from_outside
-from monarch_kernel.runtime.actor.inspection.failures import failures, keep_failure, latest_failure, on_failure
-from monarch_kernel.runtime.actor.inspection.mesh_lookup import Whole, deaths_of, home, hosts_of, whole_of
+from monarch_kernel.runtime.actor.inspection.mesh_lookup import (
+    ToolHost,
+    Whole,
+    deaths_of,
+    each_host,
+    home,
+    hosts_of,
+    spawn_tool,
+    stacks_from_outside,
+    whole_of,
+)
 from monarch_kernel.runtime.actor.inspection.mesh_observer import MeshObserver, ObservedMesh
-from monarch_kernel.runtime.actor.inspection.recording import (
+from monarch_kernel.runtime.actor.tracing.call_records import observe_calls
+from monarch_kernel.runtime.actor.tracing.recording import (
     TracedRank,
     begin_record,
     is_recording,
     living_ranks,
-    observe_calls,
     recorded,
     start_recording,
     stop_recording,
     take_records,
     trace_clock,
 )
-from monarch_kernel.runtime.actor.inspection.source_changes import on_sources_changed, sources_changed
-from monarch_kernel.runtime.actor.inspection.tool_hosts import ToolHost, each_host, spawn_tool
-from monarch_kernel.runtime.actor.inspection.wait_errands import call_in_wait
 from monarch_kernel.runtime.host import py_spy
 from monarch_kernel.runtime.host.gpus import read_gpus_once
 from monarch_kernel.runtime.tensor.inspection.engines import finish_operations, issued_at

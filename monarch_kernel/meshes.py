@@ -11,7 +11,7 @@ This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens
 
 from monarch_kernel.private_files import listens
 from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh, KeptRank
-from monarch_kernel.runtime.actor.healing.respawn import actor_meshes_on, respawn_actors
+from monarch_kernel.runtime.actor.healing.heal_mesh import actor_meshes_on, respawn_actors
 from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptHost,
     attach,

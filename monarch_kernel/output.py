@@ -10,9 +10,7 @@ This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 # This import lets a process that has no actor system create one.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.context import calling_origin, on_behalf_of, set_origin
-from monarch_kernel.runtime.actor.output.logs import logs
-from monarch_kernel.runtime.actor.output.output_hub import subscribe
-from monarch_kernel.runtime.actor.output.rank_output import RankOutput
+from monarch_kernel.runtime.actor.output import RankOutput, logs, subscribe
 
 # Former names.
 calling_cell = calling_origin

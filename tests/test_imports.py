@@ -401,17 +401,14 @@ def test_imports_have_no_circles_but_a_few() -> None:
 # A module with fewer lines stands in its only importer beside it, unless it has a reason to be alone.
 SMALL = 120
 ALONE = {
+    "monarch_kernel.loading": "agents start with it alone, by the code on their command line",
+    f"{RUNTIME}.host.owned_agent": "the agent's half of a start: the fork server, which ranks copy, never loads it",
     f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
     "monarch_kernel.simulator": "Monarch's paths of modules, which programs import",
     f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",
     "workspace_sync.environment.conda_unpack": "archives of environments hold it; hosts run it without this package",
     "workspace_sync.mounts.guardian": "a program of its own, which outlives the process that starts it",
-}
-# Packages that are not in order yet; each goes from this list when it is.
-UNSETTLED = {
-    *(f"{RUNTIME}.{part}" for part in ("actor", "host", "node", "rank", "transfer")),
-    "monarch_kernel.loading",
 }
 
 
@@ -461,10 +458,7 @@ def without_reason() -> dict[str, str]:
 
 def test_a_module_has_a_reason_to_be_alone() -> None:
     wrong = without_reason()
-    in_order = {module: why for module, why in wrong.items() if not any(inside(module, each) for each in UNSETTLED)}
-    assert not in_order, "\n".join(f"{module}: {why}" for module, why in sorted(in_order.items()))
-    settled = {package for package in UNSETTLED if not any(inside(module, package) for module in wrong)}
-    assert not settled, f"in order now, so not UNSETTLED: {sorted(settled)}"
+    assert not wrong, "\n".join(f"{module}: {why}" for module, why in sorted(wrong.items()))
 
 
 def imported_by(statement: str) -> set[str]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.runtime.actor.output.rank_output import RankOutput
-from monarch_kernel.runtime.actor.output.terminal import LONGEST_LINE, LoggingOption, ScriptTerminal
+from monarch_kernel.runtime.actor.output import LONGEST_LINE, LoggingOption, RankOutput, ScriptTerminal
 
 PLAIN = LoggingOption()
 PIECE = "x" * (LONGEST_LINE // 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.runtime.host.crash_filter import CrashFilter
+from monarch_kernel.runtime.host.procs import CrashFilter
 
 DUMP = b"""Fatal Python error: Segmentation fault
 

@@ -33,7 +33,7 @@ from monarch_kernel.runtime.node import routing
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.link import Link
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.node.remote_link import RemoteLink
+from monarch_kernel.runtime.node.routing import RemoteLink
 from tests.conftest import wait_until
 from tests.waiting import patience
 

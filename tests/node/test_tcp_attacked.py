@@ -20,7 +20,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.protocol.messages import PREFIX
 from monarch_kernel.runtime.node import acceptor, descriptors
 from monarch_kernel.runtime.node.tcp.link import CHANGED, LOST
-from monarch_kernel.runtime.node.tcp.pending import PendingConnections
+from monarch_kernel.runtime.node.tcp.listener import PendingConnections
 from tests import attacks
 from tests.attacks.holder import Holder, framed, random_header
 from tests.attacks.path import ACTS, Path
@@ -92,7 +92,7 @@ class _Guest:
 
 
 def test_who_makes_room() -> None:
-    strangers: PendingConnections[_Guest] = PendingConnections(8)
+    strangers = PendingConnections(8)
     crowd = [_Guest("a", proved=k == 0) for k in range(4)]
     assert [strangers.add(guest) for guest in crowd] == [None] * 4
     more = _Guest("a")
@@ -108,7 +108,7 @@ def test_who_makes_room() -> None:
 
 
 def test_who_has_proved_a_key_makes_room_for_nobody() -> None:
-    strangers: PendingConnections[_Guest] = PendingConnections(4)
+    strangers = PendingConnections(4)
     proved = [_Guest(name, proved=True) for name in "abcd"]
     assert [strangers.add(guest) for guest in proved] == [None] * 4
     assert strangers.oldest() is None

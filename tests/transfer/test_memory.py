@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.runtime.transfer import hugepages, memory_copy
+from monarch_kernel.runtime.transfer import memory_copy
+from monarch_kernel.runtime.transfer.engine import collapse_pages, worth_collapsing
 from monarch_kernel.runtime.transfer.memory import IOV_MAX, Layout, layout_of, memory_of
 from tests.transfer.arrays import SHAPES, contents
 
@@ -149,14 +150,14 @@ def test_moving_memory_to_huge_pages_changes_nothing() -> None:
         array = np.frombuffer(memory, "u8")
         array[:] = np.arange(len(array))
         layout = memory_of(array).layout
-        assert hugepages.worth_it(layout)
-        hugepages.collapse(layout, lambda: False)
-        hugepages.collapse(layout, lambda: True)
+        assert worth_collapsing(layout)
+        collapse_pages(layout, lambda: False)
+        collapse_pages(layout, lambda: True)
         assert np.array_equal(array, np.arange(len(array), dtype="u8"))
-        assert not hugepages.worth_it(memory_of(array[::4]).layout), "mostly gaps"
+        assert not worth_collapsing(memory_of(array[::4]).layout), "mostly gaps"
         del array
-    assert not hugepages.worth_it(memory_of(bytearray(1 << 20)).layout)
-    hugepages.collapse(layout, lambda: True)  # gone, and no crash
+    assert not worth_collapsing(memory_of(bytearray(1 << 20)).layout)
+    collapse_pages(layout, lambda: True)  # gone, and no crash
 
 
 @pytest.mark.torch

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.actor.process import RunningActor, get_system, started
+from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.execution.instance import Instance
 
 
 class Context:
@@ -20,9 +23,7 @@ class Context:
 
     __slots__ = ("_endpoint", "_extent", "_rank", "_since", "actor_instance")
 
-    def __init__(
-        self, actor_instance: RunningActor, rank: int, extent: Extent, endpoint: str = "", since: int = 0
-    ) -> None:
+    def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "", since: int = 0) -> None:
         self.actor_instance = actor_instance
         self._since = since  # how many calls the actor had begun before those of this context
         self._endpoint = endpoint

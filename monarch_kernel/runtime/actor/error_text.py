@@ -1,19 +1,18 @@
-"""The text of errors over a mesh. It is compact for a thousand ranks: equal failures are shown once.
-
-The functions accept any object with the attributes of `errors.RankFailure`, which this module does not import.
-"""
+"""The text of errors over a mesh. It is compact for a thousand ranks: equal failures are shown once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.protocol.messages import Death
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, name_ranks
 from monarch_kernel.runtime.mesh.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.errors import RankFailure
 
 _MAX_RUNS = 8
 _MAX_GROUPS = 6
@@ -31,21 +30,6 @@ _WHAT_NEXT = {
     "agent": "All ranks of that host are gone: heal(hosts=...) moves them to a spare host; or go on without them.",
     "stopped": "Spawn it again to go on.",
 }
-
-
-class FailedRank(Protocol):
-    """The attributes of a failed rank that its text needs."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def fault(self) -> Fault | None: ...
-    @property
-    def death(self) -> Death | None: ...
 
 
 class Called(msgspec.Struct, frozen=True):
@@ -86,9 +70,9 @@ def headline(what: str, called: Called, ranks: Sequence[int]) -> str:
     return f"{what} failed on {called.name(ranks)} of {size}{called._in_brackets(ranks)}."
 
 
-def tracebacks(failures: Iterable[FailedRank], called: Called) -> list[str]:
+def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
     """The tracebacks of ranks that raised, each once, with its ranks."""
-    groups: dict[Any, list[FailedRank]] = {}
+    groups: dict[Any, list[RankFailure]] = {}
     for failure in failures:
         if failure.fault is not None:
             groups.setdefault(failure.fault.likeness(), []).append(failure)
@@ -111,10 +95,10 @@ def tracebacks(failures: Iterable[FailedRank], called: Called) -> list[str]:
     return lines
 
 
-def deaths(head: str, mesh_name: str, dead: Sequence[FailedRank], called: Called) -> list[str]:
+def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Called) -> list[str]:
     """Which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
-    groups: dict[Any, list[FailedRank]] = {}
+    groups: dict[Any, list[RankFailure]] = {}
     for failure in dead:
         if failure.death is not None:
             groups.setdefault((failure.death.what, failure.death.cause, failure.death.detail), []).append(failure)
@@ -153,7 +137,7 @@ def have_failed(cls: str, name: str, ranks: Sequence[int], called: Called) -> st
     return f"  The actor {label} and all its descendants have failed{others}"
 
 
-def released(ranks: Sequence[FailedRank], failed: Sequence[FailedRank], called: Called) -> list[str]:
+def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called: Called) -> list[str]:
     """Which ranks waited for the failed ones, and what to do about their process group."""
     if not ranks:
         return []
@@ -190,7 +174,7 @@ def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason:
     return f"{text}: {reason}" if reason else text
 
 
-def _hosts(group: Sequence[FailedRank]) -> str:
+def _hosts(group: Sequence[RankFailure]) -> str:
     by_host: dict[str, list[int]] = {}
     for failure in group:
         by_host.setdefault(failure.host, []).append(failure.pid)
@@ -207,7 +191,7 @@ def _hosts(group: Sequence[FailedRank]) -> str:
     return "; ".join(parts)
 
 
-def _other_messages(group: Sequence[FailedRank], called: Called) -> list[str]:
+def _other_messages(group: Sequence[RankFailure], called: Called) -> list[str]:
     """The messages of a group that differ from the one shown, which its first rank raised."""
     by_message: dict[str, list[int]] = {}
     for failure in group:

@@ -99,6 +99,10 @@ class ViewFunctions(Protocol):
     def plot(self, mesh: Any, expression: str, **options: Any) -> Any: ...
 
 
+class TensorArgument(TypeError):
+    """Raised where a tensor of a mesh is pickled. An endpoint then sends its arguments by the tensor engine's means."""
+
+
 class TensorCall(Protocol):
     """A call of an endpoint, in order with operations on tensors.
 

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch_kernel.runtime.node.poller import FORKED
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-
-    from monarch_kernel.protocol.messages import Call, Death, Launch, PortGiven, ProcRef, SpawnProcs
+    from monarch_kernel.protocol.messages import Call, Death, Launch, ProcRef, SpawnProcs
     from monarch_kernel.runtime.actor.calls.caster import Caster
     from monarch_kernel.runtime.actor.calls.target import ReportedDeaths, Target
     from monarch_kernel.runtime.actor.errors import MeshFailure
+    from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Instance
+    from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
+    from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
     from monarch_kernel.runtime.actor.healing.report import Healed
     from monarch_kernel.runtime.actor.hosts.placing import Placements
-    from monarch_kernel.runtime.actor.ids import ActorId
+    from monarch_kernel.runtime.actor.ports.holders import PortHolders
+    from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink
-    from monarch_kernel.runtime.mesh.shape import Extent, Point
+    from monarch_kernel.runtime.mesh.shape import Extent
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.node.node import Node
     from monarch_kernel.runtime.supervision.restarts import RestartPolicy
@@ -39,121 +41,6 @@ class SpawnedMesh(Protocol):
 
     def _target(self) -> Target: ...
     def _stop(self, reason: str) -> Future[Any]: ...
-
-
-class PortHolder(Protocol):
-    """An actor of this process that holds a port."""
-
-    _system: System
-    mesh_id: str
-
-
-class GivenPort(Protocol):
-    """What the record of a port's holders needs of the port."""
-
-    _ref: ProcRef
-    _number: int
-    _rank: int
-    _holder: PortHolder | None
-
-
-class RunningActor(Protocol):
-    """An actor of this process, or its client (code outside any actor): the value of ``context().actor_instance``.
-
-    Attributes:
-        mesh_id: unique name of the mesh that this actor belongs to.
-        name: the name it was spawned under.
-        class_name: its class.
-        rank: its position in the mesh as spawned.
-        creator: the actor id of its owner.
-        proc_mesh: the mesh of procs it was spawned on; None for a client.
-        owned: the meshes that it has spawned, in order.
-        background: for a sync actor: an event loop that its driver runs while its mailbox is empty.
-    """
-
-    mesh_id: str
-    name: str
-    class_name: str
-    rank: Point
-    creator: str
-    proc_mesh: Any
-    owned: list[SpawnedMesh]
-    background: AbstractEventLoop | None
-
-    @property
-    def actor_id(self) -> ActorId:
-        """Unique name of this actor, with its parts; it differs for each rank of its mesh."""
-        ...
-
-    @property
-    def proc_id(self) -> str:
-        """Unique name of the proc this actor runs in."""
-        ...
-
-    @property
-    def proc(self) -> Any:
-        """The proc this actor runs in, as a mesh of one."""
-        ...
-
-    def hold(self, port: GivenPort) -> None:
-        """Record a port that arrived in a message to this actor."""
-        ...
-
-    def describe(self) -> str:
-        """This actor, as failure reports name it."""
-        ...
-
-    def stop(self, reason: str = "") -> None:
-        """End this actor normally after the current message."""
-        ...
-
-    def abort(self, reason: str = "") -> None:
-        """End this actor at once as failed."""
-        ...
-
-    def kill(self, reason: str = "") -> None:
-        """The same as ``abort``."""
-        ...
-
-
-class LocalActor(RunningActor, Protocol):
-    """An actor of this process.
-
-    Attributes:
-        death: how it ended; None while it lives.
-    """
-
-    death: Death | None
-
-    @property
-    def object(self) -> Any:
-        """The user's object; None before ``__init__`` returns, and after the actor has ended."""
-        ...
-
-
-class CallHold(Protocol):
-    """Calls over ranks that are being healed: ``healing.held_calls``."""
-
-    active: bool
-
-    def begin(self, procs: Iterable[str]) -> None: ...
-    def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool: ...
-    def end(self, procs: Iterable[str]) -> None: ...
-
-
-class Gate(Protocol):
-    """What holds the messages of actors while a tool changes their code: ``execution.message_gate``."""
-
-    closed: bool
-
-    def wait(self) -> None: ...
-
-
-class PortReceivers(Protocol):
-    """The receivers of ports of this process: ``ports.holders``."""
-
-    def used_here(self, number: int) -> None: ...
-    def on_given(self, _link: MessageLink | None, message: PortGiven, _body: Body | None) -> None: ...
 
 
 class MeshHealer(Protocol):
@@ -170,7 +57,7 @@ class MeshHealer(Protocol):
         policy: RestartPolicy,
     ) -> None: ...
     def add_spares(self, mesh: Any, spares: Any) -> None: ...
-    def born(self, mesh: Any, owner: str, body: Body, buffers: Buffers, ports: Sequence[GivenPort]) -> None: ...
+    def born(self, mesh: Any, owner: str, body: Body, buffers: Buffers, ports: Sequence[Port[Any]]) -> None: ...
     def forget(self, mesh_id: str) -> None: ...
     def heal(self, mesh: Any, hosts: Any, timeout: float) -> Future[Healed]: ...
     def respawn(self, mesh: Any, timeout: float) -> Future[Healed]: ...
@@ -201,26 +88,26 @@ class System(Protocol):
     _closed: bool
 
     @property
-    def actors(self) -> Mapping[str, LocalActor]: ...
+    def actors(self) -> Mapping[str, ActorInstance]: ...
     @property
-    def client(self) -> RunningActor: ...
+    def client(self) -> Instance: ...
     @property
-    def held_calls(self) -> CallHold: ...
+    def held_calls(self) -> HeldCalls: ...
     @property
-    def gate(self) -> Gate: ...
+    def gate(self) -> MessageGate: ...
     @property
-    def ports(self) -> PortReceivers: ...
+    def ports(self) -> PortHolders: ...
     @property
     def healer(self) -> MeshHealer: ...
 
     def reply(self, link: MessageLink, message: Call, status: int, body: Body, buffers: Buffers = ()) -> None: ...
     def reply_dead(self, link: MessageLink, message: Call, death: Death) -> None: ...
     def start_local_actor(self, actor: str, name: str, cls: type) -> None: ...
-    def actor_ended(self, instance: LocalActor) -> None: ...
-    def note_interrupt(self, instance: LocalActor) -> None: ...
-    def was_interrupted(self, instance: LocalActor) -> bool: ...
+    def actor_ended(self, instance: ActorInstance) -> None: ...
+    def note_interrupt(self, instance: ActorInstance) -> None: ...
+    def was_interrupted(self, instance: ActorInstance) -> bool: ...
     def signal_main_thread(self, attempts: int = 20) -> None: ...
-    def pass_up(self, instance: LocalActor, failure: MeshFailure) -> None: ...
+    def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None: ...
     def fault_at_root(self, failure: MeshFailure) -> None: ...
     def changed(self) -> None: ...
     def ensure_agent(self) -> ProcRef: ...

@@ -15,13 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from monarch_kernel import environment, logs
-from monarch_kernel.runtime.actor import transports
+from monarch_kernel.runtime.actor import output, transports
 from monarch_kernel.runtime.actor.coroutine_functions import is_coroutine_function
 from monarch_kernel.runtime.actor.execution import instance
 from monarch_kernel.runtime.actor.hosts import attachment
 from monarch_kernel.runtime.actor.hosts import host_mesh as hosts
 from monarch_kernel.runtime.actor.meshes import proc_mesh as meshes
-from monarch_kernel.runtime.actor.output import output_hub as output
 from monarch_kernel.runtime.transfer import backend_settings as transfer
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -57,7 +57,6 @@ from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.execution.bootstrap_hold import BootstrapHold, HeldMessage
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Client, Instance, on_peers_failed
-from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.healer import Healer
@@ -65,10 +64,9 @@ from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
 from monarch_kernel.runtime.actor.hosts.placing import Placements
 from monarch_kernel.runtime.actor.meshes.proc_mesh import proc_mesh_of, proc_mesh_of_this_process
 from monarch_kernel.runtime.actor.ports.holders import PortHolders, arrived
-from monarch_kernel.runtime.actor.process import LocalActor
 from monarch_kernel.runtime.actor.tracing import call_records
-from monarch_kernel.runtime.actor.tracing.remote import TraceService
-from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, ReplyBody
+from monarch_kernel.runtime.actor.tracing.recording import TraceService
+from monarch_kernel.runtime.actor.wire_types import Body, Buffers, LocalLink, MessageLink, ReplyBody
 from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import LargeBodies
@@ -338,7 +336,7 @@ class ActorSystem:
         elif message.call:
             acknowledge(link, message.call, message.rank)
 
-    def actor_ended(self, instance: LocalActor) -> None:
+    def actor_ended(self, instance: ActorInstance) -> None:
         """Record the end of an actor of this process."""
         assert instance.death is not None
         if self.actors.get(instance.mesh_id) in (instance, None):  # otherwise it was already replaced
@@ -374,11 +372,11 @@ class ActorSystem:
         names = [name for actor in list(self.actors.values()) for name in actor.interrupt(message.cells)]
         acknowledge(link, message.call, message.rank, names)
 
-    def note_interrupt(self, instance: LocalActor) -> None:
+    def note_interrupt(self, instance: ActorInstance) -> None:
         """Note that a KeyboardInterrupt in this actor was requested."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
-    def was_interrupted(self, instance: LocalActor) -> bool:
+    def was_interrupted(self, instance: ActorInstance) -> bool:
         """Whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
         return self._interrupted.pop(instance.mesh_id, 0) > 0
 
@@ -451,7 +449,7 @@ class ActorSystem:
             failure.was_raised = partial(self.reported.raised.__contains__, notice.key)
             owner.supervise(failure)
 
-    def pass_up(self, instance: LocalActor, failure: MeshFailure) -> None:
+    def pass_up(self, instance: ActorInstance, failure: MeshFailure) -> None:
         """Drop a failure whose owner has ended; the owner's own owner was already notified of that end."""
         log.debug("%s has ended before it could handle %s", instance, failure)
 
@@ -579,9 +577,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _make_controller() -> ActorSystem:
     # Ranks, which wait for what their fork server loads, need none of these.
-    from monarch_kernel.runtime.actor import unhandled_fault
+    from monarch_kernel.runtime.actor import output, unhandled_fault
     from monarch_kernel.runtime.actor.inspection import console_endpoint
-    from monarch_kernel.runtime.actor.output import output_hub
     from monarch_kernel.runtime.host.launch import new_run_dir
 
     run_dir = new_run_dir()
@@ -590,7 +587,7 @@ def _make_controller() -> ActorSystem:
     system = ActorSystem(node, node.ref)
     unhandled_fault.install()
     console_endpoint.install(system)
-    output_hub.hub(system)
+    output.hub(system)
     atexit.register(_at_exit)
     node.poller.start_background()
     return system
@@ -604,9 +601,9 @@ def _at_exit() -> None:
 
 
 def _flush_output() -> None:
-    from monarch_kernel.runtime.actor.output import output_hub
+    from monarch_kernel.runtime.actor import output
 
-    output_hub.flush_default()
+    output.flush_default()
 
 
 def shutdown(timeout: float | None = None) -> None:

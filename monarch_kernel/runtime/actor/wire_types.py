@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from monarch_kernel.protocol.messages import Call, Death, StopActor
 from monarch_kernel.protocol.serialize import Apart
+from monarch_kernel.runtime.node.future import Future
 
 
 class MessageLink(Protocol):
@@ -19,6 +20,20 @@ class MessageLink(Protocol):
     def send(self, header: bytes, body: Any = b"") -> None:
         """Send a message; the body is bytes-like, or a list of bytes-like pieces."""
         ...
+
+
+class LocalLink:
+    """Replaces a link when this process sends a request to itself; an answer resolves the future, if there is one."""
+
+    peer = ""
+
+    def __init__(self, future: Future[Any] | None = None) -> None:
+        self._future = future
+
+    def send(self, header: bytes, body: Any = b"") -> None:
+        """Take the answer."""
+        if self._future is not None:
+            self._future._resolve(None)
 
 
 class RankedMessage(Protocol):

@@ -3,8 +3,6 @@
 A ``Node`` routes messages and does not depend on actors. Its users register a handler for each message type
 and a *sink* for each call they make. The polling thread calls the handlers (or, for messages of the process
 to itself, the sending thread does), one message of a link at a time.
-
-This file is long because it holds one class: links, routes and deaths of a process change together.
 """
 
 from __future__ import annotations

@@ -25,11 +25,14 @@ from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from monarch_kernel import logs
 from monarch_kernel.protocol.messages import Message
 from monarch_kernel.runtime.node import descriptors
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.event_loop import LeadingSelector
 
 log = logs.logger(__name__)
 
@@ -62,12 +65,6 @@ class Waitable(Protocol):
 
     _done: bool
     _parked: list[threading.Lock]
-
-
-class Sleeper(Protocol):
-    """What ``Poller.lead_once`` polls for."""
-
-    ready: bool
 
 
 class Timer:
@@ -479,7 +476,7 @@ class Poller:
             finally:
                 self._leader = 0
 
-    def lead_once(self, timeout: float, sleeper: Sleeper) -> bool:
+    def lead_once(self, timeout: float, sleeper: LeadingSelector) -> bool:
         """Poll once, for an idle event loop; timeout -1: until something arrives.
 
         Args:

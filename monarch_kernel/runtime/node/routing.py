@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel import logs
 from monarch_kernel._version import __version__
@@ -47,7 +47,6 @@ from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.acceptor import UnixListener
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.link import Link, connect_unix, describe, is_peers_fault, listen_unix
-from monarch_kernel.runtime.node.remote_link import RemoteLink
 
 if TYPE_CHECKING:
     from monarch_kernel.protocol.keys import Keys
@@ -476,6 +475,59 @@ class Routes:
             listener.abandon()
         for link in self._dials:
             link.abandon()
+
+
+class RemoteLink:
+    """A link to a proc of another site, through the gateways of both sites."""
+
+    __slots__ = ("_node", "_ref", "_routed", "_stamp", "_via", "closed", "peer", "pid")
+
+    local = False
+    attached = True
+    ended = ""
+
+    def __init__(self, node: Node, ref: ProcRef, via: PeerLink) -> None:
+        self._node = node
+        self._ref = ref
+        self._via = via
+        self._stamp = -1
+        self._routed = b""
+        self.peer = ref.id
+        self.pid = 0
+        self.closed = False
+
+    @property
+    def queued(self) -> int:
+        """Bytes to the gateway that the kernel has not accepted yet."""
+        return self._via.queued
+
+    def send(self, header: bytes, body: Body = b"") -> None:
+        """See ``Link.send``."""
+        if self.closed:
+            return
+        node = self._node
+        gateway = self._ref.gateway
+        prefix = len(header).to_bytes(4, "little") + header
+        pieces: Any = [prefix, *body] if type(body) is list else prefix if not len(body) else [prefix, body]
+        with node.order_lock:  # messages are sent in the order in which they are counted
+            casts = node.casts_to.get(gateway, 0)
+            if casts != self._stamp:
+                self._routed = encode(Routed(self.peer, node.id, gateway, casts))
+                self._stamp = casts
+            node.directs_to[gateway] = node.directs_to.get(gateway, 0) + 1
+            self._via.send(self._routed, pieces)
+
+    def drain(self) -> None:
+        """Does nothing: no data of a remote proc waits here."""
+
+    def close(self) -> None:
+        """Drop all later messages."""
+        self.closed = True
+
+    abandon = close
+
+    def __repr__(self) -> str:
+        return f"<RemoteLink to {self.peer} through {self._via!r}>"
 
 
 class _Dial:

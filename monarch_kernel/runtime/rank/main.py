@@ -44,7 +44,7 @@ from monarch_kernel.runtime.actor.process import set_system
 from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.rank import output_capture, random_seeds
+from monarch_kernel.runtime.rank import output_capture
 from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
 #: How long actors may take to stop before the rank exits anyway (seconds).
@@ -271,7 +271,7 @@ def main(config: bytes) -> None:
     child_processes.install()
     output_capture.install()
     collectives.install()
-    random_seeds.install()
+    _seed_generators()
     sys.breakpointhook = _breakpoint
     extensions.use_display(os.environ.pop(environment.DISPLAY, ""))
     if extensions.display_module:
@@ -385,3 +385,49 @@ def _bind_memory(nodes: Sequence[int]) -> None:
 
 
 __all__ = ["Rank", "main"]
+
+
+class _Seeds:
+    """The seeds of this process's random number generators."""
+
+    torch: int | None = None  # the seed that torch got here
+    children = 0
+
+
+def _seed_generators() -> None:
+    """Give this rank, and each process that it forks, its own random numbers. Imports nothing.
+
+    A rank is a fork of a process that may have loaded torch and NumPy, so it inherits the state of their generators;
+    and a fresh torch has the same seed in every process. ``random`` reseeds itself in each fork. Generators that a user
+    has seeded stay reproducible: torch keeps its state, and NumPy in a child of a rank is seeded from the rank's state
+    and the child's number.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    after_import("torch", _seed_torch)
+    os.register_at_fork(before=_count_child, after_in_child=_seed_child)
+
+
+def _seed_torch(torch: Any) -> None:
+    """Seed torch; CUDA gets its seed with it, on first use."""
+    torch.seed()
+    _Seeds.torch = torch.initial_seed()
+
+
+def _count_child() -> None:
+    _Seeds.children += 1
+
+
+def _seed_child() -> None:
+    """Reseed a process that the rank, or one of its children, has forked."""
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        state = numpy_random.get_state()
+        if isinstance(state, tuple):  # it is not for generators other than NumPy's default
+            numpy_random.seed([*state[1][:8], state[2], _Seeds.children])
+    torch: Any = sys.modules.get("torch")
+    # torch.seed() would also seed CUDA, which fails in a child of a process that has used CUDA.
+    if torch is not None and _Seeds.torch is not None and torch.initial_seed() == _Seeds.torch:
+        torch.default_generator.seed()
+        _Seeds.torch = torch.initial_seed()

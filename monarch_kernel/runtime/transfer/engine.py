@@ -7,6 +7,7 @@ segments) is requested by a message. The owner's polling thread handles it; long
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import threading
@@ -14,27 +15,48 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.protocol.messages import BufferAtomic, BufferDrop, BufferOffer, Death
+from monarch_kernel.protocol.messages import (
+    ERROR,
+    OK,
+    BufferAtomic,
+    BufferDrop,
+    BufferOffer,
+    BufferRead,
+    BufferWrite,
+    Death,
+    Reply,
+    encode,
+)
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.node import Node
-from monarch_kernel.runtime.transfer import backend_settings, device, hugepages
+from monarch_kernel.runtime.transfer import backend_settings, device
 from monarch_kernel.runtime.transfer.backends.interface import Backend
+from monarch_kernel.runtime.transfer.backends.segment import bytes_of, received
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
-from monarch_kernel.runtime.transfer.memory import Layout, Memory
+from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
+from monarch_kernel.runtime.transfer.memory_copy import SCRATCH
 from monarch_kernel.runtime.transfer.node_provider import current_node
-from monarch_kernel.runtime.transfer.owner_service import UNFIT, OwnerService
-from monarch_kernel.runtime.transfer.registration import Registration
-from monarch_kernel.runtime.transfer.registration_table import PeerProcess, RegistrationTable, machine, start_of
+from monarch_kernel.runtime.transfer.registration_table import (
+    PeerProcess,
+    Registration,
+    RegistrationTable,
+    machine,
+    start_of,
+)
 from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
 from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
-from monarch_kernel.runtime.transfer.staged_transfer import staged
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
+#: The polling thread serves requests for up to this many bytes.
+INLINE = 64 << 10
+#: First byte of the answer to an offer.
+TAKEN, UNFIT = b"+", b"-"
 #: How long an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
 #: How often a dropped buffer is checked for transfers that still run (seconds).
@@ -83,8 +105,8 @@ class TransferEngine:
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
         layout = memory.layout
-        if not memory.device and hugepages.worth_it(layout):
-            self._pages.run(lambda: hugepages.collapse(layout, lambda: self._wanted(key)))
+        if not memory.device and worth_collapsing(layout):
+            self._pages.run(lambda: collapse_pages(layout, lambda: self._wanted(key)))
         return Handle(
             self.node.ref,
             self.machine,
@@ -297,7 +319,7 @@ class TransferEngine:
                     self._warn_of_tcp(op.handle, unfit)
                 try:
                     if op.memory.device and not backend.devices:
-                        staged(backend, op, deadline)
+                        _move_staged(backend, op, deadline)
                     else:
                         backend.move(op, deadline)
                     return
@@ -511,3 +533,146 @@ def engine() -> TransferEngine:
                 _engine.close()
             _engine = TransferEngine(node)
         return _engine
+
+
+class OwnerService:
+    """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        engine.node.handlers.update(
+            {
+                BufferRead: self._on_read,
+                BufferWrite: self._on_write,
+                BufferAtomic: self._on_atomic,
+                BufferDrop: self._on_drop,
+                BufferOffer: self._on_offer,
+            }
+        )
+
+    def _on_read(self, link: Any, message: BufferRead, _body: Any) -> None:
+        engine, at, size = self._engine, message.offset, message.size
+
+        def serve() -> None:
+            with self._answering(link, message.call), engine.held(message.buffer) as registration:
+                registration.within(at, size)
+                data = bytes_of(registration.memory, at, size)
+                body, segment = engine.node.pack([data, b""], (size,), [link.peer])
+                link.send(encode(Reply(message.call, 0, OK, (size,), segment)), body)
+
+        self._serve(size, serve)
+
+    def _on_write(self, link: Any, message: BufferWrite, body: Any) -> None:
+        engine, size = self._engine, message.buffers[0]
+        data = engine.node.apart(message.segment, body) if message.segment is not None else body
+
+        def serve() -> None:
+            nonlocal data
+            with self._answering(link, message.call), engine.held(message.buffer) as registration:
+                registration.within(message.offset, size, write=True)
+                with received(data, message.buffers) as view:
+                    device.scatter(registration.memory, message.offset, size, address_of(view))
+                del view
+                data = None  # releases the segment before the answer
+                link.send(encode(Reply(message.call, 0, OK)), b"")
+
+        self._serve(size, serve)
+
+    def _on_atomic(self, link: Any, message: BufferAtomic, _body: Any) -> None:
+        with self._answering(link, message.call):
+            before = self._engine.change(message.buffer, message.offset, message.operand, message.expected)
+            link.send(encode(Reply(message.call, 0, OK)), before.to_bytes(8, "little"))
+
+    def _on_drop(self, link: Any, message: BufferDrop, _body: Any) -> None:
+        self._engine.drop_here(message.buffer).add_done_callback(
+            lambda _done: link.send(encode(Reply(message.call, 0, OK)), b""),
+        )
+
+    def _on_offer(self, link: Any, message: BufferOffer, body: Any) -> None:
+        engine, request = self._engine, bytes(body)
+
+        def serve() -> None:
+            with self._answering(link, message.call):
+                with engine.held(message.buffer):
+                    backend = next((b for b in engine.backends if b.name == message.backend), None)
+                    try:
+                        if backend is None:
+                            raise Unfit(f"{message.backend} is not available at {engine.node.id}")
+                        answer = TAKEN + backend.offer(message.buffer, request, link.peer)
+                    except Unfit as e:
+                        answer = UNFIT + str(e).encode()
+                link.send(encode(Reply(message.call, 0, OK)), answer)
+
+        engine.serve.run(serve)
+
+    def _serve(self, size: int, job: Callable[[], None]) -> None:
+        if size <= INLINE:
+            job()
+        else:
+            self._engine.serve.run(job)
+
+    @contextmanager
+    def _answering(self, link: Any, call: int) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception as e:
+            text = str(e) if isinstance(e, RDMAError) else f"{type(e).__name__}: {e}"
+            link.send(encode(Reply(call, 0, ERROR)), text.encode())
+
+
+# -- memory in huge pages ---------------------------------------------------------------------------
+
+_HUGE = 2 << 20
+#: How much is collapsed at a time; between steps, ``wanted`` is checked.
+_STEP = 8 * _HUGE
+_MADV_COLLAPSE = 25
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def worth_collapsing(layout: Layout) -> bool:
+    """Whether the memory is large and has no large gaps."""
+    low, high = layout.span()
+    return 0 < _least_collapsed() <= layout.nbytes and high - low <= 2 * layout.nbytes
+
+
+@cache
+def _least_collapsed() -> int:
+    """Memory smaller than this is left alone; 0: all memory."""
+    return environment.RDMA_HUGEPAGES.get()
+
+
+def collapse_pages(layout: Layout, wanted: Callable[[], bool]) -> None:
+    """Move memory to huge pages, so that cross-memory attach is as fast as a memcpy. Has no effect before Linux 6.1.
+
+    The kernel looks up every page of the other process that it copies from or to: with pages of 4 KiB, that costs twice
+    as much as the copy itself (measured: 7 GB/s instead of 18); with pages of 2 MiB, nothing. NumPy requests huge pages
+    for its arrays, PyTorch does not. Contents and addresses do not change, and other threads may use the memory
+    meanwhile. Takes about as long as a slow copy.
+    """
+    low, high = layout.span()
+    at, end = -(-low // _HUGE) * _HUGE, high // _HUGE * _HUGE
+    while at < end and wanted():
+        some = min(_STEP, end - at)
+        # Other failures mean too little free memory, or another kind of memory; such memory stays as it is.
+        if _madvise(at, some, _MADV_COLLAPSE) and ctypes.get_errno() == 22:  # EINVAL
+            return
+        at += some
+
+
+# -- GPU memory through CPU memory ------------------------------------------------------------------
+
+
+def _move_staged(backend: Backend, op: Op, deadline: float | None) -> None:
+    """Run a transfer with local GPU memory piece by piece, through CPU memory."""
+    for lo in range(0, op.size, SCRATCH):
+        size = min(SCRATCH, op.size - lo)
+        between = device.staging(size)
+        address = ctypes.addressof(between)
+        if op.write:
+            device.gather(op.memory, lo, size, address)
+        part = Op(op.write, op.handle, op.offset + lo, Memory(Layout(address, (), size), between), size)
+        backend.move(part, deadline)
+        if not op.write:
+            device.scatter(op.memory, lo, size, address)

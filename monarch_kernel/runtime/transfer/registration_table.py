@@ -15,8 +15,11 @@ import os
 import select
 import struct
 import threading
+from dataclasses import dataclass
 
-from monarch_kernel.runtime.transfer.errors import Gone
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.runtime.transfer.errors import Gone, RDMAError
+from monarch_kernel.runtime.transfer.memory import Layout, Memory
 
 _WORD = struct.Struct("=Q")
 _FLOCK = struct.Struct("hhqqi4x")
@@ -31,6 +34,29 @@ def _lock(fd: int, kind: int, slot: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@dataclass(slots=True)
+class Registration:
+    """Memory of this process that others may reach."""
+
+    memory: Memory
+    slot: int
+    users: int = 0  # running transfers of this process
+    dropped: Future[None] | None = None
+
+    def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
+        """Check a request of another process to read (or write) these bytes; returns the memory's layout.
+
+        Raises:
+            RDMAError: the bytes are out of range, or may not be written.
+        """
+        layout = self.memory.layout
+        if offset < 0 or size < 0 or offset + size > layout.nbytes:
+            raise RDMAError(f"bytes {offset} to {offset + size} are not within its {layout.nbytes} bytes")
+        if write and self.memory.why_readonly:
+            raise RDMAError(self.memory.why_readonly)
+        return layout
 
 
 class RegistrationTable:

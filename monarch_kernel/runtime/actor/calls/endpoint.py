@@ -6,44 +6,30 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pickle import dumps
 from threading import Thread
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from monarch_kernel.protocol.messages import Call, Death, ProcRef
 from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import LARGE, PLAIN, explain
 from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
 from monarch_kernel.runtime.actor.context import caller
 from monarch_kernel.runtime.actor.definition import EndpointSpec, tell_undeliverable
-from monarch_kernel.runtime.actor.extensions import TensorCall, tensor_functions
+from monarch_kernel.runtime.actor.extensions import TensorArgument, TensorCall, tensor_functions
 from monarch_kernel.runtime.actor.ports.holders import give, pickled
 from monarch_kernel.runtime.actor.ports.port import Port
-from monarch_kernel.runtime.actor.process import GivenPort, System
 from monarch_kernel.runtime.actor.tracing import call_hooks
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
-from monarch_kernel.runtime.mesh.shape import Extent
 from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.node.future import Future
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 
 R = TypeVar("R")
 A = TypeVar("A")
 #: Arguments of a call as they are sent.
-Prepared = tuple[Pickled, Buffers, Sequence[GivenPort], TensorCall | None]
-
-
-class CallableMesh(Protocol):
-    """What an endpoint needs of its actor mesh."""
-
-    _system: System
-    _actor: str
-    _name: str
-
-    @property
-    def extent(self) -> Extent: ...
-    def slice(self, **args: int | slice) -> CallableMesh: ...
-    def _target(self) -> Target: ...
-    def _reach(self, ref: ProcRef) -> MessageLink | None: ...
+Prepared = tuple[Pickled, Buffers, Sequence[Port[Any]], TensorCall | None]
 
 
 class Endpoint(Generic[R]):
@@ -66,7 +52,7 @@ class Endpoint(Generic[R]):
         "_target",
     )
 
-    def __init__(self, mesh: CallableMesh, name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
+    def __init__(self, mesh: ActorMesh[Any], name: str, spec: EndpointSpec | None, propagate: Any = None) -> None:
         self._mesh = mesh
         self._name = name
         self._spec = spec
@@ -217,7 +203,7 @@ class Endpoint(Generic[R]):
         target: Target,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[GivenPort],
+        ports: Sequence[Port[Any]],
         tensors: TensorCall | None,
         held: OneCall | None = None,
     ) -> Future[Any]:
@@ -268,7 +254,7 @@ class Endpoint(Generic[R]):
         rank: int,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[GivenPort],
+        ports: Sequence[Port[Any]],
         tensors: TensorCall | None,
     ) -> None:
         self._single(rank, self._current(), body, buffers, ports, tensors, call)
@@ -277,7 +263,7 @@ class Endpoint(Generic[R]):
         self,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[GivenPort],
+        ports: Sequence[Port[Any]],
         number: int,
         sink: Any,
         reply_to: Any = None,
@@ -302,7 +288,7 @@ class Endpoint(Generic[R]):
         self,
         body: Body,
         buffers: Buffers,
-        ports: Sequence[GivenPort],
+        ports: Sequence[Port[Any]],
         number: int,
         sink: ManyCall | StreamCall | None,
         reply_to: ProcRef | None,
@@ -374,7 +360,7 @@ class PlainMethod:
 
     __slots__ = ("_mesh", "_name")
 
-    def __init__(self, mesh: CallableMesh, name: str) -> None:
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh
         self._name = name
 

@@ -40,15 +40,14 @@ from monarch_kernel.runtime.actor.definition import ActorSpec, EndpointSpec
 from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFailure, build_actor_error
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
-from monarch_kernel.runtime.actor.execution.local_link import LocalLink
 from monarch_kernel.runtime.actor.extensions import tensor_functions
 from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ids import ActorId
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
-from monarch_kernel.runtime.actor.ports.port import ReplyPort
-from monarch_kernel.runtime.actor.process import CONTROLLERS, GivenPort
+from monarch_kernel.runtime.actor.ports.port import Port, ReplyPort
+from monarch_kernel.runtime.actor.process import CONTROLLERS
 from monarch_kernel.runtime.actor.tracing import call_hooks
-from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, MessageLink, Pickled
+from monarch_kernel.runtime.actor.wire_types import ActorMessage, Body, Buffers, LocalLink, MessageLink, Pickled
 from monarch_kernel.runtime.mesh.shape import SINGLE, Point
 from monarch_kernel.runtime.node import recorder
 from monarch_kernel.thread_frames import raise_in_thread
@@ -103,7 +102,7 @@ class Instance:
         #: For a sync actor: an event loop that its driver runs while the mailbox is empty.
         self.background: asyncio.AbstractEventLoop | None = None
 
-    def hold(self, port: GivenPort) -> None:
+    def hold(self, port: Port[Any]) -> None:
         """Record a port that arrived in a message to this actor."""
         self.ports.add(port)
 
@@ -214,7 +213,7 @@ class ActorInstance(Instance):
         """The user's object; None before ``__init__`` returns, and after the actor has ended."""
         return self._object
 
-    def hold(self, port: GivenPort) -> None:
+    def hold(self, port: Port[Any]) -> None:
         """Record a port that arrived: its receiver is notified when this actor drops it or ends."""
         super().hold(port)
         port._holder = self
@@ -458,7 +457,7 @@ class ActorInstance(Instance):
             tensor_functions().call_ended(message.tensors)
 
     def _answer(
-        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[GivenPort]
+        self, link: MessageLink, message: Call, reply: Pickled, buffers: Buffers, ports: Sequence[Port[Any]]
     ) -> None:
         """Send the result of an endpoint."""
         is_checkpoint = message.endpoint == "checkpoint"

@@ -46,10 +46,8 @@ from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.healing.host_source import HostSource
 from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
-from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
-from monarch_kernel.runtime.actor.healing.spawn_records import SpawnedActors, SpawnedProcs
+from monarch_kernel.runtime.actor.healing.report import Healed, HealError, HostSource, Replacement
 from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered
@@ -63,6 +61,26 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.process import System
 
 log = logs.logger(__name__)
+
+
+class SpawnedActors(msgspec.Struct):
+    """How the actors of one mesh were created."""
+
+    mesh: ActorMesh[Any]
+    owner: str
+    body: bytes
+    buffers: tuple[int, ...]
+    ports: Sequence[Any] = ()  # the ports in that pickle; each successor gets them again
+
+
+class SpawnedProcs(msgspec.Struct):
+    """How the procs of one mesh were started."""
+
+    messages: dict[int, tuple[SpawnProcs, int]]  # by rank: the message, and the index of the rank's proc in it
+    bootstrap: tuple[Any, tuple[int, ...]]
+    spares: list[ProcRef]  # agents of hosts that stay empty until another host is gone
+    incarnations: dict[int, int] = msgspec.field(default_factory=dict)
+    source: HostSource | None = None  # where further hosts come from
 
 
 class Healer:

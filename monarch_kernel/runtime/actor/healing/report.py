@@ -1,15 +1,41 @@
-"""Healing as users see it: the report ``Healed``, ``HealError``, and a mesh's ``healed``."""
+"""Healing as users see it: where new hosts come from, the report ``Healed``, ``HealError``, a mesh's ``healed``."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
 from monarch_kernel.runtime.node.future import Future
 
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+
 #: Limit for the start of a successor, with every ``__init__`` and ``__restore__`` on it (seconds).
 HEAL_TIMEOUT = 60.0
 #: The largest checkpoint of an actor that is kept for a later controller (bytes).
 MAX_KEPT_CHECKPOINT = 64 * 1024 * 1024
+
+
+@runtime_checkable
+class HostSource(Protocol):
+    """Something that replaces lost hosts, such as ``monarch_kernel.job.EngineJob``."""
+
+    def replacements(self, gone: Sequence[str], timeout: float) -> HostMesh:
+        """New hosts in the places of lost ones.
+
+        Args:
+            gone: the ids of the lost hosts' agents.
+            timeout: how long that may take (seconds).
+
+        Returns:
+            As many new hosts, attached, in the same order.
+
+        Raises:
+            RuntimeError: there are none; the message says why.
+        """
+        ...
 
 
 class HealError(RuntimeError):

@@ -1,13 +1,26 @@
-"""The activity of this process: its actors, the running endpoints, and the endpoint that the calling code runs for."""
+"""The activity of this process: its actors, what they run, what it waits for, what has failed.
+
+``call_in_wait`` has the main thread do something while it waits.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
+from monarch_kernel.runtime.actor.calls.pending import ManyCall, OneCall, StreamCall
+from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_origin, current
+from monarch_kernel.runtime.actor.execution import postmortem
 from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 from monarch_kernel.runtime.actor.process import get_system, started
 from monarch_kernel.runtime.actor.system import get_actor_system
+from monarch_kernel.runtime.node.future import Future
+from monarch_kernel.subscriptions import Subscription
+from monarch_kernel.thread_frames import current_frames
 
 
 class Running(NamedTuple):
@@ -88,3 +101,142 @@ def actors_here(actor: str = "") -> dict[str, Any]:
     """
     found = get_system().actors.items()
     return {uid: instance.object for uid, instance in found if actor in ("", uid)}
+
+
+_GET = Future.get.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A call that a thread waits for.
+
+    Attributes:
+        what: the called endpoint, such as `workers.step`.
+        procs: the ids of the procs that have not answered.
+        number: the number of the call in this process.
+        asked: the ids of all procs that were called.
+        waiters: the number of threads in its `get()`, plus its callbacks and waiting tasks.
+        tool: whether the called actor belongs to a tool, such as the kernel itself.
+    """
+
+    what: str
+    procs: tuple[str, ...]
+    number: int
+    asked: tuple[str, ...] = ()
+    waiters: int = 0
+    tool: bool = False
+
+
+def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
+    """The call that a thread with these frames waits for; None if it does not wait for a call."""
+    for frame in frames:
+        if frame.f_code is _GET:
+            call = frame.f_locals.get("self")
+            if isinstance(call, ManyCall):
+                ranks = call.unanswered()
+            elif isinstance(call, OneCall):
+                ranks = [call._rank]
+            else:
+                return None
+            return Awaited(call.what, _procs(call._target, ranks), call._number)
+    return None
+
+
+def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
+    """The unanswered endpoint calls of this process.
+
+    Args:
+        without: actors, by the unique names of their meshes, whose calls are omitted.
+    """
+    found: list[Awaited] = []
+    getting: Counter[int] | None = None
+    for call in list(get_system().node.calls.values()) if started() else []:
+        futures: Sequence[Future[Any]]
+        if isinstance(call, OneCall):
+            asked, ranks, futures = [call._rank], [call._rank], [call]
+        elif isinstance(call, ManyCall | StreamCall) and call.asked is not None:
+            asked, ranks = range(len(call._target.procs)), call.unanswered()
+            futures = [call] if isinstance(call, ManyCall) else call._slots
+        else:
+            continue
+        target = call._target
+        if target.actor in without:
+            continue
+        if getting is None:
+            getting = Counter(_futures_in_get())
+        waiters = sum(len(future._callbacks or ()) + getting[id(future)] for future in futures)
+        found.append(
+            Awaited(call.what, _procs(target, ranks), call._number, _procs(target, asked), waiters, target.of_tool)
+        )
+    return found
+
+
+def _procs(target: Target, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(target.procs[rank].id for rank in ranks))
+
+
+def _futures_in_get() -> Iterator[int]:
+    """The identities of the futures whose `get()` is running on a thread of this process."""
+    for frame in current_frames().values():
+        here: FrameType | None = frame
+        while here is not None:
+            if here.f_code is _GET:
+                yield id(here.f_locals.get("self"))
+            here = here.f_back
+
+
+def proc_here() -> str:
+    """The id of this process among the procs; "" before the runtime has started."""
+
+    return get_system().node.id if started() else ""
+
+
+def keep_failure(
+    error: BaseException,
+    cell: str,
+    running: tuple[str, str] | None = None,
+    later: Callable[[float, Callable[[], None]], object] | None = None,
+) -> None:
+    """Keep an exception of user code that a tool's endpoint caught, as if the endpoint itself had failed.
+
+    Args:
+        cell: the cell that it ran for.
+        running: the actor and the endpoint, where another engine runs them.
+        later: calls a function after a delay in seconds, where there is no system of ours.
+    """
+    name, endpoint = running or running_here()[:2]
+    postmortem.failed(error, name, endpoint, cell, later or get_system().node.poller.call_later)
+
+
+def on_failure(callback: Callable[[BaseException], None] | None) -> Subscription | None:
+    """Call ``callback(error)`` on the thread where an endpoint or a cell fails, before any other report of the failure.
+
+    Returns:
+        The subscription; close (or call) it to unsubscribe. ``on_failure(None)`` ends all subscriptions.
+    """
+    if callback is None:
+        postmortem.failed_here.clear()
+        return None
+    return postmortem.failed_here.subscribe(callback)
+
+
+failures = postmortem.failures
+
+
+def latest_failure() -> postmortem.Failure | None:
+    """The failure that ended what ran last here; None if its actor has begun another endpoint since."""
+    kept = postmortem.failures()
+    if not kept:
+        return None
+    last = kept[-1]
+    actors = list(get_system().actors.values()) if last.begun >= 0 and started() else []
+    superseded = any(each.name == last.actor and getattr(each, "calls", 0) > last.begun for each in actors)
+    return None if superseded else last
+
+
+def call_in_wait(errand: Callable[[], None]) -> None:
+    """Call ``errand()`` on the main thread of this process while it waits for ranks: now, or in its next wait.
+
+    The errand may wait itself. An exception in it ends the wait.
+    """
+    get_system().node.poller.call_in_wait(errand)

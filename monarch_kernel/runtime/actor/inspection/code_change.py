@@ -1,14 +1,18 @@
-"""For tools that change the code of live actors: when it is safe, and what the runtime has to look up again."""
+"""For tools that change the code of live actors: when it is safe, and what the runtime has to look up again.
+
+A tool that reloads sources reports this to the tools that show lines of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from monarch_kernel.runtime.actor.context import current
 from monarch_kernel.runtime.actor.definition import known_specs
 from monarch_kernel.runtime.actor.process import started
 from monarch_kernel.runtime.actor.system import get_actor_system
+from monarch_kernel.subscriptions import Subscribers, Subscription
 
 T = TypeVar("T")
 
@@ -55,3 +59,16 @@ def actor_class_changed(cls: type) -> None:
         for instance in list(get_actor_system().actors.values()):
             if instance.spec in specs:
                 instance.bind_endpoints()
+
+
+_changed: Subscribers[[Collection[str]]] = Subscribers("a callback on changed sources")
+
+
+def on_sources_changed(callback: Callable[[Collection[str]], object]) -> Subscription:
+    """Call ``callback(paths)``, with paths of this controller, after ranks have loaded new versions of sources."""
+    return _changed.subscribe(callback)
+
+
+def sources_changed(paths: Collection[str]) -> None:
+    """Tell that ranks run new versions of these sources (paths of this controller) from now on."""
+    _changed.notify(paths)

@@ -1,13 +1,26 @@
-"""Lookup of the proc mesh behind a mesh that a tool was given, and of its hosts."""
+"""Lookup of what is behind a mesh that a tool was given: its proc mesh, its hosts, and the stacks of its ranks.
+
+``spawn_tool`` starts a process for a tool's own actors on one of the hosts.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from monarch_kernel.protocol.messages import AskStacks, StackRead
 from monarch_kernel.protocol.refs import Death
+from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.context import current
+from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
+from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.process import get_system
+from monarch_kernel.runtime.mesh.shape import SINGLE, Extent, Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +45,6 @@ def whole_of(mesh: Any) -> Whole:
         TypeError: ``mesh`` is neither a proc mesh nor an actor mesh.
         LookupError: this process does not know the proc mesh of these actors.
     """
-    from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
-    from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
-    from monarch_kernel.runtime.mesh.shape import Extent, Region
-
     if isinstance(mesh, ProcMesh):
         procs = mesh._whole()
         if procs is mesh and mesh._region.nelements != len(mesh._procs):
@@ -74,3 +83,108 @@ def home() -> Any:
         for instance in list(get_system().actors.values()):
             mesh = mesh or getattr(instance, "proc_mesh", None)
     return mesh
+
+
+@dataclass(frozen=True, slots=True)
+class ToolHost:
+    """One host of a mesh.
+
+    Attributes:
+        key: unique, the same for every mesh that this host is in.
+        name: of the host, for people.
+        mesh: the host as a host mesh of one.
+        gone: why it cannot be reached; empty if this process knows of no reason.
+    """
+
+    key: str
+    name: str
+    mesh: HostMesh
+    gone: str = ""
+
+
+def each_host(mesh: Any) -> list[ToolHost]:
+    """The hosts of a mesh of hosts, procs or actors, each once, in the order of their ranks.
+
+    Raises:
+        TypeError: ``mesh`` is no mesh.
+        RuntimeError: the host mesh was shut down.
+        LookupError: this process does not know the procs of these actors.
+    """
+    if isinstance(mesh, ActorMesh):
+        of = whole_of(mesh)
+        mine = {of.procs._target().procs[rank].agent for rank in of.ranks}
+        return [host for host in each_host(of.procs) if host.key in mine]
+    if isinstance(mesh, ProcMesh):
+        mesh = mesh.host_mesh
+    if not isinstance(mesh, HostMesh):
+        raise TypeError(f"a mesh of hosts, procs or actors is needed, not {mesh!r}")
+    if mesh._down:
+        raise RuntimeError("HostMesh has already been shut down")
+    deaths = mesh._system.node.deaths
+    found: dict[str, ToolHost] = {}
+    for ref in mesh._selected():
+        if ref.agent.id not in found:
+            death = deaths.get(ref.agent.id)
+            one = HostMesh(mesh._system, (ref,), SINGLE.region, None, mesh._use, mesh._name, True)
+            found[ref.agent.id] = ToolHost(ref.agent.id, ref.name, one, death.cause if death is not None else "")
+    return list(found.values())
+
+
+def spawn_tool(host: ToolHost, name: str) -> ProcMesh:
+    """Start a process for a tool's actors on a host: in the host's own interpreter and environment, in the root folder.
+
+    Users do not see it: lists of meshes leave it out, it is not healed, and its end is reported to its pending calls
+    only. It ends with this process, or when it is stopped; on hosts whose meshes are kept, too.
+    """
+    return host.mesh._spawn_tool(name)
+
+
+#: Extra time for the answer of a host agent, beyond the time limit of its reads (seconds).
+_GRACE = 0.5
+
+
+def stacks_from_outside(
+    mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
+) -> dict[int, StackRead]:
+    """Read the stacks of ranks of a proc mesh with py-spy, which their host agents run.
+
+    Args:
+        mesh: the proc mesh.
+        ranks: ranks of the mesh.
+        native: include frames of native code, which pauses each rank for about 100 ms.
+        timeout: limit for all ranks together (seconds).
+
+    Returns:
+        The stack of each rank, or why it could not be read; a failed read never raises.
+    """
+    target = mesh._target()
+    node = mesh._system.node
+    chosen = sorted(set(ranks))
+    by_agent: dict[str, list[int]] = {}
+    for rank in chosen:
+        by_agent.setdefault(target.procs[rank].agent, []).append(rank)
+    found: dict[int, StackRead] = {}
+    calls: list[tuple[list[int], Any]] = []
+    for members in by_agent.values():
+        first = target.procs[members[0]]
+        if first.id == node.id:  # no agent watches this process
+            found[members[0]] = StackRead(first.id, mesh._system.pid, first.host, "", "", "it is the calling process")
+            continue
+        names = [target.procs[rank].id for rank in members]
+        call = ask_agent(node, first.agent_ref(), f"{mesh.name}.stacks", AskStacks, names, native, timeout)
+        calls.append((members, call))
+    deadline = time.monotonic() + timeout + _GRACE
+    for members, call in calls:
+        reads: dict[str, StackRead] = {}
+        trouble = "its host agent did not report it"
+        try:
+            reply = call.get(max(0.0, deadline - time.monotonic()))
+            reads = {read.proc: read for read in msgspec.msgpack.decode(reply, type=list[StackRead])}
+        except TimeoutError:
+            trouble = f"its host agent did not answer within {timeout + _GRACE:g} s"
+        except Exception as error:  # the agent is dead; the error says why
+            trouble = str(error)
+        for rank in members:
+            ref = target.procs[rank]
+            found[rank] = reads.get(ref.id) or StackRead(ref.id, node.pids.get(ref.id, 0), ref.host, "", "", trouble)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,11 +23,10 @@ from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
-from monarch_kernel.runtime.actor.healing.host_source import HostSource
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed
+from monarch_kernel.runtime.actor.extensions import pool_functions
+from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed, HostSource
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
-from monarch_kernel.runtime.actor.meshes.pool_methods import PoolMethods
 from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods
 from monarch_kernel.runtime.actor.meshes.view_methods import PlotMethods
 from monarch_kernel.runtime.actor.meshes.workspace_methods import WorkspaceMethods
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 STOP_GRACE = 5.0
 
 
-class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethods, WorkspaceMethods, MeshTrait):
+class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceMethods, MeshTrait):
     """A mesh of processes, on which actors are spawned. Made by ``HostMesh.spawn_procs``.
 
     Picklable: any process that receives it can spawn actors on it, too.
@@ -200,6 +199,69 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
                 node.learn(ref)
             node.watch([ref.id for ref in others])
         return mesh
+
+    # -- independent work; the pool is loaded on first use -----------------------------------------
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *iterables: Iterable[Any],
+        chunk: int = 1,
+        ahead: int | None = None,
+        return_errors: bool = False,
+    ) -> Any:
+        """Call ``function(item)`` for every item, each on any idle process.
+
+        The result is a ``monarch_kernel.pool.Mapping``. Iterating it yields the values in the order of the items;
+        ``as_completed()`` yields ``(number, value)`` pairs as they arrive; ``get()`` (or ``await``) returns a list of
+        all values. The function is sent once per process. Items of a process that dies move to other processes.
+
+        Args:
+            function: called with an item, or with one of each iterable, in a process of the mesh.
+            iterables: read ahead only by ``ahead`` items, so they may be endless.
+            chunk: how many items are sent at once; raise it for functions that take less than a millisecond.
+            ahead: how many items may be read beyond the last value taken (default: 16 chunks per process, and
+                at least 256).
+            return_errors: return the exception that the function raises for an item in place of its value. Otherwise
+                it is raised in that place, with a note that names the item, and items that have not started are
+                cancelled.
+
+        Raises:
+            TypeError: the function cannot be pickled, or an argument is not iterable.
+            ValueError: ``chunk`` or ``ahead`` is less than 1.
+        """
+        return pool_functions().start_map(
+            self, function, iterables, chunk=chunk, ahead=ahead, return_errors=return_errors
+        )
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(*args, **kwargs)`` on any idle process; returns a future of its value.
+
+        The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` accept it) that can also be awaited
+        and has ``get()``, ``rank`` and ``interrupt()``.
+        """
+        if not callable(function):
+            raise TypeError(f"submit(function, ...): {function!r} cannot be called")
+        return pool_functions().pool_of(self).submit(function, args, kwargs)
+
+    def scatter(self, name: str, values: Any) -> ValueMesh[int]:
+        """Split ``values`` into one piece per process, and set each piece as the variable ``name`` of its process.
+
+        The variables are set in ``__main__``, where ``%%mesh`` cells run. The pieces are slices of a list, a tuple, a
+        string, an array or a tensor (along its first dimension), in rank order and as equal in size as possible. Each
+        process receives only its own piece.
+
+        Returns:
+            The number of elements on each process.
+        """
+        return pool_functions().scatter(self, name, values)
+
+    def gather(self, name: str) -> Any:
+        """The values of the variable ``name`` of all processes, joined in rank order; the inverse of ``scatter``.
+
+        Lists, tuples, strings, bytes, NumPy arrays and tensors can be joined.
+        """
+        return pool_functions().gather(self, name)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -422,7 +484,7 @@ class ProcMesh(Healable, DebuggerMethods, PoolMethods, PlotMethods, TensorMethod
             )
         if unsigned(level) > 255:
             raise ValueError(f"level={level} is no level of logging: use logging.INFO and its like")
-        from monarch_kernel.runtime.actor.output import output_hub as output
+        from monarch_kernel.runtime.actor import output
 
         window = None if aggregate_window_sec is None else unsigned(aggregate_window_sec)
         return output.set_option(self, stream_to_client, window, int(level))

@@ -27,12 +27,13 @@ from monarch_kernel.protocol.messages import (
 )
 from monarch_kernel.protocol.serialize import PLAIN, dumps_any, dumps_arrays, is_plain
 from monarch_kernel.runtime.actor.context import current, shared
-from monarch_kernel.runtime.actor.process import GivenPort, get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers, MessageLink, Pickled
 from monarch_kernel.runtime.supervision.senders import Sender, Senders
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.calls.target import Target
+    from monarch_kernel.runtime.actor.ports.port import Port
     from monarch_kernel.runtime.actor.process import System
 
 
@@ -40,14 +41,14 @@ T = TypeVar("T")
 
 
 class _Met(threading.local):
-    ports: list[GivenPort] | None = None  # None: ports pickled here have an unknown destination
-    arrived: list[GivenPort] | None = None  # None: ports unpickled here belong to the running actor
+    ports: list[Port[Any]] | None = None  # None: ports pickled here have an unknown destination
+    arrived: list[Port[Any]] | None = None  # None: ports unpickled here belong to the running actor
 
 
 _met = _Met()
 
 
-def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
+def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[Port[Any]]]:
     """``serialize.dumps`` for a message, and its ports, which ``give`` must report before the message is sent."""
     if type(value) in PLAIN:  # the usual case
         return pickle.dumps(value, 5), (), ()
@@ -65,7 +66,7 @@ def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[GivenPort]]:
     return body, buffers, ports
 
 
-def met(port: GivenPort) -> None:
+def met(port: Port[Any]) -> None:
     """Note a port that is being pickled."""
     if _met.ports is not None:
         _met.ports.append(port)
@@ -73,7 +74,7 @@ def met(port: GivenPort) -> None:
         give_to_unknown([port])
 
 
-def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
+def give(ports: Iterable[Port[Any]], to: Target | ProcRef, ranks: Iterable[int] | None = None) -> None:
     """Report to the receivers of these ports which actors of a mesh, or which process, get them."""
     if isinstance(to, ProcRef):
         _tell(ports, PortGiven(0, 0, "", to.id, (), (), (to,), (0,)))
@@ -84,12 +85,12 @@ def give(ports: Iterable[GivenPort], to: Target | ProcRef, ranks: Iterable[int] 
     _tell(ports, PortGiven(0, 0, to.actor, to.mesh_name, extent.names, extent.shape, procs, chosen))
 
 
-def give_to_unknown(ports: Iterable[GivenPort]) -> None:
+def give_to_unknown(ports: Iterable[Port[Any]]) -> None:
     """Report to the receivers of these ports that any process may hold them from now on."""
     _tell(ports, PortGiven(0, 0, "", "", (), (), (), ()))
 
 
-def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
+def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
     system = get_system()
     for port in {id(port): port for port in ports}.values():  # a port pickled twice in one message arrives once
         ref = port._ref
@@ -101,7 +102,7 @@ def _tell(ports: Iterable[GivenPort], news: PortGiven) -> None:
             system.node.send(ref.id, message)
 
 
-def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
+def arrived(value: Callable[[], T]) -> tuple[T, list[Port[Any]]]:
     """An unpickled value and its ports, which do not belong to the running actor."""
     outer = _met.arrived
     _met.arrived = ports = []
@@ -111,7 +112,7 @@ def arrived(value: Callable[[], T]) -> tuple[T, list[GivenPort]]:
         _met.arrived = outer
 
 
-def came(port: GivenPort) -> None:
+def came(port: Port[Any]) -> None:
     """Note a port that arrived in a message."""
     if _met.arrived is not None:
         _met.arrived.append(port)
@@ -121,14 +122,14 @@ def came(port: GivenPort) -> None:
         here.actor_instance.hold(port)
 
 
-def let_go(system: System, port: GivenPort, actor: str) -> None:
+def let_go(system: System, port: Port[Any], actor: str) -> None:
     """Report that an actor here dropped its copy of a port. Safe in finalizers, which may run on any thread."""
     if port._ref.id not in system.node.deaths:
         system.node.learn(port._ref)
         system.node.poller.say_late(port._ref.id, PortLeft(port._number, port._rank, actor))
 
 
-def leave(system: System, actor: str, ports: Iterable[GivenPort], death: Death) -> None:
+def leave(system: System, actor: str, ports: Iterable[Port[Any]], death: Death) -> None:
     """Report that an actor of this process ended while it held these ports."""
     told = b""
     for port in ports:

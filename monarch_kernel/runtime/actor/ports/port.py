@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.protocol.messages import (
@@ -17,8 +17,11 @@ from monarch_kernel.protocol.messages import encode as encode_header
 from monarch_kernel.protocol.serialize import LARGE
 from monarch_kernel.runtime.actor.definition import tell_undeliverable
 from monarch_kernel.runtime.actor.ports.holders import came, give, let_go, met, pickled
-from monarch_kernel.runtime.actor.process import PortHolder, get_system
+from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.wire_types import Body, Buffers
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Instance
 
 R = TypeVar("R")
 
@@ -40,7 +43,7 @@ class Port(Generic[R]):
         self._ref = ref
         self._number = number
         self._rank = rank
-        self._holder: PortHolder | None = None  # the actor that received it in a message
+        self._holder: Instance | None = None  # the actor that received it in a message
 
     def send(self, value: R) -> None:
         """Send a value; the receiver's next ``recv()`` returns it."""
@@ -82,13 +85,6 @@ class Port(Generic[R]):
         return f"<Port to {self._ref.id}#{self._number}>"
 
 
-class Answering(Protocol):
-    """An actor that owes answers through reply ports."""
-
-    @property
-    def open_ports(self) -> set[ReplyPort[Any]]: ...
-
-
 class OncePort(Port[R]):
     """A port that takes one value; sending another one raises."""
 
@@ -107,7 +103,7 @@ class ReplyPort(OncePort[R]):
     A second answer through the actor's own copy ends the actor, as there is no call left to answer.
     """
 
-    def __init__(self, ref: ProcRef, number: int, rank: int, instance: Answering | None = None) -> None:
+    def __init__(self, ref: ProcRef, number: int, rank: int, instance: ActorInstance | None = None) -> None:
         super().__init__(ref, number, rank)
         self._instance = instance
         if instance is not None and number:

@@ -6,7 +6,7 @@ sides prove their keys in the handshake, and no data is delivered before that. A
 1. the TLS handshake. The dialling side finishes its part before the listener has checked its certificate;
 2. a greeting each way (``greeting``). The listener's greeting accepts the key or says why not. Only then is the link
    up, and sends its queued messages;
-3. the frames of ``Link``, and beats (``heartbeat``), until one side says goodbye (``graceful_close``).
+3. the frames of ``Link``, and beats (``heartbeat``), until one side says goodbye (``link.GracefulClose``).
 
 A connection ends in one of these ways:
 

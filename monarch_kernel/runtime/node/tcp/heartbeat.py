@@ -21,11 +21,13 @@ import os
 import struct
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from monarch_kernel import environment
-from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.poller import Poller
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
@@ -94,35 +96,18 @@ class PeerHealth:
         return suspected and self._suspected
 
 
-class BeatingLink(Protocol):
-    """A link that sends beats, and checks its other end."""
-
-    keys: Keys
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def beat(self) -> None:
-        """Tell the other side that this process is alive."""
-
-    def look(self) -> None:
-        """End the link if the other side is gone."""
-
-
 class Heartbeat:
     """The beats of all links of a poller, and the checks of their other ends."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._interval = heartbeat_timeout() / 4
-        self._links: set[BeatingLink] = set()
+        self._links: set[TcpLink] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def join(self, link: BeatingLink) -> None:
+    def join(self, link: TcpLink) -> None:
         """Add a link that is up."""
         with self._lock:
             self._links.add(link)
@@ -132,7 +117,7 @@ class Heartbeat:
                 self._thread.start()
                 self._poller.call_later(self._look_interval, lambda: self._look(ended))
 
-    def leave(self, link: BeatingLink) -> None:
+    def leave(self, link: TcpLink) -> None:
         """Remove a link that has ended."""
         with self._lock:
             self._links.discard(link)

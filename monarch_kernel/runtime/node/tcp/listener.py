@@ -7,10 +7,11 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch_kernel.protocol.keys import Keys
+from monarch_kernel.runtime.node import descriptors
 from monarch_kernel.runtime.node.acceptor import Acceptor
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
@@ -27,7 +28,6 @@ from monarch_kernel.runtime.node.tcp.channel import (
 )
 from monarch_kernel.runtime.node.tcp.heartbeat import silence_timeout
 from monarch_kernel.runtime.node.tcp.link import TcpLink
-from monarch_kernel.runtime.node.tcp.pending import PendingConnections, room
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ _HANDSHAKES = 8
 #: How long a refused client may take to read the reason and hang up (seconds), and how much it may send meanwhile.
 _LEAVE_TIME = 1.0
 _LEAVE_BYTES = 256 * 1024
+#: The most pending connections; also at most a quarter of this process's limit of descriptors.
+MOST = 1024
+_LEAST = 32
 
 _ONCE = EPOLLIN | select.EPOLLONESHOT
 
@@ -89,7 +92,7 @@ class Listener:
         self._on_message = on_message
         self._on_close = on_close
         self._on_link = on_link
-        self._strangers: PendingConnections[_Stranger] = PendingConnections(room())
+        self._strangers = PendingConnections(room())
         self._ready: list[_Stranger] = []
         self._sweeping = False
         self._links: set[TcpLink] = set()
@@ -195,6 +198,65 @@ class Listener:
         self._acceptor.abandon()
 
 
+def room() -> int:
+    """How many pending connections this process may have."""
+    return max(_LEAST, min(MOST, descriptors.limit() // 4))
+
+
+class PendingConnections:
+    """The connections that have not proved a key yet, the oldest first: their limit, and which one is closed next.
+
+    Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the oldest is
+    closed, whatever it has sent: a peer with a key sends as little at first as an attacker. A connection that has
+    proved its key has only its greeting to send, and is never closed. One address may have at most half of all
+    connections, so that it cannot displace the others, however fast it connects.
+
+    Args:
+        most: their limit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.most_of_one = max(1, most // 2)
+        self._there: dict[_Stranger, None] = {}
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def __iter__(self) -> Iterator[_Stranger]:
+        return iter(tuple(self._there))
+
+    def add(self, stranger: _Stranger) -> _Stranger | None:
+        """Add a connection. Returns the one to close for it, if any: itself, if all others have proved a key."""
+        goes = None
+        if self._counts.get(stranger.origin, 0) >= self.most_of_one:
+            goes = self._oldest(stranger.origin) or stranger
+        elif len(self._there) >= self.most:
+            goes = self._oldest("") or stranger
+        self._there[stranger] = None
+        self._counts[stranger.origin] = self._counts.get(stranger.origin, 0) + 1
+        return goes
+
+    def remove(self, stranger: _Stranger) -> None:
+        """Remove a connection that has ended or has proved its key."""
+        if stranger in self._there:
+            del self._there[stranger]
+            self._counts[stranger.origin] -= 1
+            if not self._counts[stranger.origin]:
+                del self._counts[stranger.origin]
+
+    def oldest(self) -> _Stranger | None:
+        """The connection to close when room is needed for another reason, if any."""
+        return self._oldest("")
+
+    def _oldest(self, origin: str) -> _Stranger | None:
+        """The oldest connection (of an origin) that has not proved a key."""
+        return next(
+            (stranger for stranger in self._there if origin in ("", stranger.origin) and not stranger.proved), None
+        )
+
+
 class _Stranger:
     """A connection whose other end has not proved a key yet.
 
@@ -223,7 +285,7 @@ class _Stranger:
 
     @property
     def proved(self) -> bool:
-        """See ``PendingConnection``."""
+        """Whether it has proved a key, and has only its greeting to send."""
         return self._reader is not None and not self._left
 
     def go_on(self) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.runtime.actor.calls.tensor_argument import TensorArgument
+from monarch_kernel.runtime.actor.extensions import TensorArgument
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.runtime.tensor.controller.errors import MixedTensorsError
 from monarch_kernel.runtime.tensor.rank.calls import lent_value

@@ -1,9 +1,8 @@
 """Buffers on other hosts with InfiniBand or RoCE cards: the requester's card reads and writes the owner's memory.
 
 The owner connects a queue pair once per pair of processes, and registers a buffer once; after that no code runs there
-for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports
-reach each other, ``route`` the queue pairs to one owner, ``transfer`` and ``queue_pairs`` how a transfer is
-cut up and driven, ``regions`` the regions here, and ``responder`` those of buffers.
+for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports reach each other, ``route`` the queue
+pairs to one owner, ``transfer`` and ``queue_pairs`` how a transfer is cut up and driven, ``regions`` the regions here.
 
 Atomics are not here: the owner performs them for all backends alike. A card's own atomics are atomic only among those
 of the same card (``IBV_ATOMIC_HCA``, on nearly all cards), not with those of a processor, so a word that is reached in
@@ -18,18 +17,26 @@ import threading
 import time
 import weakref
 import zlib
+from typing import Any
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.backends.interface import Engine
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
+from monarch_kernel.runtime.transfer.memory import Memory
 from monarch_kernel.runtime.transfer.requests import await_death
 from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
-from monarch_kernel.runtime.transfer.verbs.messages import decode_request, encode
+from monarch_kernel.runtime.transfer.verbs.gpu import register
+from monarch_kernel.runtime.transfer.verbs.messages import (
+    ConnectAnswer,
+    ConnectRequest,
+    QueuePairEnd,
+    decode_request,
+    encode,
+)
 from monarch_kernel.runtime.transfer.verbs.ports import CardPort, Gid, find_ports, pair
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import WorkFailure
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache
-from monarch_kernel.runtime.transfer.verbs.responder import Responder
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
@@ -258,6 +265,73 @@ class Verbs:
             if gids is not None:
                 return card, *gids
         raise Unfit(f"no RDMA device of {self._engine.node.id} reaches {theirs.device} of the requesting process")
+
+
+class Responder:
+    """The queue pairs and regions that this process has set up for peers."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        #: peer -> (its card's port, number of its queue pair) -> the card and queue pair here
+        self._pairs: dict[str, dict[tuple[str, int], tuple[Card, Any]]] = {}
+        #: buffer -> card -> its region, and the offset of its addresses there
+        self._regions: dict[int, dict[str, tuple[Card, Any, int]]] = {}
+        self._dead: set[str] = set()
+
+    def answer(
+        self, key: int, memory: Memory, request: ConnectRequest, peer: str, path: tuple[Card, Gid, Gid]
+    ) -> ConnectAnswer:
+        """Register a buffer and connect a peer's queue pairs.
+
+        Raises:
+            Unfit: the card cannot do it.
+            RDMAError: the peer is dead.
+        """
+        card, here, there = path
+        region, shift = self._region(key, memory, card)
+        asker = f"{request.port.device}:{request.port.number}"
+        self._end(peer, [(asker, number) for number in request.gone])
+        ends: list[QueuePairEnd] = []
+        for theirs in request.ends:
+            queue_pair, mine = card.queue_pair()
+            with self._guard:
+                self._pairs.setdefault(peer, {})[asker, theirs.number] = card, queue_pair
+            card.connect(queue_pair, mine, here, theirs, there, request.port, asks=False)
+            ends.append(mine)
+        if peer in self._dead:
+            self.peer_dead(peer)
+            raise RDMAError(f"{peer} is dead")
+        return ConnectAnswer(card.port, here, there, tuple(ends), region.rkey, shift)
+
+    def _region(self, key: int, memory: Memory, card: Card) -> tuple[Any, int]:
+        with self._guard:
+            known = self._regions.setdefault(key, {})
+            if card.name not in known:
+                known[card.name] = card, *register(card, memory, remote=True, writable=not memory.why_readonly)
+            _, region, shift = known[card.name]
+            return region, shift
+
+    def _end(self, peer: str, which: list[tuple[str, int]]) -> None:
+        with self._guard:
+            pairs = self._pairs.get(peer, {})
+            ended = [pairs.pop(number) for number in which if number in pairs]
+        for card, queue_pair in ended:
+            card.end(queue_pair)
+
+    def dropped(self, key: int) -> None:
+        """Let no peer's card reach the buffer any more: running transfers get an error."""
+        with self._guard:
+            regions = self._regions.pop(key, {})
+        for card, region, _ in regions.values():
+            card.end(region)
+
+    def peer_dead(self, peer: str) -> None:
+        """Close the queue pairs of a peer."""
+        with self._guard:
+            self._dead.add(peer)
+            pairs = self._pairs.pop(peer, {})
+        for card, queue_pair in pairs.values():
+            card.end(queue_pair)
 
 
 _all: weakref.WeakSet[Verbs] = weakref.WeakSet()
