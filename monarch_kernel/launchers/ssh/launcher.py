@@ -34,6 +34,7 @@ from monarch_kernel.launchers.scripts import Script, one_word, script
 from monarch_kernel.launchers.ssh.command import checked_host, ssh_command
 from monarch_kernel.launchers.tunnel import Tunnels, reaches
 
+_SSH = "ssh"
 #: Where workers keep their announcements and logs on the hosts.
 _FOLDER = "~/.local/state/monarch_kernel/workers"
 #: How many connections are made at once.
@@ -94,7 +95,7 @@ class SSHLauncher(Launcher):
     def __init__(
         self,
         hosts: Sequence[str],
-        ssh: Sequence[str] = ("ssh",),
+        ssh: Sequence[str] = (_SSH,),
         port: int = 0,
         tunnel: bool | None = None,
         parallel: int = PARALLEL,
@@ -454,7 +455,7 @@ class SSHJob(EngineJob):
         hosts: Sequence[str] | str | os.PathLike[str] | None = None,
         meshes: Mapping[str, int] | None = None,
         *,
-        ssh: Sequence[str] = ("ssh",),
+        ssh: Sequence[str] = (_SSH,),
         port: int = 0,
         tunnel: bool | None = None,
         parallel: int = PARALLEL,
@@ -502,7 +503,7 @@ def monarch_ssh_job(
     """
     if transport not in _TRANSPORTS:
         raise ValueError(f"SSHJob cannot use the transport {transport!r}: use one of {', '.join(_TRANSPORTS)}")
-    return SSHJob(ssh=("ssh", *ssh_args), port=monarch_port, python=python_exe, **options)
+    return SSHJob(ssh=(_SSH, *ssh_args), port=monarch_port, python=python_exe, **options)
 
 
 _TRANSPORTS = ("tcp", "tls", "metatls", "metatls-hostname")
