@@ -404,7 +404,7 @@ ALONE = {
     "monarch_kernel.loading": "agents start with it alone, by the code on their command line",
     f"{RUNTIME}.host.owned_agent": "the agent's half of a start: the fork server, which ranks copy, never loads it",
     f"{ENGINES}.join.startup": "lines that `monarch-kernel join install` wrote into environments name it",
-    f"{KERNEL}.rank.cell_loop": "debuggers know a cell by the frames of its runner's file, so its loop has another",
+    f"{KERNEL}.rank.cell_runner": "debuggers know a cell by the frames of its file, which holds nothing but the runner",
     "monarch_kernel.simulator": "Monarch's paths of modules, which programs import",
     f"{WIDGETS}.mesh_widget": "its classes need anywidget and ipywidgets, which are loaded with the first live view",
     "monarch_kernel.tools": "Monarch's paths of modules, which programs import",

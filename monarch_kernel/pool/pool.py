@@ -173,16 +173,17 @@ class Pool:
                 if not self._queue or (rank is not None and len(self._running[rank]) >= depth):
                     return
                 task = self._queue.popleft()
-            future = task.future
-            if not task.sent and not future.set_running_or_notify_cancel():
-                continue
+                future = task.future
+                # Under the lock, as `interrupt` looks for a task that it cannot cancel among the running ones.
+                if not task.sent and not future.set_running_or_notify_cancel():
+                    continue
+                if rank is not None:
+                    self._running[rank][future.number] = task
             if rank is None:
                 future.set_exception(self._no_rank_left(task))
                 continue
             future.rank = rank
             task.since = time.monotonic()
-            with self._lock:
-                self._running[rank][future.number] = task
             try:
                 with on_behalf_of(task.cell):
                     call = task.send(self._workers[rank], future.number)
