@@ -15,8 +15,10 @@ import pytest
 from monarch_kernel.debug import hang, stacks
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.controller.hub import MeshDebugger
+from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.debugger.events import RankGone, RankResumed, RankStopped
+from monarch_kernel.debugger.rank import process
 from monarch_kernel.errors import ActorError, SupervisionError
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
@@ -332,3 +334,16 @@ def test_what_makes_no_sense_is_refused(procs: Any, debugger: MeshDebugger) -> N
     with pytest.raises(ValueError, match="is not a way to continue"):
         debugger.resume([], "sideways")
     assert debugger.breakpoints() == []
+
+
+def test_a_request_that_was_overtaken_does_not_arm_older_breakpoints(procs: Any, debugger: MeshDebugger) -> None:
+    mesh = procs(1)
+    workers = mesh.spawn("worker", Worker)
+    debugger.break_at(FILE, line("loop"), mesh=mesh)
+    controller = debugger.breakpoint_table._of_process
+    assert ask(mesh, process.arm, (controller, 0), [], timeout=PATIENCE).values == {0: []}
+    asked = workers.count.call(1)
+    stopped(debugger, 1)
+    debugger.clear()
+    debugger.select().cont()
+    asked.get(PATIENCE)

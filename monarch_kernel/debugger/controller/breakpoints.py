@@ -137,6 +137,7 @@ class Breakpoints:
         self._lines: dict[int, list[str]] = {}  # the file of each breakpoint, as it was when its line was counted
         self._meshes: dict[str, _OfMesh] = {}
         self._of_process = os.urandom(4).hex()
+        self._orders = 0
         self._beginning: set[str] = set()  # the points of breakpoints that are being set
         self._undecided: set[tuple[str, str]] = set()  # meshes and points of which the ranks have no decision yet
         registry.listener = self
@@ -247,6 +248,11 @@ class Breakpoints:
         with self._lock:
             return any(each.mesh is None for each in self._by_id.values())
 
+    def _next_order(self) -> tuple[str, int]:
+        """Names a state of the breakpoints, so that ranks keep the latest. The lock is held."""
+        self._orders += 1
+        return self._of_process, self._orders
+
     def _specs(self, watched: WatchedMesh, rank: int) -> list[Breakpoint]:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
@@ -272,15 +278,15 @@ class Breakpoints:
             if engine().driver_of(watched.whole.procs):
                 continue  # another viewer arms its ranks
             with self._lock:
+                order = self._next_order()
                 alike: dict[tuple[Breakpoint, ...], list[int]] = {}
                 for rank in range(watched.size):
                     alike.setdefault(tuple(self._specs(watched, rank)), []).append(rank)
                 begun = {specs: self._begun(watched, specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
-                answers = ask_agents(
-                    watched.agents, watched.whole, process.arm, list(specs), begun[specs], ranks=ranks, timeout=left
-                )
+                armed = process.arm, order, list(specs), begun[specs]
+                answers = ask_agents(watched.agents, watched.whole, *armed, ranks=ranks, timeout=left)
                 for rank, bound in answers.values.items():
                     self._on_bound(watched, rank, bound)
                 for rank in answers.errors:
@@ -344,12 +350,13 @@ class Breakpoints:
         with self._lock:
             return next((each for each in self._by_id.values() if each.spec.together == key), None)
 
-    def _arm_rank(self, watched: WatchedMesh, rank: int, specs: Sequence[Breakpoint]) -> None:
+    def _arm_rank(self, watched: WatchedMesh, rank: int) -> None:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
         with self._lock:
+            order, specs = self._next_order(), self._specs(watched, rank)
             begun = self._begun(watched, specs)
-        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (list(specs), begun))))
+        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (order, specs, begun))))
 
         def done(future: Any) -> None:
             with self._lock:
@@ -383,9 +390,9 @@ class Breakpoints:
     def on_agent(self, watched: WatchedMesh, rank: int) -> None:
         """Arm a rank whose process has an agent now."""
         with self._lock:
-            specs = self._specs(watched, rank)
-        if specs and not engine().driver_of(watched.whole.procs, ask=False):
-            self._arm_rank(watched, rank, specs)
+            any_there = bool(self._specs(watched, rank))
+        if any_there and not engine().driver_of(watched.whole.procs, ask=False):
+            self._arm_rank(watched, rank)
 
     def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
         """Forget the state of breakpoints in that process, and release its votes; the lock is held."""

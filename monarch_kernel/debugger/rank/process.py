@@ -62,6 +62,7 @@ class RankDebugger:
         #: acts as control passes to another.
         self._viewers: dict[str, tuple[Any, str, Point]] = {}
         self.acting = threading.RLock()
+        self.armed: dict[str, int] = {}  # by controller: the number of the breakpoints that were armed last
         self._unsaid: deque[int] = deque(maxlen=MOST_UNSAID)  # stops that ended while no hub was there
 
     @property
@@ -304,16 +305,23 @@ def _acting() -> Generator[None]:
         yield
 
 
-def arm(breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bound]:
-    """Arm these breakpoints in place of all others.
+def arm(order: tuple[str, int], breakpoints: Sequence[Breakpoint], begun: Sequence[str] = ()) -> list[Bound]:
+    """Arm these breakpoints in place of all others, unless later ones of the same controller are armed already.
 
     Args:
+        order: the controller, and the number of this state of its breakpoints. Requests are served on threads of their
+            own, and may pass each other.
         begun: the points (`Breakpoint.together`) that this rank is taken to have reached.
     """
     keys = [each.together for each in breakpoints if each.together]
-    if not breakpoints and _rank.existing_engine is None:
-        return []
-    with _acting():
+    controller, number = order
+    with _rank.acting:
+        if _rank.armed.get(controller, 0) > number:
+            return []
+        _rank.armed[controller] = number
+        if not breakpoints and _rank.existing_engine is None:
+            return []
+        _rank.check(_asking.uid)
         common_point.forget(set(keys))
         common_point.agree_now(begun)
         _rank.watch_failures(any(each.error for each in breakpoints))
