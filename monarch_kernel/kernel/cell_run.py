@@ -155,32 +155,22 @@ class CellRun:
             raise
         if self.cell.place is not None and self.cell.place.step:
             # A rank that began to wait when that point is past would run it at a later one.
-            comes = self._ask(waits, self.cell.place.step, timeout=BEGIN + AGREE_TIMEOUT).values
-            self._meet(self.cell.place.step, [rank for rank in self.ranks if comes.get(rank, True)])
+            point = self.cell.place.step
+            comes = self._ask(waits, point, ranks=self.ranks, timeout=BEGIN + AGREE_TIMEOUT).values
+            ranks = [rank for rank in self.ranks if comes.get(rank, True)]
+            meeting = CommonPoint(self._ask, point, ranks, self._note_apart, lambda: not self._progress.waiting)
+            meeting.begin(LIMIT + AGREE_TIMEOUT)
         if not then_wait:
             self._held.release()
 
-    def _meet(self, point: str, ranks: Sequence[int]) -> None:
-        """Let these ranks run the cell at the same point of the program."""
-
-        def ask(function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> Answers:
-            return self._ask(function, *args, ranks=every if ranks is None else ranks)
-
-        def note(why: str) -> None:
-            self._output.show_text("stderr", f"{why}\n")
-
-        every = ranks
-        CommonPoint(ask, point, note, lambda: not self._progress.waiting).begin(LIMIT + AGREE_TIMEOUT)
+    def _note_apart(self, why: str) -> None:
+        self._output.show_text("stderr", f"{why}\n")
 
     def _ask(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        ranks: Iterable[int] | None = None,
-        timeout: float = AGREE_TIMEOUT,
+        self, function: Callable[..., Any], *args: Any, ranks: Iterable[int], timeout: float = AGREE_TIMEOUT
     ) -> Answers:
         """Call a function in ranks of the cell, on threads of their debug agents."""
-        return ask(self.managed.procs, function, *args, ranks=self.ranks if ranks is None else ranks, timeout=timeout)
+        return ask(self.managed.procs, function, *args, ranks=ranks, timeout=timeout)
 
     def wait(self, pressed: Callable[[], None]) -> None:
         """Wait until every rank has finished, failed or died, and show progress meanwhile.

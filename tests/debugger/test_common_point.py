@@ -39,13 +39,13 @@ class Ranks:
         self.past: list[int] = []
         self.anew = 0
         self.notes: list[str] = []
-        self.asked: list[list[int] | None] = []
+        self.asked: list[list[int]] = []
         self.over = False
 
-    def ask(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> Answers:
-        chosen = list(self.reports) if ranks is None else list(ranks)
+    def ask(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int]) -> Answers:
+        chosen = list(ranks)
         if function is common_point.report:
-            self.asked.append(None if ranks is None else chosen)
+            self.asked.append(chosen)
             return Answers(
                 {rank: self.reports[rank] for rank in chosen if rank in self.reports and rank not in self.late},
                 late=tuple(self.late & set(chosen)),
@@ -64,7 +64,7 @@ class Ranks:
         self.reports[rank] = report._replace(**changes)
 
     def begin(self) -> CommonPoint:
-        point = CommonPoint(self.ask, "k", self.notes.append, lambda: self.over)
+        point = CommonPoint(self.ask, "k", self.reports, self.notes.append, lambda: self.over)
         point.begin(patience(10))
         return point
 

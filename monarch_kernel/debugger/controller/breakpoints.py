@@ -9,16 +9,17 @@ import linecache
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
-from monarch_kernel.debugger.controller.common_point import AskRanks, CommonPoint
+from monarch_kernel.debugger.controller.common_point import CommonPoint
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
@@ -313,10 +314,6 @@ class Breakpoints:
                 self._agree_on(watched, key, ranks, max(0.1, until - time.monotonic()))
 
     def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
-        def ask(function: Any, *args: Any, ranks: Iterable[int] | None = None) -> Answers:
-            chosen = every if ranks is None else ranks
-            return ask_agents(watched.agents, watched.whole, function, *args, ranks=chosen, timeout=ARM_TIMEOUT)
-
         def over() -> bool:
             return self._made_for(key) is None or self._registry.by_uid(watched.whole.uid) is not watched
 
@@ -324,18 +321,18 @@ class Breakpoints:
             with self._lock:
                 self._undecided.discard((watched.whole.uid, key))
 
-        every = ranks
         with self._lock:
             self._undecided.add((watched.whole.uid, key))
-        CommonPoint(ask, key, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
+        ask = partial(ask_agents, watched.agents, watched.whole, timeout=ARM_TIMEOUT)
+        CommonPoint(ask, key, ranks, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
         self._note_apart(watched, key, ranks, ask)
 
-    def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: AskRanks) -> None:
+    def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: Callable[..., Answers]) -> None:
         """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
         made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
             return
-        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here).values)
+        why = stops_alone(watched.size, ranks, made.spec.first, ask(partners_here, ranks=ranks).values)
         if why:
             self._note(watched, key, why)
 

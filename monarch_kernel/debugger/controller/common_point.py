@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.common_point import Report
@@ -46,20 +46,13 @@ NO_COLLECTIVES = (
 )
 
 
-class AskRanks(Protocol):
-    """Calls a function with arguments in ranks of a breakpoint (None: in all that it has)."""
-
-    def __call__(self, function: Callable[..., object], *args: object, ranks: Iterable[int] | None = None) -> Answers:
-        """See `query.ask`."""
-        ...
-
-
 class CommonPoint:
     """One point of one breakpoint (or cell) on one mesh, from when its ranks begin to open it.
 
     Args:
-        ask: reaches the ranks.
+        ask: ``ask(function, *args, ranks=...)`` calls a function in ranks; see `query.ask`.
         key: names the point.
+        ranks: of the breakpoint (or cell).
         note: is told, in a sentence for people, why ranks may stop apart.
         over: whether nobody needs the point any more.
         on_decided: called when the ranks know their number.
@@ -67,19 +60,21 @@ class CommonPoint:
 
     def __init__(
         self,
-        ask: AskRanks,
+        ask: Callable[..., Answers],
         key: str,
+        ranks: Iterable[int],
         note: Callable[[str], object],
         over: Callable[[], bool],
         on_decided: Callable[[], object] = lambda: None,
     ) -> None:
         self._ask = ask
         self._key = key
+        self._all = sorted(ranks)
         self._note = note
         self._over = over
         self._on_decided = on_decided
         self._decided = threading.Event()
-        self._ranks: list[int] | None = None  # who answers; None: all
+        self._ranks = self._all  # who answers
         self._armed: dict[int, int] = {}  # by rank: the collectives that it had issued when it was first asked
 
     def begin(self, timeout: float) -> None:
@@ -95,6 +90,9 @@ class CommonPoint:
             log.debug("point %s ends", self._key, exc_info=True)
         finally:
             self._tell_decided()
+
+    def _tell(self, function: Callable[..., object], *args: object) -> None:
+        self._ask(function, self._key, *args, ranks=self._all)
 
     def _tell_decided(self) -> None:
         if not self._decided.is_set():
@@ -122,7 +120,7 @@ class CommonPoint:
         self._armed = {rank: each.issued for rank, each in reports.items() if each.issued is not None}
         alone = len(reports) + len(missing) < 2 or not any(each.runs for each in reports.values())
         at = None if alone or not self._armed else max(self._armed.values()) + 1
-        self._ask(common_point.decide, self._key, at)
+        self._tell(common_point.decide, at)
         self._tell_decided()
         return at is not None
 
@@ -131,7 +129,7 @@ class CommonPoint:
         pause, since, held_since = FIRST_PAUSE, time.monotonic(), time.monotonic()
         issued: Mapping[int, int | None] = {}
         held: Mapping[int, int | None] = {}
-        heard = dict.fromkeys(self._ranks or (), since)
+        heard = dict.fromkeys(self._ranks, since)
         while not self._over():
             time.sleep(pause)
             pause = min(pause * 1.5, LAST_PAUSE)
@@ -146,7 +144,7 @@ class CommonPoint:
             before, issued = issued, {rank: each.issued for rank, each in reports.items()}
             held_before, held = held, {rank: each.held for rank, each in reports.items()}
             if any((count or 0) < self._armed.get(rank, 0) for rank, count in issued.items()):
-                self._ask(common_point.begin_anew, self._key)  # there is a new process group
+                self._tell(common_point.begin_anew)  # there is a new process group
                 self._ranks = sorted(heard)
                 if not self._agree():
                     return
@@ -156,7 +154,7 @@ class CommonPoint:
             if now - since > STALE and is_stale(reports.values()):
                 if any(each.runs for each in reports.values()):
                     self._note(NO_COLLECTIVES)
-                self._ask(common_point.decide, self._key, None)
+                self._tell(common_point.decide, None)
                 return
             self._judge(reports, now - held_since < LIMIT)
 
@@ -167,9 +165,9 @@ class CommonPoint:
             return
         stops = stops_there(reports, self._armed, count, patient)
         if stops:
-            self._ask(common_point.decide, self._key, count)
+            self._tell(common_point.decide, count)
         elif stops is not None:
-            self._ask(common_point.let_past, self._key, count)
+            self._tell(common_point.let_past, count)
 
 
 def is_stale(reports: Iterable[Report]) -> bool:

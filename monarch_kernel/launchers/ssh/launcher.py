@@ -47,6 +47,8 @@ _GRACE = 60
 FRESH = 2.0
 #: How long an attempt to connect directly may take (seconds).
 _DIRECT_TIME = 1.5
+#: What Monarch calls the transports between hosts.
+_TRANSPORTS = ("tcp", "tls", "metatls", "metatls-hostname")
 #: ssh's own exit code: there was no connection.
 _NO_CONNECTION = 255
 
@@ -504,9 +506,6 @@ def monarch_ssh_job(
     if transport not in _TRANSPORTS:
         raise ValueError(f"SSHJob cannot use the transport {transport!r}: use one of {', '.join(_TRANSPORTS)}")
     return SSHJob(ssh=(_SSH, *ssh_args), port=monarch_port, python=python_exe, **options)
-
-
-_TRANSPORTS = ("tcp", "tls", "metatls", "metatls-hostname")
 
 
 def hostfile(path: str | os.PathLike[str]) -> list[str]:

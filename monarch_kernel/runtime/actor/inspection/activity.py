@@ -187,7 +187,6 @@ def _futures_in_get() -> Iterator[int]:
 
 def proc_here() -> str:
     """The id of this process among the procs; "" before the runtime has started."""
-
     return get_system().node.id if started() else ""
 
 

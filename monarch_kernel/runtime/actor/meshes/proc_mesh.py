@@ -191,9 +191,8 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
             self._mesh_uid == target.procs[0].id,
         )
         send_to_all(system, target, message, body, call)
-        if (
-            self._mesh_uid not in system.proc_meshes
-        ):  # procs of another process: their agents report deaths only on request
+        if self._mesh_uid not in system.proc_meshes:
+            # Procs of another process: their agents report deaths only on request.
             others = [ref for ref in target.procs if ref.id != node.id]
             for ref in others:
                 node.learn(ref)
