@@ -32,6 +32,8 @@ from monarch_kernel.kernel.traceback_frames import cut
 #: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent
 #: then sees that its controller is gone, and ends the remaining processes.
 SHUTDOWN_DEADLINE = 3.0
+#: How long cells that a front end sends together may take to arrive, after the first has begun (seconds).
+ARRIVAL = 0.1
 
 
 class MonarchShell(ZMQInteractiveShell):
@@ -116,6 +118,7 @@ class MonarchKernel(IPythonKernel):
         self._running: dict[str, Any] | None = None  # the execute request that is running
         self._status_lock = threading.Lock()
         self._arrived: set[str] = set()  # ids of execute requests that have not begun
+        self._arrival = threading.Condition()  # notified when one is added
         self._debug_requests: set[asyncio.Task[None]] = set()
         self._settings: set[asyncio.Task[None]] = set()  # those of them that set breakpoints
 
@@ -166,7 +169,9 @@ class MonarchKernel(IPythonKernel):
                     request["content"] = session.unpack(request["content"])
                     if answer_beside(self, idents, request, running, ranks):
                         return
-                self._arrived.add(header["msg_id"])
+                with self._arrival:
+                    self._arrived.add(header["msg_id"])
+                    self._arrival.notify_all()
         await super().shell_channel_thread_main(msg)
 
     def set_parent(self, ident: Any, parent: dict[str, Any], channel: str = "shell") -> None:
@@ -175,10 +180,10 @@ class MonarchKernel(IPythonKernel):
         if channel == "shell":
             self._arrived.discard(parent.get("header", {}).get("msg_id", ""))
 
-    @property
     def cells_wait(self) -> bool:
-        """Whether further cells are queued behind the running one, as after "Run All"."""
-        return bool(self._arrived)
+        """Whether further cells are queued behind the running one, as after "Run All"; waits a moment for one."""
+        with self._arrival:
+            return self._arrival.wait_for(lambda: bool(self._arrived), ARRIVAL)
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell."""

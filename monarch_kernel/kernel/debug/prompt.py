@@ -58,10 +58,9 @@ class PromptShell:
             return bool(getattr(self._kernel, "_allow_stdin", False))
         return sys.stdin is not None and sys.stdin.isatty()
 
-    @property
     def cells_wait(self) -> bool:
         """Whether further cells are already queued, as after "Run All"."""
-        return bool(getattr(self._kernel, "cells_wait", False))
+        return bool(getattr(self._kernel, "cells_wait", bool)())
 
     @property
     def debugger_is_on(self) -> bool:

@@ -120,7 +120,7 @@ class StopPrompt:
 
     def may_hold(self) -> bool:
         """Whether a prompt may block the notebook: the user can be prompted, and no further cells are queued."""
-        return self._shell.takes_input and not self._shell.cells_wait
+        return self._shell.takes_input and not self._shell.cells_wait()
 
     def _opens_for(self, cell: str) -> bool:
         """Whether a prompt is or may be opened for a stop of this cell."""
@@ -184,7 +184,7 @@ class StopPrompt:
             return  # that cell has ended
         if not of_cell(debugger.stops(), running.key):
             return
-        if running.run is not None and (not running.takes_input or self._shell.cells_wait):
+        if running.run is not None and (not running.takes_input or self._shell.cells_wait()):
             self._go_on_without(running, running.run)
             return
         try:
