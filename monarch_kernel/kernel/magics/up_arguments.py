@@ -211,9 +211,7 @@ def check_for_ranks(command: str, prefix: str) -> None:
 
 def _as_ranks() -> dict[str, str]:
     """The environment variables of such a rank: a checkout of this package is on its import path."""
-    import monarch_kernel
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+    root = programs.ROOT
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return dict(os.environ)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}
