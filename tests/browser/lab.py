@@ -283,17 +283,20 @@ class Lab:
         """Press the bug button, which turns the debugger on or off, and wait until it is.
 
         While JupyterLab restores or stops a session it ignores the button, and shows a notebook as debugged, or not,
-        too early. So the kernel is asked, and the button pressed again, as a person would.
+        too early. So the kernel is asked, too, and the button pressed again, as a person would.
         """
+        panel = self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]")
+
+        def is_done() -> bool:
+            return self.ask_debugger("mesh/state")["success"] == on == bool(panel.count())
+
         for _ in range(6):
             self.page.locator("jp-button.jp-DebuggerBugButton[aria-disabled=false]").first.click()
             with suppress(AssertionError):
-                wait_until(lambda: self.ask_debugger("mesh/state")["success"] == on, "it is", 5)
+                wait_until(is_done, "it is", 10)
                 break
         else:
             raise AssertionError(f"the debugger is not {'on' if on else 'off'}")
-        panel = self.page.locator(".jp-NotebookPanel[data-jp-debugger=true]")
-        panel.wait_for(state="attached" if on else "detached")
         self.ask_debugger("threads")  # which is answered when all that was asked before is done
 
     def break_at(self, at: int, line: int) -> None:
@@ -346,9 +349,14 @@ class Lab:
             self.press("Evaluate Code")
         before = console.locator(".jp-OutputArea-output").count()
         prompt = console.locator(".jp-CodeConsole-promptCell .cm-content")
-        prompt.click()
-        self.page.keyboard.insert_text(expression)
-        self.page.keyboard.press("Shift+Enter")
+
+        def is_typed() -> bool:
+            prompt.fill(expression)
+            return prompt.inner_text() == expression
+
+        # JupyterLab moves the keyboard to the cell of the frame that it shows, a moment after it shows it.
+        wait_until(is_typed, f"{expression!r} is typed")
+        self.page.evaluate("() => window.jupyterapp.commands.execute('debugger:run-in-console')")
         answer = console.locator(".jp-OutputArea-output").nth(before)
         answer.wait_for()
         return str(answer.inner_text())

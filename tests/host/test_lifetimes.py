@@ -186,3 +186,31 @@ def test_kill_run_finds_processes_by_their_environment(tmp_path: Path) -> None:
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_the_children_of_a_process_that_is_still_ending_are_found() -> None:
+    program = """
+import ctypes, os, subprocess, sys, threading, time
+from monarch_kernel.runtime.host import cleanup, forkserver
+
+forkserver.become_subreaper()
+never, end = os.pipe()
+if not (ending := os.fork()):
+    child = subprocess.Popen(["sleep", "600"])
+    threading.Thread(target=os.read, args=(never, 1)).start()
+    print(child.pid, flush=True)
+    ctypes.CDLL(None).pthread_exit(None)  # the main thread alone: a zombie in /proc, which has its child still
+while ") Z " not in open(f"/proc/{ending}/stat").read():
+    time.sleep(0.001)
+cleanup.kill_below(0)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            assert parent.wait(DEADLINE) == 0
+            assert select.select([child], [], [], DEADLINE)[0], "it has outlived the clean-up"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+            os.close(child)

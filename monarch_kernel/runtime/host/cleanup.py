@@ -105,15 +105,25 @@ def _parents() -> dict[int, int]:
     """The living processes of this machine, each with its parent."""
     parents: dict[int, int] = {}
     for pid in _all_pids():
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                # The command name, in parentheses, may itself contain parentheses and spaces.
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in (b"Z", b"X"):
-            parents[pid] = int(fields[1])
+        _note_parent(pid, parents)
+    # One that ended while this was read had children: who has them now?
+    lost = {pid for pid, parent in parents.items() if parent and parent not in parents}
+    for pid in lost:
+        del parents[pid]
+        _note_parent(pid, parents)
     return parents
+
+
+def _note_parent(pid: int, parents: dict[int, int]) -> None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command name, in parentheses, may itself contain parentheses and spaces.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return
+    # A zombie with several threads is still ending: it keeps its children until the last thread has ended.
+    if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
+        parents[pid] = int(fields[1])
 
 
 def _below(root: int) -> set[int]:
