@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
 import torch
-
-from monarch_kernel.runtime.tensor.rank.current_worker import runs_one
 
 
 @cache
@@ -24,7 +23,7 @@ def of_rank() -> torch.device:
 
 
 @cache
-def keep_device() -> None:
+def keep_device(is_function_of_ranks: Callable[[], bool]) -> None:
     """Have functions of the ranks that set another device than their rank's fail with what to do instead.
 
     Operations of the rank name its device: what the function makes would be on another. Other threads are free to.
@@ -33,7 +32,7 @@ def keep_device() -> None:
 
     @wraps(plain)
     def set_device(device: Any) -> None:
-        if runs_one():
+        if is_function_of_ranks():
             mine = of_rank()
             wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
             if mine.type != "cuda" or wanted.index not in (None, mine.index):

@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import runs_here
+from monarch_kernel.runtime.tensor.rank.current_worker import runs_here, runs_one
 from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedPrograms
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
@@ -49,7 +49,7 @@ class TensorWorker(Actor):
 
     def __init__(self, engine: str, stream: str, together: int) -> None:
         runs_here(self)
-        device.keep_device()
+        device.keep_device(runs_one)
         share_cores(together)
         self.engine = engine
         self.stream = stream
