@@ -132,6 +132,11 @@ def test_pages_that_code_names_exist() -> None:
     assert not missing
 
 
+def test_every_page_is_in_the_index_of_pages() -> None:
+    linked = re.findall(r"^\| \[.*?\]\((\w+\.md)\) \|", (ROOT / "docs" / "README.md").read_text(), re.M)
+    assert sorted(linked) == sorted(p.name for p in ROOT.glob("docs/*.md") if p.name != "README.md")
+
+
 def defined_in(path: Path) -> set[str]:
     """The names that a module defines at its top, and those of its classes' methods, with dots."""
     text = path.read_text()
