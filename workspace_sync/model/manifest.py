@@ -108,7 +108,7 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Folder(msgspec.Struct, array_like=True, gc=False):
-    """A folder and its entries; its subfolders' own entries stand under their paths in the manifest.
+    """A folder and its entries; entries of its subfolders are under their paths in the manifest.
 
     Attributes:
         mode: its permissions.
@@ -417,7 +417,7 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
 
 
 class EarlyFile(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A file, or some chunks of one, as they were read. What the manifest says of it later counts.
+    """A file, or some chunks of one, as first read. The later manifest is authoritative.
 
     Attributes:
         path: in the tree.

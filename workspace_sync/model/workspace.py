@@ -234,7 +234,7 @@ def _check_apart(roots: dict[str, str]) -> None:
 
 
 def sync_folder(root: str | None = None) -> str:
-    """Return the absolute path of the folder that holds what syncs store and remember for this user."""
+    """Return the absolute path of the folder with the stores and indexes of this user."""
     return os.path.abspath(os.path.expanduser(root or SYNC_FOLDER.get() or "~/.cache/monarch_kernel/sync"))
 
 

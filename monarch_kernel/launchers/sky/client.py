@@ -1,4 +1,4 @@
-"""SkyPilot's SDK in a process of its own (``sky.calls``), and how to find the interpreter that has it."""
+"""SkyPilot's SDK in a separate process (``sky.calls``), and the search for an interpreter that has it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ _clients_lock = threading.Lock()
 
 
 def client(command: str, patience: float) -> SkyClient:
-    """The one that this process has for such questions: SkyPilot takes seconds to import."""
+    """The shared client of this process: SkyPilot takes seconds to import."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("SKYPILOT_"))
     with _clients_lock:
         key = command, patience, os.environ.get("HOME"), tuple(settings)

@@ -436,7 +436,7 @@ class SkyLauncher(Launcher):
         self._nodes.rest(seconds)
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """See ``Launcher``: what the worker has written; before it starts, what the setup, or the launch, has."""
+        """See ``Launcher``: the output of the worker; before it starts, that of the setup or the launch."""
         data = _data(ticket)
         part = data.parts[data.places[host][0]]
         seen = self._look(part)
