@@ -65,7 +65,7 @@ def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run:
         hosts: a mesh.
         workspace: which one.
         kept: remove the files of ranks, too. They are nowhere else.
-        dry_run: only say what there is.
+        dry_run: only list the content.
 
     Returns:
         One entry a host.

@@ -641,7 +641,7 @@ def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
 
 def keyless(others: str) -> str:
     """The message for a missing key of existing workers."""
-    return f"the workers of {others} have a key already: name its file with key_file=, as only who has it can use them"
+    return f"the workers of {others} have a key already: name its file with key_file=, which is required to use them"
 
 
 def tail(path: str, lines: int) -> str:

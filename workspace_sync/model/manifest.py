@@ -410,7 +410,7 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
     try:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise ManifestError(f"what arrived is no manifest: {e}") from None
+        raise ManifestError(f"the received data is not a manifest: {e}") from None
 
 
 # -- content before its manifest ------------------------------------------------------------------

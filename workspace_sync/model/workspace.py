@@ -229,7 +229,7 @@ def _check_apart(roots: dict[str, str]) -> None:
                 if not outer or inner.startswith(outer + "/"):
                     raise ValueError(
                         f"the places {inner!r} and {outer!r} of {folder} and {other} are within each other: "
-                        "give each a place of its own"
+                        "give each a separate place"
                     )
 
 

@@ -242,7 +242,7 @@ class SlotChange:
             if other is not name:
                 raise StoreError(
                     f"{self.tree.path}/{printable(path)}: {printable(other)!r} and {printable(name)!r} are one name on "
-                    "this host, whose file system does not tell case apart: rename one of them, or ignore it"
+                    "this host, whose file system ignores case: rename one of them, or ignore it"
                 )
 
     def _check_space(

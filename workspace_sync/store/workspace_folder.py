@@ -576,7 +576,7 @@ class WorkspaceFolder:
                 if any(digest.hex().startswith(tree) for digest in each.digests.values())
             ]
             if not named:
-                raise StoreError(f"{self.path} keeps no tree {tree}; %mesh sync --rollback --list shows what it has")
+                raise StoreError(f"{self.path} keeps no tree {tree}; %mesh sync --rollback --list shows its trees")
             wanted = named[0].number
         if wanted is None:
             wanted = state.generation

@@ -190,7 +190,7 @@ def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], byt
         end = bytes(block[len(block) - _LENGTH.size - length :])
         files = _decode(end[:length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise TamperedError(f"a block that arrived does not say what is in it: {e}") from None
+        raise TamperedError(f"a received block has no valid table: {e}") from None
     found: list[tuple[EarlyFile, memoryview]] = []
     at = 0
     for file in files:

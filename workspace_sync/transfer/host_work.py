@@ -526,7 +526,7 @@ class HostWork:
         Args:
             owner: the client, for others.
             kept: also the files of ranks that were in the way of a tree.
-            dry: only say what there is.
+            dry: only list the content.
 
         Raises:
             WorkspaceBusyError: another client syncs it.

@@ -25,7 +25,7 @@ _RUN = "import sys; sys.path[:1] = []; exec(compile(open(sys.argv[1]).read(), sy
 #: How long the first answer may take beyond others: SkyPilot is imported, and may start its server (seconds).
 _FIRST_TIME = 90.0
 _HOW = (
-    "pip install 'monarch_kernel[sky]'; or install SkyPilot in an environment of its own, such as by 'uv tool install "
+    "pip install 'monarch_kernel[sky]'; or install SkyPilot in a separate environment, such as by 'uv tool install "
     "skypilot', and have its command in PATH, or name it with sky="
 )
 #: How the first lines of a program name its interpreter.

@@ -68,7 +68,7 @@ def compare_clocks(records: Iterable[CollectiveTimes]) -> Clocks:
         else:
             ahead[clock], within = (low + high) / 2, max(within, abs(high - low) / 2)
     if not math.isfinite(within):
-        sentence = "The clocks of hosts could not be compared by their collectives; moments are as these clocks tell."
+        sentence = "The clocks of hosts could not be compared by their collectives; times are those of these clocks."
     elif any(ahead.values()):
         apart = max(ahead.values()) - min(ahead.values())
         sentence = (

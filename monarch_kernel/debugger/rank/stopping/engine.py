@@ -521,7 +521,7 @@ class StopEngine:
         try:
             return self._label()
         except Exception:
-            log.exception("cannot tell which actor or cell a stopped thread works for")
+            log.exception("cannot determine which actor or cell a stopped thread works for")
             return "", "", ""
 
     def _tell(self, event: Stopped | Resumed) -> None:
