@@ -186,7 +186,7 @@ KEY_FILE = EnvironmentVariable(
     _text,
     "",
     "the path of a key file",
-    "the key with which this process proves who it is over TCP, where `key_file=` and `--key-file` name none",
+    "the key with which this process authenticates over TCP if neither `key_file=` nor `--key-file` names one",
     "controller, worker",
     shown_default="this user's own key",
 )
@@ -292,7 +292,7 @@ ERROR_GRACE = EnvironmentVariable(
     _seconds(0),
     "1",
     "a number of seconds, 0 or more",
-    "how long a call that has failed on one rank waits for the others, so that one error tells of all",
+    "how long a call that has failed on one rank waits for the others, so that one error covers all failures",
     "controller, ranks",
 )
 SEGMENT_THRESHOLD = EnvironmentVariable(
@@ -456,7 +456,7 @@ AUDIT_LOG = EnvironmentVariable(
     _text,
     "",
     "the path of a file",
-    "a kernel appends to it who ran what where, as JSON lines",
+    "a kernel appends the user, source and ranks of each run to it, as JSON lines",
     "kernel",
     shown_default="none: nothing is written",
 )
@@ -534,10 +534,10 @@ JOIN_WEBHOOK = EnvironmentVariable(
     "JOIN_WEBHOOK",
     _text,
     "",
-    "a URL (`https`, or `http` of this machine), or the path of a file of yours that has it",
-    "whom such a report is posted to; it is not shown",
+    "a URL (`https`, or `http` of this machine), or the path of a file of yours that contains it",
+    "the address to which such a report is posted; it is never shown",
     "ranks of jobs that others start, `monarch-kernel report --post`",
-    shown_default="nobody",
+    shown_default="none",
 )
 
 # -- variables that our processes set for the processes they start; not for users ------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -63,10 +64,9 @@ def test_files_that_pages_name_exist() -> None:
         *(f"monarch_kernel/{part}" for part in ("", "kernel/")),
         *(f"monarch_kernel/runtime/{part}" for part in ("", "actor/", "transfer/", "tensor/")),
     ]
-    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     missing = [
         f"{page.relative_to(ROOT)} names {name}"
-        for page in pages
+        for page in pages()
         for name in re.findall(r"`([\w/]+/\w+\.py)`", page.read_text())
         if not name.endswith("/NAME.py") and not any((ROOT / start / name).is_file() for start in starts)
     ]
@@ -79,6 +79,96 @@ def test_tests_that_pages_name_exist() -> None:
         for page in sorted((ROOT / "docs").glob("*.md"))
         for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
         if not re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.M)
+    ]
+    assert not missing
+
+
+def pages() -> list[Path]:
+    """The pages for users and developers."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def without_code(text: str) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", without_code(page.read_text()), re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = plain = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        count = 0
+        while anchor in found:
+            anchor = f"{plain}-{(count := count + 1)}"
+        found.add(anchor)
+    return found
+
+
+def test_links_of_pages_resolve() -> None:
+    broken: list[str] = []
+    for page in [*pages(), ROOT / "CHANGELOG.md"]:
+        text = re.sub(r"`[^`\n]*`", "", without_code(page.read_text()))
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if re.match(r"\w+:", link):
+                continue
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+                broken.append(f"{page.relative_to(ROOT)} links to {link}")
+    assert not broken
+
+
+def test_pages_that_code_names_exist() -> None:
+    named = r"docs/(\w+\.md)(?:#([\w-]+))?"
+    missing = [
+        f"{file}:{number} names docs/{page}{'#' * bool(anchor)}{anchor}"
+        for file, number, text in lines()
+        if file not in ("CHANGELOG.md", "tests/test_project.py")
+        for page, anchor in re.findall(named, text)
+        if not (target := ROOT / "docs" / page).is_file() or (anchor and anchor not in anchors_of(target))
+    ]
+    assert not missing
+
+
+def test_every_page_is_in_the_index_of_pages() -> None:
+    linked = re.findall(r"^\| \[.*?\]\((\w+\.md)\) \|", (ROOT / "docs" / "README.md").read_text(), re.M)
+    assert sorted(linked) == sorted(p.name for p in ROOT.glob("docs/*.md") if p.name != "README.md")
+
+
+def defined_in(path: Path) -> set[str]:
+    """The names that a module defines at its top, and those of its classes' methods, with dots."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return set(re.findall(r"^(?:export )?(?:const|function|class|interface|type) (\w+)", text, re.M))
+    found: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inner = [n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found.update(f"{node.name}.{name}" for name in inner)
+    return found
+
+
+def behaviours() -> list[tuple[str, str, list[str]]]:
+    """(behaviour, file, names) of each row of the behaviour index."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    index = text.partition("\n## Behaviour index\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?!Where |-)(.+) \| `(\S+)` \| (`.+`) \|$", index, re.M)
+    return [(what, file, re.findall(r"`([^`]+)`", names)) for what, file, names in rows]
+
+
+def test_the_behaviour_index_names_what_exists() -> None:
+    rows = behaviours()
+    assert len(rows) >= 40
+    assert len({what for what, _, _ in rows}) == len(rows)
+    missing = [
+        f"{what}: {file} does not define {name}"
+        for what, file, names in rows
+        for name in names
+        if not (ROOT / file).is_file() or name not in defined_in(ROOT / file)
     ]
     assert not missing
 

@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     syncing = add("sync", _sync, "bring hosts to what the workspace holds now", about)
-    syncing.add_argument("--dry-run", action="store_true", help="only say what would be sent and deleted")
+    syncing.add_argument("--dry-run", action="store_true", help="only show what would be sent and deleted")
     syncing.add_argument(
         "--verify", action="store_true", help="hash all files on the hosts first, and mend damaged ones"
     )
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     forgetting = add(
         "forget", _forget, "remove a workspace from hosts: its trees, and the way back to earlier ones", about
     )
-    forgetting.add_argument("--dry-run", action="store_true", help="only say what there is")
+    forgetting.add_argument("--dry-run", action="store_true", help="only list them")
     forgetting.add_argument("--kept", action="store_true", help="also files that ranks have made, for good")
     return parser
 

@@ -118,7 +118,7 @@ def _phases(phases: Phases) -> str:
 
 
 def forgotten_table(found: Sequence[Forgotten], command: str) -> TableView:
-    """Render the content of a workspace on hosts, one row for each; the note lists what stays.
+    """Render the content of a workspace on hosts, one row for each; the note lists remaining files.
 
     Args:
         command: what removes the files of ranks, too, for the note.

@@ -55,7 +55,7 @@ def status(hosts: Any, workspace: Folders = ".") -> list[HostState]:
 
 
 def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run: bool = False) -> list[Forgotten]:
-    """Remove a workspace from hosts: its trees, what is known of them, and the way back to earlier ones.
+    """Remove a workspace from hosts: its trees, their records, and the earlier trees for a rollback.
 
     The content of the trees becomes old content of the store, so a sync that comes soon sends little. Files that ranks
     have made, in trees or in the way of one, are not removed but stay in the folder ``kept`` of the workspace. Ranks
@@ -65,7 +65,7 @@ def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run:
         hosts: a mesh.
         workspace: which one.
         kept: remove the files of ranks, too. They are nowhere else.
-        dry_run: only say what there is.
+        dry_run: only list the content.
 
     Returns:
         One entry a host.
@@ -78,7 +78,7 @@ def forget(hosts: Any, workspace: Folders = ".", *, kept: bool = False, dry_run:
 
 
 def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list[Collected]:
-    """Remove old content from the stores of hosts: what no tree needs that is kept, the oldest first.
+    """Remove content that no kept tree needs from the stores of hosts, the oldest first.
 
     Args:
         hosts: a mesh.
@@ -97,7 +97,7 @@ def collect(hosts: Any, *, limit: int | None = None, kept: bool = False) -> list
 
 
 def workspace_of(what: Folders, env: CondaEnvironment | None = None) -> Workspace:
-    """The workspace that is meant.
+    """Return the workspace of the given arguments.
 
     Args:
         what: it, or one or several folders.
@@ -187,7 +187,7 @@ class SyncClient:
         return report
 
     def is_condemned(self, digest: str) -> bool:
-        """Return whether hosts had noted that ranks cannot import what a tree has."""
+        """Return whether hosts had noted that ranks cannot import modules of a tree."""
         wanted = bytes.fromhex(digest)
         return any(
             generation.broken and wanted in generation.digests.values()

@@ -145,7 +145,7 @@ class WorkspaceSource:
         self._unsaved.update(manifests)
 
     def save_soon(self) -> None:
-        """Write what is remembered, on a thread. Called by who holds the lock."""
+        """Write the remembered data, on a thread. The caller holds the lock."""
         if self._saver is None and (self._unsaved or any(index.changed for index in self._indexes.values())):
             # Not a daemon: a program that ends after a sync still writes it.
             self._saver = threading.Thread(target=self._save, name="sync remember")

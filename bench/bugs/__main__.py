@@ -22,9 +22,6 @@ from bench.bugs.cases import BUGS, Case, Session, prepare
 from bench.environments import python_for
 
 BEGIN, END = "<!-- figures: written by python -m bench.bugs --doc -->", "<!-- end of figures -->"
-SHOWN, SHOWN_END = "<!-- sessions: written by python -m bench.bugs --doc -->", "<!-- end of sessions -->"
-#: The bug whose sessions are printed in full, and how many lines of an answer.
-EXAMPLE, MOST_LINES = "loader", 16
 
 Tool = Callable[[Case, Path], Session | None]
 #: What finds the bugs, in the order of the table; tools that need another run for their answer come last.
@@ -94,15 +91,6 @@ def replaced(text: str, begin: str, end: str, middle: str) -> str:
     return f"{before}{begin}\n\n{middle}\n\n{end}{after}"
 
 
-def sessions_of(bug: str, results: dict[tuple[str, str], list[Session]], tools: list[str]) -> str:
-    """What was typed and shown for one bug, tool by tool."""
-    parts: list[str] = []
-    for tool in tools:
-        for found in results.get((tool, bug), [])[:1]:
-            parts.append(f"**{found.tool}**\n\n```\n{found.transcript(MOST_LINES)}\n```")
-    return "\n\n".join(parts)
-
-
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.bugs", description=(__doc__ or "").partition("\n")[0])
@@ -113,7 +101,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="each with the bugs elsewhere (1)")
     parser.add_argument("--python", type=Path, help="of an environment with torchmonarch (default: one is made)")
     parser.add_argument("--json", type=Path, help="write everything into this file")
-    parser.add_argument("--doc", type=Path, help="put table and sessions into this page, between its marks")
+    parser.add_argument("--doc", type=Path, help="put the table into this page, between its marks")
     parser.add_argument("--keep", type=Path, help="keep the folders of the sessions, with all output, in this one")
     found = parser.parse_args(argv)
     found.bugs = found.bugs or list(BUGS)
@@ -160,8 +148,7 @@ def main(argv: list[str] | None = None) -> int:
         ]
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.doc:
-        page = replaced(args.doc.read_text(), BEGIN, END, text)
-        args.doc.write_text(replaced(page, SHOWN, SHOWN_END, sessions_of(EXAMPLE, results, args.tools)))
+        args.doc.write_text(replaced(args.doc.read_text(), BEGIN, END, text))
     mine = [each for (tool, _), sessions in results.items() if tool.startswith("ours") for each in sessions]
     return 0 if all(each.found for each in mine) else 1
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def add_debug_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel debug``."""
-    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="the process to debug, where there are several")
+    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="the process to debug, if there are several")
     parser.add_argument("--list", action="store_true", help="list the processes with meshes, and end")
     parser.add_argument(
         "-c", "--command", action="append", default=[], metavar="COMMAND", help="execute this and end; repeatable"

@@ -72,7 +72,7 @@ def _new(path: str, name: str | None) -> None:
     print(
         f"Made {path}, the key of {made.name} ({made.fingerprint[:16]}).\n"
         f"As a team's key: copy it to every host (over ssh, say), readable by you alone, and name it there with\n"
-        f"--key-file or {environment.KEY_FILE.name}. Whoever has it can run code on your workers.\n"
+        f"--key-file or {environment.KEY_FILE.name}. Anyone with this file can run code on your workers.\n"
         f"As one of many: 'monarch-kernel keys show {path}' prints the line for others' lists."
     )
 

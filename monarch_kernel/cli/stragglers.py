@@ -22,7 +22,7 @@ def add_stragglers_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--last", type=int, default=100, metavar="N", help="the latest N collectives of each line (100)"
     )
-    parser.add_argument("--each", action="store_true", help="also who came when to each of the latest collectives")
+    parser.add_argument("--each", action="store_true", help="also list the arrivals at the latest collectives")
     add_json(parser)
     parser.set_defaults(run=_run)
 

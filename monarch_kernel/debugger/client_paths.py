@@ -17,7 +17,7 @@ from monarch_kernel.workers import client_path
 
 
 def stop_at_client(stop: Stop) -> Stop:
-    """A stop whose frames name files as the controller does."""
+    """Return a copy of a stop whose frames use the controller's file names."""
     frames = tuple(
         replace(frame, file=path, loaded=frame.file)
         if (path := client_path(frame.file)) is not None and path != frame.file

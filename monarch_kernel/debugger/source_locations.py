@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def kind_of(file: str) -> str:
-    """Whose code a file has: `USER`, `LIBRARY` (Python's and what is installed) or `RUNTIME` (ours)."""
+    """The kind of code in a file: `USER`, `LIBRARY` (Python and installed packages) or `RUNTIME` (this package)."""
     if file.startswith((*_OURS, _MADE)) or _OURS_INSTALLED.search(file):
         return RUNTIME
     if _checked_out().search(file) and not os.path.exists(file):

@@ -34,7 +34,7 @@ _TIMES = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, kw_only=True)
 class AskedHosts:
-    """Hosts of an engine that somebody asks for. None and "": not said.
+    """A request for hosts of a provider. None and "": not set.
 
     Attributes:
         engine: the name of a launcher.
@@ -103,7 +103,7 @@ class AskedHosts:
             raise LaunchError(f"{self.engine}: {e}") from None
 
     def describe(self) -> str:
-        """What is asked for, in one line, such as ``slurm, 4 hosts, gpus=8, partition=debug``."""
+        """Describe the request in one line, such as ``slurm, 4 hosts, gpus=8, partition=debug``."""
         parts = [self.engine]
         if self.hosts:
             parts.append(f"{self.hosts} host{'s' * (self.hosts != 1)}")
@@ -117,7 +117,7 @@ class AskedHosts:
 
 
 def ask(on: str, given: Mapping[str, Any], options: Mapping[str, Any], *, trust: bool, how: str) -> AskedHosts:
-    """What a line asks for: what it says itself, and else what the profile says.
+    """Build the request of a command line: its own options, completed by those of the profile.
 
     Args:
         on: an engine or a profile.
@@ -191,7 +191,7 @@ def job_ids() -> list[str]:
 
 
 def argument_of(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """The type of an argument that this function reads, whose own words say what is wrong."""
+    """The type of an argument that this function parses; its error message is shown to the user."""
 
     def value(text: str) -> Value:
         try:

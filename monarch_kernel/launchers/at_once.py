@@ -1,4 +1,4 @@
-"""A thing that blocks, done for several hosts at once."""
+"""Run a blocking function for several hosts at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def each_at_once(most: int, work: Callable[[S], T], items: Iterable[S], name: str) -> list[T]:
-    """Do it for each, so many at once; returns what each gave, in order. All are done when one has failed.
+    """Call a function for each item, some at once; return the results in order. Waits for all, even if one fails.
 
     Args:
         name: of the threads.

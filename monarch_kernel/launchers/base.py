@@ -74,7 +74,7 @@ KEY_VARIABLE = environment.WORKER_KEY
 
 
 class LaunchError(RuntimeError):
-    """Hosts could not be had. The message says what, where, why in the engine's own words, and what to do next."""
+    """Hosts could not be obtained. The message names the hosts, the provider's reason, and the next step."""
 
 
 class InfeasibleError(LaunchError):
@@ -172,7 +172,7 @@ def advice_for(text: str) -> str:
 
 
 class Secret:
-    """Text that is shown, pickled and encoded by nothing; only ``reveal`` gives it."""
+    """Text that is never shown, pickled or encoded; only ``reveal`` returns it."""
 
     __slots__ = ("_text",)
 
@@ -204,7 +204,7 @@ class KeyWay(enum.StrEnum):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What each host must have; 0: what the engine gives by default.
+    """Requirements of each host; 0: the default of the provider.
 
     Attributes:
         gpus: devices.
@@ -343,7 +343,7 @@ class LaunchRequest:
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies what an engine has been asked for: plain data, without a secret, for any later process of this user.
+    """Identifies a request to a provider: plain data, without a secret, for any later process of this user.
 
     Attributes:
         launcher: its ``name``.
@@ -476,7 +476,7 @@ class LauncherOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(ABC):
-    """Takes hosts from an engine.
+    """Gets hosts from a provider.
 
     All methods but ``options`` may block, on whatever thread they are called; an interrupt of that thread ends them.
     Two that change a ticket are never called at once. Each bounds its own waits by ``PATIENCE``. They raise
@@ -527,11 +527,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """The end of what a host's worker, or its start, has written; "" if there is nothing."""
+        """The last output of a host's worker or of its start; "" if there is none."""
 
     @abstractmethod
     def end(self, ticket: Ticket, hosts: Sequence[int] | None = None) -> None:
-        """End these hosts, by default all, queued ones included, and remove what the engine keeps for them.
+        """End these hosts, by default all, queued ones included, and remove the provider's objects for them.
 
         Does nothing for hosts that are gone. Called by any process of this user, more than once, or while hosts start.
         Returns when they have ended, or the engine has promised so.
@@ -552,7 +552,7 @@ class Launcher(ABC):
         time.sleep(seconds)
 
     def close(self) -> None:  # noqa: B027  most launchers hold nothing
-        """Release what this process holds for hosts, such as tunnels; the hosts stay."""
+        """Release resources of this process for hosts, such as tunnels; the hosts stay."""
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
@@ -565,7 +565,7 @@ class Launcher(ABC):
 
     @classmethod
     def configured(cls, values: Mapping[str, Any]) -> Launcher:
-        """Make a launcher from what a user has set of its ``OPTIONS``, without wishes; by default as ``of`` does.
+        """Make a launcher from the user's values of its ``OPTIONS``, without wishes; by default as ``of`` does.
 
         Raises:
             ValueError: something is missing, or has no such value; the message says what to write.
@@ -573,11 +573,11 @@ class Launcher(ABC):
         return cls.of(values)
 
     def others(self) -> str:
-        """What says which workers of others it takes, and does not start its own; these have a key already."""
+        """Describe the existing workers that it uses instead of starting new ones; these have a key already."""
         return ""
 
     def usual_hosts(self) -> int:
-        """How many hosts are asked for where a user does not say."""
+        """The default number of hosts of a request."""
         return 1
 
     @classmethod
@@ -625,7 +625,7 @@ def own_launchers() -> set[str]:
 
 
 def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
-    """The end of what one host has written; also of one that has been replaced.
+    """The last output of one host, also of a replaced one.
 
     Raises:
         LaunchError: there is no such host.
@@ -636,8 +636,8 @@ def host_log(launcher: Launcher, ticket: Ticket, host: int, lines: int) -> str:
 
 
 def keyless(others: str) -> str:
-    """What to say where the key of workers of others is not named."""
-    return f"the workers of {others} have a key already: name its file with key_file=, as only who has it can use them"
+    """The message for a missing key of existing workers."""
+    return f"the workers of {others} have a key already: name its file with key_file=, which is required to use them"
 
 
 def tail(path: str, lines: int) -> str:

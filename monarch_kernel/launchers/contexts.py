@@ -1,4 +1,4 @@
-"""Contexts of a folder: each has a current job of its own, and one of them is active.
+"""Contexts of a folder: each has a current job, and one of them is active.
 
 The files of the active context are where every program looks for them, in ``.monarch``; those of another wait in
 ``.monarch/contexts/NAME``, and ``use`` exchanges them.

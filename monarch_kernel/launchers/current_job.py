@@ -1,4 +1,4 @@
-"""The job of this folder: where its definition stands, kept in a file, and commands and shells on its hosts.
+"""The job of this folder: the location of its definition, kept in a file, and commands and shells on its hosts.
 
 The names are those of ``monarch.job``.
 """
@@ -25,7 +25,7 @@ _NAME = "job"
 
 
 def set_current_job(module_path: str) -> None:
-    """Make the job that stands at ``MODULE.NAME`` (or ``FILE.py:NAME``) the job of this folder."""
+    """Make the job defined at ``MODULE.NAME`` (or ``FILE.py:NAME``) the job of this folder."""
     os.makedirs(os.path.dirname(SPEC_PATH), exist_ok=True)
     write_own_file(SPEC_PATH, module_path.encode())
 
@@ -115,7 +115,7 @@ def hosts_from_config(name: str) -> HostMesh:
 
 
 def defined_job(spec: str) -> Job:
-    """The job that stands at ``MODULE.NAME`` or ``FILE.py:NAME``, or the result of a function there.
+    """The job defined at ``MODULE.NAME`` or ``FILE.py:NAME``, or the result of a function there.
 
     Raises:
         ValueError: there is no such module, file, name or job.

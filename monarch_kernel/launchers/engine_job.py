@@ -360,7 +360,7 @@ class EngineJob(Job):
         return self._wait_for({number for each in record.meshes.values() for number in each}, timeout)
 
     def log(self, host: int | None = None, lines: int = 100) -> str:
-        """The end of what the workers have written; of one host by its number, or of all, each under its name.
+        """The last output of the workers: of one host by its number, or of all, each under its name.
 
         Raises:
             LaunchError: the job is not applied, or has no such host.
@@ -374,7 +374,7 @@ class EngineJob(Job):
         return "\n".join(f"== host {n} {names[n]}".rstrip() + f" ==\n{text.strip()}" for n, text in texts.items())
 
     def resize(self, hosts: int, mesh: str | None = None) -> HostMesh:
-        """Ask the engine for more hosts of a mesh, or give back its last ones, and what runs there ends.
+        """Ask the provider for more hosts of a mesh, or give back its last ones and end their processes.
 
         Proc meshes keep their size: spawn again on the mesh that this returns. What runs on hosts that stay goes on.
 

@@ -71,7 +71,7 @@ class GatheredMount:
 
 @dataclass
 class JobMounts:
-    """What was declared, and what is open."""
+    """The declared mounts, and the open ones."""
 
     remote: list[RemoteMount] = field(default_factory=list[RemoteMount])
     gathered: list[GatheredMount] = field(default_factory=list[GatheredMount])
@@ -309,7 +309,7 @@ class Job(ABC):
         return new
 
     def can_run(self, spec: Job) -> bool:
-        """Whether this job, which an earlier program has applied, is what that one asks for."""
+        """Whether this job, which an earlier program applied, satisfies the given one."""
         return self._spec() == spec._spec()
 
     def remote_mount(
@@ -362,7 +362,7 @@ class Job(ABC):
         mesh_admin_config: MeshAdminConfig | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Record what actors do, for SQL, and serve what is there, from the next ``state`` on; returns the job.
+        """Record activity of actors for SQL, and serve the job's state, from the next ``state`` on; returns the job.
 
         Args:
             config: what is recorded; by default made of ``kwargs``.
@@ -374,7 +374,7 @@ class Job(ABC):
         return self
 
     def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
-        """Serve what is there, for programs of this user, from the next ``state`` on; returns the job.
+        """Serve the state of the job to programs of this user, from the next ``state`` on; returns the job.
 
         Args:
             config: the address; by default made of ``kwargs``.

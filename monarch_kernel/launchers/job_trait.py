@@ -32,7 +32,7 @@ class JobTrait(Job):
 
     @abstractmethod
     def can_run(self, spec: Job) -> bool:
-        """Whether this job, which an earlier program has applied, has its hosts and is what that one asks for."""
+        """Whether this job, which an earlier program applied, has its hosts and satisfies the given one."""
 
     @abstractmethod
     def _state(self) -> JobState:

@@ -1,4 +1,4 @@
-"""All jobs of this user, on all engines, with what became of the programs that asked for them."""
+"""All jobs of this user, of all providers, with the state of the programs that requested them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ListedJob:
 
     @property
     def orphan(self) -> bool:
-        """Whether no program of this host uses it any more, as far as one can tell."""
+        """Whether no program of this host is known to use it."""
         return self.record is None or registry.lives(self.record.holder) is False
 
     @property

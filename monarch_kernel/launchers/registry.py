@@ -1,4 +1,4 @@
-"""The list of all jobs of this user on this machine's account, with what a later program needs to find and end them.
+"""The list of all jobs of this user on this machine, with the data that a later program needs to find and end them.
 
 Each job has a folder of mode 0700 in ``~/.local/state/monarch_kernel/jobs`` (``XDG_STATE_HOME``): a record without
 secrets, the job's key, and its environment variables, each of mode 0600. A job enters the list before its engine is
@@ -167,7 +167,7 @@ def records() -> list[JobRecord]:
 
 
 def started(job: str) -> set[int]:
-    """The hosts whose workers a program of this user has started, where no engine does."""
+    """The hosts whose workers a program of this user, and no provider, has started."""
     try:
         with PrivateFolder.open(os.path.join(jobs_folder(), job)) as folder:
             return {int(line) for line in folder.read(_STARTED).split()}

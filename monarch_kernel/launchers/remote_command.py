@@ -1,4 +1,4 @@
-"""A command on the hosts of a job, whose output comes as it is written.
+"""A command on the hosts of a job, with live output.
 
 Output is the result of endpoints, so it takes the way of all messages. A few calls to each place are under way at any
 time, so that a command which writes faster than is read here waits, as it does at a pipe. A command ends with the

@@ -47,7 +47,7 @@ class TelemetryConfig:
 
 @dataclass
 class MeshAdminConfig:
-    """The server that tells what a job has.
+    """The configuration of the admin server of a job.
 
     Attributes:
         admin_addr: its address, such as ``127.0.0.1:1729``; None: any free port. Its port counts; it listens on
@@ -114,7 +114,7 @@ class QueryEngineClient:
 
 @dataclass
 class JobServices:
-    """What was declared, and what runs."""
+    """The declared services, and the running ones."""
 
     telemetry: TelemetryConfig | None = None
     admin: MeshAdminConfig | None = None
@@ -140,7 +140,7 @@ class JobServices:
         return self._servers[1].url if len(self._servers) > 1 else None
 
     def start(self, apply_id: str, cached_path: str | os.PathLike[str] | None) -> None:
-        """Start what was declared and does not run.
+        """Start the declared services that do not run.
 
         Args:
             apply_id: of the job, and ``cached_path`` its file, beside which the address is written; None: nowhere.
@@ -178,7 +178,7 @@ class JobServices:
         log.info("mesh admin server listening on %s", server.url)
 
     def stop(self) -> None:
-        """Stop everything; what was recorded is gone."""
+        """Stop everything; recorded data is lost."""
         atexit.unregister(self.stop)
         history = self._servers[0].history if self._servers else None
         while self._servers:

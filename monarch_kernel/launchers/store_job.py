@@ -18,7 +18,7 @@ _START_TIME = 60.0
 
 
 class StoreLike(Protocol):
-    """What is asked of a store, such as ``torch.distributed.TCPStore``: ``get`` waits until the key is set."""
+    """The used part of a store, such as ``torch.distributed.TCPStore``: ``get`` waits until the key is set."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...

@@ -1,4 +1,4 @@
-"""Ports of this machine that lead to workers which it cannot connect to."""
+"""Forward ports of this machine to workers that it cannot reach directly."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class WalltimeNotice:
         return f"the walltime of {names} ends in {left:.0f} s, at {when}: {self.then(otherwise)}"
 
     def then(self, otherwise: str) -> str:
-        """What comes after it, or is to be done; ``otherwise`` as for ``text``."""
+        """The consequence, or the action to take; ``otherwise`` as for ``text``."""
         if self.renewed:
             return "other hosts are up, and take over what heals"
         return f"there are no other hosts: {self.reason}" if self.reason else otherwise
@@ -69,7 +69,7 @@ news: Subscribers[[WalltimeNotice]] = Subscribers("a callback on the end of a wa
 
 
 class WalltimeWatch:
-    """Calls ``warn`` once for each host, on a thread of its own, some time before its walltime ends.
+    """Calls ``warn`` once for each host, on a separate thread, some time before its walltime ends.
 
     Hosts that end at about the same time are told of together: those of one allocation, say.
 
@@ -87,7 +87,7 @@ class WalltimeWatch:
         self._closed = False
 
     def add(self, hosts: Iterable[HostStatus]) -> None:
-        """Watch these hosts, too. Those whose walltime is not known are left out."""
+        """Watch these hosts, too, except those with unknown walltime."""
         with self._changed:
             self._hosts.update({host.host: host for host in hosts if host.ends_at})
             if self._hosts and self._thread is None and not self._closed:

@@ -107,7 +107,7 @@ def _check_way(path: str, about: os.stat_result) -> None:
     if not stat.S_ISDIR(about.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if about.st_uid not in (0, os.geteuid()) and not _is_unmapped_root(about.st_uid):
-        raise NotPrivateError(f"{path} belongs to {user_name(about.st_uid)}, who could replace what is in it")
+        raise NotPrivateError(f"{path} belongs to {user_name(about.st_uid)}, which could replace its content")
     others = stat.S_IWOTH if about.st_gid == os.getegid() == os.geteuid() else stat.S_IWOTH | stat.S_IWGRP
     if about.st_mode & others and not about.st_mode & stat.S_ISVTX:
         raise NotPrivateError(

@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/v1/") and (found := admin.node(path[4:])) is not None:
             self._answer(200, found)
         else:
-            self._answer(404, {"error": f"there is no {path}; /SKILL.md lists what there is"})
+            self._answer(404, {"error": f"there is no {path}; /SKILL.md lists all requests"})
 
     def do_POST(self) -> None:  # the name that http.server calls
         if (admin := self._admin()) is None:
@@ -219,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
                     raise ValueError(f"a profile takes up to {LONGEST:g} seconds, not {seconds:g}")
                 self._answer(200, recorded(seconds), "application/gzip")
             else:
-                self._answer(404, {"error": f"there is no {self.path}; /SKILL.md lists what there is"})
+                self._answer(404, {"error": f"there is no {self.path}; /SKILL.md lists all requests"})
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             self._answer(400, {"error": str(error)})
 

@@ -317,7 +317,7 @@ def test_a_controller_that_died(faults: Any) -> None:
             return True
 
     mesh = get_or_spawn_controller("dies", Dies).get(PATIENCE)
-    with pytest.raises(SupervisionError, match="says so once more, and then makes another"):
+    with pytest.raises(SupervisionError, match="raises this once more, and then makes another"):
         mesh.die.call_one().get(PATIENCE)
     assert faults.get(timeout=PATIENCE).mesh == "dies"
     # Each process that had it is told once that its state is gone; then there is another.

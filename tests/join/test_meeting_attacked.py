@@ -150,7 +150,7 @@ def test_a_key_that_was_revoked_while_nobody_was_there(point: Point, keys: Keys,
 def test_who_is_both(point: Point, keys: Keys, said: MeetAs) -> None:
     with Party(point.port, keys) as attacker:
         attacker.say(said, VIEWER)
-        assert attacker.said() == "who is at a meeting point says who it is once"
+        assert attacker.said() == "a peer at a meeting point must identify itself once"
 
 
 def test_a_name_that_no_host_has(point: Point, keys: Keys) -> None:

@@ -155,7 +155,7 @@ def test_a_list_that_is_named_must_be_there(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_list_of_another_user(path: str) -> None:
     os.chown(path, 65533, -1)
-    with pytest.raises(KeyFileError, match="belongs to .*, who can change whom this process trusts"):
+    with pytest.raises(KeyFileError, match="belongs to .*, which could change the keys that this process trusts"):
         AllowList(path, required=True)
 
 

@@ -268,7 +268,7 @@ def test_what_a_key_holder_sends_ends_its_own_link_only(sides: Callable[..., Sid
     for said, why in (
         (PREFIX.pack(2**32 - 1, 0), "a header of 4,294,967,295 bytes was announced"),
         (PREFIX.pack(10, 2**63), "there is no memory for a message"),
-        (framed(b"\xc1" * 9), "what came is not a message of this version"),
+        (framed(b"\xc1" * 9), "received data is not a message of this version"),
         (PREFIX.pack(0, 1) + b"\x99", "an unknown word of the link was received"),
     ):
         with Holder(port_of(theirs), keys) as holder:

@@ -35,7 +35,7 @@ def test_what_nobody_handles_is_a_line_and_its_number(workers: Start) -> None:
     for number in range(5):
         with Holder(port, keys) as holder:
             holder.send(hello(f"attacker-{number}") + framed(encode(MeetFrame(1))) * 500 + framed(b"\xc1"))
-            assert holder.said().startswith("what came is not a message of this version")
+            assert holder.said().startswith("received data is not a message of this version")
     log = team[0].log()
     assert log.count("MeetFrame") == 1
     assert log.count("WARNING the link to attacker-") == 1

@@ -189,7 +189,7 @@ def test_the_picture_of_a_tensor_that_every_rank_has(four: Any) -> None:
         x = torch.ones(6, 4)
     text = repr(x.visualize())
     assert text.split("\n")[0] == (
-        "[6, 4] float32 on four (rows=2, columns=2), a tensor of its own on every rank: 96 bytes on a rank, cpu"
+        "[6, 4] float32 on four (rows=2, columns=2), a separate tensor on every rank: 96 bytes on a rank, cpu"
     )
     assert [line.split() for line in text.split("\n")[1:]] == [
         ["columns=0", "columns=1"],

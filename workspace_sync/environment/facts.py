@@ -91,7 +91,7 @@ def check_compatible(client: MachineFacts, host: MachineFacts, needs: Needs) -> 
         IncompatibleError: it cannot; the message names the host and both sides.
     """
     where = f"the environment {needs.prefix} cannot run on host {host.host}"
-    keep = "it keeps what it has; give that host an environment of its own, or leave it out of the sync"
+    keep = "it keeps its present environment; give that host a separate environment, or leave it out of the sync"
     if needs.native and (client.system, client.machine) != (host.system, host.machine):
         raise IncompatibleError(
             f"{where}: it is for {client.system} on {client.machine}, and the host has {host.system} on "

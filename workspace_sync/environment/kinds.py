@@ -52,7 +52,7 @@ class Environment:
 
 
 def environment(env: Environment | CondaEnvironment | str | os.PathLike[str]) -> Environment:
-    """Find out what an environment is.
+    """Identify an environment.
 
     Args:
         env: its prefix, a uv project with a ``.venv``, or what names it.

@@ -195,7 +195,7 @@ def _install(lock: LockFile, place: str, prefix: str, cancelled: Callable[[], bo
 
 
 def main() -> None:
-    """The process that installs: it reads what to do from its input."""
+    """Run the installing process, which reads its instructions from standard input."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was ended"))  # and the installer that it waits for with it
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Order)
@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def clear(folder: str) -> None:
-    """Remove what is in a folder that was made here, and the folder; links are removed, and never followed."""
+    """Remove a folder that was made here with its content; links are removed, and never followed."""
     for _, folders, files, fd in os.fwalk(folder, topdown=False, follow_symlinks=False):
         for name in files:
             os.unlink(name, dir_fd=fd)

@@ -272,7 +272,7 @@ def recall_contents(index: Index, prefix: bytes) -> dict[bytes, Content]:
 
 
 def remember(index: Index, judged: Judged, scanned: Manifest, known: dict[bytes, Content]) -> None:
-    """Keep what was found, of the files that are there now."""
+    """Remember the findings about the files that exist now."""
     _last[index] = judged
     index.save_file(_RESULT, msgspec.msgpack.encode(judged))
     present = {entry.digest for _, entry in scanned.files()}

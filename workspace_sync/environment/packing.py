@@ -201,7 +201,7 @@ def unpack(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Needs:
-    """Make the environment of an archive at a prefix; returns what it needs of this host, which has been checked.
+    """Unpack the environment of an archive at a prefix; return its requirements, which this host satisfies.
 
     Nothing is written outside of the prefix, every file is verified by its digest, and the prefix appears when the
     environment is complete.

@@ -226,7 +226,7 @@ class Records:
     by_uv: set[bytes] = field(default_factory=set)
 
     def lists(self, path: bytes) -> bool:
-        """Return whether an installer says that it has made a file."""
+        """Return whether an installer's records list a file."""
         return path in self.conda or path in self.rows
 
 
@@ -283,7 +283,7 @@ class Decisions:
 
 
 def decide(environment: Environment, manifest: Manifest, contents: Contents, found: Records) -> Decisions:
-    """Decide for each file how its prefix is rewritten, and which compiled modules come along."""
+    """Decide for each file how its prefix is rewritten, and which compiled modules are included."""
     made = Decisions()
     prefix = contents.prefix
     compiled: list[tuple[bytes, FileEntry]] = []
@@ -445,7 +445,7 @@ def _all(manifest: Manifest, contents: Contents) -> Iterator[Content]:
 
 
 def applied(manifest: Manifest, decisions: Decisions, prefix: bytes, folder: bytes) -> Manifest:
-    """A manifest with the decisions in it; what it shares with the one given is not copied."""
+    """Return a manifest with the decisions; parts shared with the given one are not copied."""
     changed: dict[bytes, Folder] = {}
 
     def of(path: bytes) -> Folder:

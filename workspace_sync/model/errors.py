@@ -1,4 +1,4 @@
-"""Errors of a sync. Each message names the host and the path, and what to do next."""
+"""Errors of a sync. Each message names the host, the path, and the next step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoreError(SyncError):
 
 
 class TamperedError(SyncError):
-    """Content on a host is not what its digest says."""
+    """Content on a host does not match its digest."""
 
 
 class IncompatibleError(SyncError):

@@ -108,7 +108,7 @@ class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Folder(msgspec.Struct, array_like=True, gc=False):
-    """A folder and its entries; its subfolders' own entries stand under their paths in the manifest.
+    """A folder and its entries; entries of its subfolders are under their paths in the manifest.
 
     Attributes:
         mode: its permissions.
@@ -410,14 +410,14 @@ def decode_delta(data: bytes | memoryview) -> ManifestDelta:
     try:
         return msgspec.msgpack.decode(data, type=ManifestDelta)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise ManifestError(f"what arrived is no manifest: {e}") from None
+        raise ManifestError(f"the received data is not a manifest: {e}") from None
 
 
 # -- content before its manifest ------------------------------------------------------------------
 
 
 class EarlyFile(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A file, or some chunks of one, as they were read. What the manifest says of it later counts.
+    """A file, or some chunks of one, as first read. The later manifest is authoritative.
 
     Attributes:
         path: in the tree.

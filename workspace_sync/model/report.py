@@ -6,7 +6,7 @@ import msgspec
 
 
 class Phases(msgspec.Struct, array_like=True):
-    """Seconds by phase: reading the folder, agreeing on what lacks, moving bytes, making trees, switching."""
+    """Seconds by phase: reading the folder, finding missing content, moving bytes, making trees, switching."""
 
     scan: float = 0.0
     plan: float = 0.0

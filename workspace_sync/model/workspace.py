@@ -229,12 +229,12 @@ def _check_apart(roots: dict[str, str]) -> None:
                 if not outer or inner.startswith(outer + "/"):
                     raise ValueError(
                         f"the places {inner!r} and {outer!r} of {folder} and {other} are within each other: "
-                        "give each a place of its own"
+                        "give each a separate place"
                     )
 
 
 def sync_folder(root: str | None = None) -> str:
-    """Return the absolute path of the folder that holds what syncs store and remember for this user."""
+    """Return the absolute path of the folder with the stores and indexes of this user."""
     return os.path.abspath(os.path.expanduser(root or SYNC_FOLDER.get() or "~/.cache/monarch_kernel/sync"))
 
 

@@ -145,7 +145,7 @@ class HostBlocks:
                     offset += piece.size
 
     def retry(self) -> None:
-        """Fetch blocks again in which the client could not read everything: a file may be what it was."""
+        """Fetch incomplete blocks again: an unreadable file may be readable now."""
         with self._lock:
             self._files.clear()
             for file in self._segments:
@@ -207,7 +207,7 @@ class HostBlocks:
         return None
 
     def close(self) -> None:
-        """Fetch nothing more; whoever waits gets an error."""
+        """Stop fetching; waiting readers get an error."""
         with self._lock:
             self._closed = True
             waiting = [each for callbacks in self._waiting.values() for each in callbacks]

@@ -1,4 +1,4 @@
-"""Unmount a folder as soon as the process that serves it has ended: a program of its own, started beside a mount.
+"""Unmount a folder as soon as its serving process has ended: a separate program, started beside a mount.
 
 ``python -I -S guardian.py PID MOUNTPOINT SOURCE FUSERMOUNT``: it imports only what every Python has, starts in
 milliseconds, outlives what it watches, and ends when it has unmounted. The mount table names the mount by SOURCE, which
@@ -54,7 +54,7 @@ def unmount(mountpoint: bytes, fusermount: str) -> str:
 
 
 def main(pid: int, mountpoint: bytes, source: bytes, fusermount: str) -> None:
-    """Wait for the end of a process, then unmount what it served."""
+    """Wait for the end of a process, then unmount its folder."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""Serve a remote mount on one host: an actor in a process of its own."""
+"""Serve a remote mount on one host: an actor in a separate process."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class HostMount(Actor):
 
     @endpoint
     async def switch(self) -> None:
-        """Show what was prepared."""
+        """Switch to the prepared content."""
         await asyncio.to_thread(self._switch)
 
     @concurrent_endpoint
     async def lend(self, segment: int, block: int) -> Loan | None:
-        """A block for another host, which gives it back; None if it is not here."""
+        """Lend a block to another host, which gives it back; None if it is not here."""
         if self._blocks is None:
             return None
         slab = await self._slabs.get(self._blocks.size_of(segment, block))
@@ -92,7 +92,7 @@ class HostMount(Actor):
 
     @endpoint
     async def give_back(self, loan: int) -> None:
-        """Another host has read what it was lent."""
+        """Take back a block that another host has read."""
         self._slabs.give_back(loan)
 
     @endpoint

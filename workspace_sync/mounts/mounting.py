@@ -73,7 +73,7 @@ def mine() -> Iterator[Mounted]:
 
 
 def sweep() -> list[str]:
-    """Unmount what killed processes of this user have left mounted; returns the mount points."""
+    """Unmount leftover mounts of killed processes of this user; return the mount points."""
     return [os.fsdecode(each.mountpoint) for each in mine() if each.dead and not each.unmount()]
 
 

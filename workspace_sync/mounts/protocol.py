@@ -88,7 +88,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The answer to a lookup. An inode of 0 says that there is nothing of that name.
+    """The answer to a lookup. An inode of 0 means that the name does not exist.
 
     Attributes:
         node: names the inode to the kernel until it is forgotten.
@@ -187,7 +187,7 @@ class Request:
     def entries_plus(
         self, entries: Sequence[Listed], offset: int, size: int, find: Callable[[Listed], Entered]
     ) -> None:
-        """The same, with what a lookup of each entry would give; ``find`` counts as a lookup."""
+        """The same, with the lookup result of each entry; ``find`` counts as a lookup."""
         out = bytearray()
         for number in range(offset, len(entries)):
             each = entries[number]
@@ -456,7 +456,7 @@ K = TypeVar("K")
 
 
 class InodeTable(Generic[K, N]):
-    """Inodes by number, and by what each stands for. Its owner locks it.
+    """Inodes by number and by the object that each represents. Its owner locks it.
 
     Args:
         key_of: what an inode stands for.

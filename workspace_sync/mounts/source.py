@@ -1,4 +1,4 @@
-"""Read the folder of a remote mount at the client: an actor in a process of its own, and the memory it lends."""
+"""Read the folder of a remote mount at the client: an actor in a separate process, and the memory it lends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Way(NamedTuple):
 
 
 class MountSource(Actor):
-    """Reads a folder, and decides who gets which block from whom."""
+    """Reads a folder, and decides which host gets which block from which host."""
 
     __tool__ = True
 
@@ -89,7 +89,7 @@ class MountSource(Actor):
 
     @concurrent_endpoint
     async def publish(self, path: str) -> Edition:
-        """Read a folder, anew or again, and say what has changed.
+        """Read a folder, for the first time or again, and return the changes.
 
         Raises:
             MountError: it cannot be read.
@@ -139,7 +139,7 @@ class MountSource(Actor):
 
     @endpoint
     async def failed(self, host: int, segment: int, block: int, source: int, loan: int, dead: bool) -> None:
-        """A host did not get a block from where it was sent to."""
+        """Record that a host did not get a block from its assigned source."""
         if source == CLIENT:
             self._slabs.give_back(loan)
         self._routes.failed(host, (segment, block), source)
@@ -239,7 +239,7 @@ class Slabs:
             await slab.buffer.drop()
 
     def lend(self, slab: Slab) -> int:
-        """Note that another process reads from it; returns what it gives back when it is done."""
+        """Note that another process reads from it; return a token that the process gives back."""
         loan = next(self._numbers)
         self._loans[loan] = (slab, time.monotonic())
         return loan

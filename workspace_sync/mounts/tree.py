@@ -72,7 +72,7 @@ class ManifestTree:
         return self._manifest
 
     def switch(self, manifest: Manifest, session: FuseSession) -> None:
-        """Show another manifest from now on, and have the kernel forget what differs."""
+        """Switch to another manifest, and make the kernel forget entries that differ."""
         old = self._manifest
         changed = list(changes(old, manifest))
         now = time.time_ns()

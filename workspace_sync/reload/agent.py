@@ -1,4 +1,4 @@
-"""Reload modules in a rank: an actor with a thread of its own."""
+"""Reload modules in a rank: an actor with a separate thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Reloader(Actor):
-    """Knows what a rank has imported from the workspace, and makes it follow the files.
+    """Records which modules a rank has imported from the workspace, and reloads them from their files.
 
     Args:
         folders: the folders of the workspace (client, host).
@@ -36,7 +36,7 @@ class Reloader(Actor):
 
     @endpoint
     def watch(self, folders: Pairs) -> tuple[int, RankReport]:
-        """Note what is imported from these folders from now on, and compare what is there with its files."""
+        """Record imports from these folders from now on, and compare loaded modules with their files."""
         loaded_modules.watch(folders)
         return self._rank, RankReport(self._rank)
 

@@ -43,7 +43,7 @@ _OF_DATACLASS = frozenset(
 
 
 class Unsound(Exception):
-    """A change that objects which exist cannot follow; the message says which and why."""
+    """A change that existing objects cannot follow; the message names it and the reason."""
 
 
 class ClassUpdate:

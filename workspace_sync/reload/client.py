@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 
 def contact(procs: ProcMesh, folders: Iterable[tuple[str, str]] | None = None, timeout: float = 10.0) -> Refreshed:
-    """Make ranks note what they import from a workspace.
+    """Make ranks record their imports from a workspace.
 
     Call it before the first switch: what a rank has imported until then is compared with the files that are there now.
 

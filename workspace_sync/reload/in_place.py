@@ -422,7 +422,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def in_order(modules: Iterable[str], imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """Modules so that each comes after those that it imports; of a circle, any may be the first."""
+    """Sort modules so that each follows its imports; in a circle, any may be the first."""
     wanted = sorted(set(modules))
     order: list[str] = []
     seen: set[str] = set()

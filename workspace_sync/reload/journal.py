@@ -22,7 +22,7 @@ class Journal:
             self._steps.pop()()
 
     def note(self, step: Callable[[], object]) -> None:
-        """Note how to undo what is about to be done."""
+        """Record how to undo the next step."""
         self._steps.append(step)
 
     def note_dict(self, mapping: dict[Any, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Sync, and have running ranks follow: they are asked before the switch and told after it."""
+"""Sync, and reload running ranks: they are asked before the switch and notified after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENTER = 10.0
 
 
 class LiveReport(msgspec.Struct):
-    """A sync, and what became of ranks that run already.
+    """The result of a sync, and of the reload in running ranks.
 
     Attributes:
         sync: the receipt.

@@ -171,7 +171,7 @@ class LoadedModules:
             self.look()
 
     def close(self) -> None:
-        """Note imports no more, and drop what is known."""
+        """Stop recording imports, and drop the records."""
         with self._lock:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
@@ -183,7 +183,7 @@ class LoadedModules:
         self._known[name] = loaded
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop what is known of modules, as these are dropped."""
+        """Drop the records of modules that are dropped."""
         for name in names:
             self._known.pop(name, None)
 

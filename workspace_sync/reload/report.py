@@ -96,7 +96,7 @@ class Refreshed(msgspec.Struct):
 
 
 class ModuleSelection(msgspec.Struct, array_like=True, frozen=True):
-    """A mode of ``%autoreload``, with what ``%aimport`` has named. Names stand for one module each, as in IPython.
+    """A mode of ``%autoreload``, with the modules of ``%aimport``. Each name is one module, as in IPython.
 
     Attributes:
         mode: "off" (0): no modules; "explicit" (1): those in ``included``; "all" (2, 3): all but those in ``excluded``.
@@ -120,7 +120,7 @@ EVERY = ModuleSelection()
 
 
 def selection_of(mode: str | int, included: Iterable[str] = (), excluded: Collection[str] = ()) -> ModuleSelection:
-    """The selection for what a user writes behind ``%autoreload``.
+    """Parse the arguments of ``%autoreload``.
 
     Args:
         mode: "off", "now", "explicit", "all", "complete", or 0 to 3 ("" and "now" mean all modules, once). On ranks,

@@ -1,4 +1,4 @@
-"""Describe a large first sync before it starts: what it sends, and what it leaves out."""
+"""Describe a large first sync before it starts: sent and left-out content."""
 
 from __future__ import annotations
 

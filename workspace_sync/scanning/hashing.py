@@ -45,10 +45,10 @@ class ScanPlan:
 
 
 class ContentTaker(Protocol):
-    """Takes content while a scan goes on. Called by the threads of the scan."""
+    """Takes content during a scan. Called by the threads of the scan."""
 
     def planned(self, plan: ScanPlan) -> None:
-        """The scan knows what it reads, and begins."""
+        """Begin: the scan has planned its reads."""
         ...
 
     def take(self) -> memoryview | None:

@@ -115,7 +115,7 @@ class Index:
             self._know(Manifest(saved.between | folders))
 
     def replace(self, records: dict[bytes, Record], reasons: list[str], manifest: Manifest, *, changed: bool) -> None:
-        """Enter what a scan has found; ``save`` writes it."""
+        """Enter the results of a scan; ``save`` writes them."""
         self.records, self.reasons = records, reasons
         self._know(manifest)
         self._changed |= changed

@@ -249,7 +249,7 @@ class Scope:
 
 
 def rules_within(folder: bytes, around: Rules) -> Rules:
-    """The rules within a folder: those around it, and its own. A repository of its own begins anew, as in git."""
+    """The rules within a folder: those around it, and its own. A nested repository begins anew, as in git."""
     git, mesh = around.git, around.mesh
     if os.path.lexists(folder + b"/.git"):
         git = of_repository(folder)

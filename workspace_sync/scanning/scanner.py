@@ -37,7 +37,7 @@ def scan(
     save: bool = True,
     taker: ContentTaker | None = None,
 ) -> Scan:
-    """Find out what a workspace holds now.
+    """Scan a workspace, and return its current content.
 
     Args:
         workspace: its folders.

@@ -38,7 +38,7 @@ _NAMED = 10
 
 @dataclass(slots=True)
 class Problems:
-    """Paths of the client by what is wrong with them; links with their targets."""
+    """Invalid paths of the client by kind of problem; links with their targets."""
 
     unreadable: list[bytes] = field(default_factory=list[bytes])
     outside: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])

@@ -36,7 +36,7 @@ _CLASSES: dict[bytes, frozenset[int]] = {
 
 
 def literal_length(pattern: bytes) -> int:
-    """Count the bytes at the start of a pattern that stand for themselves."""
+    """Count the literal bytes at the start of a pattern."""
     for i, byte in enumerate(pattern):
         if byte in _SPECIAL:
             return i

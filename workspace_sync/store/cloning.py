@@ -43,7 +43,7 @@ _probes = threading.Lock()
 
 
 def probe(folder: int) -> Facts:
-    """Find out what the file system of a folder offers.
+    """Determine the copy operations that the file system of a folder supports.
 
     Args:
         folder: a descriptor of a folder in which files may be created.

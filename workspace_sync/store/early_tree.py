@@ -122,7 +122,7 @@ class EarlyTree:
         return fd
 
     def read(self, path: bytes, offset: int, into: memoryview) -> bool:
-        """Read back what has arrived; whether all of it is there."""
+        """Read back the received content; return whether it is complete."""
         try:
             fd = self.tree.open_file(path)
         except OSError:
@@ -131,13 +131,13 @@ class EarlyTree:
             return os.preadv(fd, [into], offset) == len(into)
 
     def close(self) -> None:
-        """From now on nothing is written: what still comes was sent twice. No thread may be writing."""
+        """Write nothing more: later content is a duplicate. No thread may be writing."""
         self._closed = True
 
     # -- what becomes of it -------------------------------------------------------------------------------
 
     def settle(self, manifest: Manifest) -> int:
-        """Remove what is not as a manifest has it, as it has changed since it was read.
+        """Remove content that differs from the manifest, because it has changed since it was read.
 
         Returns:
             The bytes of the files that stay, for ``adopt``.

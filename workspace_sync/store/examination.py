@@ -145,7 +145,7 @@ def without(held: HeldManifest, paths: Collection[bytes]) -> HeldManifest:
 def glanced(
     tree: TreeFolder, held: HeldManifest, aside: Callable[[bytes], None], stopped: Callable[[], bool]
 ) -> HeldManifest:
-    """Look at the size, time and mode of each file, and hash those that differ; the manifest of what is there.
+    """Compare size, time and mode of each file, and hash those that differ; return the manifest of the tree.
 
     Args:
         aside: moves a file that a rank has changed out of the way.
@@ -186,7 +186,7 @@ def examined(
     unfinished: bool,
     stopped: Callable[[], bool] = lambda: False,
 ) -> HeldManifest:
-    """Find out what a tree holds, of what some manifests name, by hashing all of it; the manifest of what is there.
+    """Hash all files of a tree that some manifests name; return the manifest of the tree.
 
     Args:
         candidates: what it may hold, the likeliest first.

@@ -1,4 +1,4 @@
-"""Turn errors of the file system into errors of the store: path, cause, and what to do."""
+"""Turn errors of the file system into errors of the store: path, cause, and remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ADVICE = {
 
 
 def explained(e: OSError, path: str) -> StoreError:
-    """An error of the file system, with the path and what to do."""
+    """An error of the file system, with the path and the remedy."""
     advice = _ADVICE.get(e.errno or 0)
     why = e.strerror or str(e)
     return StoreError(f"{path}: {why}" + (f" ({advice})" if advice else ""))

@@ -39,7 +39,7 @@ class Generations:
         self._folder.close()
 
     def current(self) -> tuple[int, str]:
-        """The number that the link ``current`` has, 0 if it has none; and what is wrong with that; empty: nothing.
+        """The number of the link ``current`` (0 if it has none), and its problem ("" if it is valid).
 
         Whether it should have one (``records`` are here) is for the caller to say.
 
@@ -65,7 +65,7 @@ class Generations:
         return number, ""
 
     def records(self) -> tuple[list[Generation], str]:
-        """All records, the newest first, and what is wrong with one that is damaged.
+        """All records, the newest first, and the problem of a damaged one.
 
         Raises:
             StoreError: a newer version has written one, or it cannot be read.
@@ -133,7 +133,7 @@ class Generations:
                         remove_record(self._folder, name)
 
     def linked(self, number: int) -> dict[str, str]:
-        """The slot that each part of a generation is, as the links say."""
+        """The slot of each part of a generation, from the links."""
         found: dict[str, str] = {}
         try:
             fd = os.open(str(number), _FOLDER, dir_fd=self._folder.fd)

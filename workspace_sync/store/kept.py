@@ -17,7 +17,7 @@ from workspace_sync.store.tree import CACHES, TreeFolder, folder_time
 
 
 def strays(tree: TreeFolder, manifest: Manifest) -> Iterator[bytes]:
-    """The paths in a tree that its manifest does not name, without caches: a folder comes whole.
+    """The paths in a tree that its manifest does not name, without caches; a folder is one path.
 
     Only folders that were changed since the tree was made are read.
     """
@@ -47,7 +47,7 @@ def strays_in(tree: TreeFolder, path: bytes, folder: Folder) -> Iterator[bytes]:
 
 
 class Keeper:
-    """Moves what ranks have made out of the way: into the tree that takes over, or into a folder ``kept``.
+    """Moves files of ranks into the next tree, or into a folder ``kept``.
 
     Args:
         tree: the folder ``kept`` of a workspace, made at first use.
@@ -172,7 +172,7 @@ def inventory(tree: TreeFolder) -> Inventory:
 
 
 def remove(tree: TreeFolder, listed: Inventory) -> tuple[int, int]:
-    """Remove what an inventory names, as far as it is still the same and no process has it open.
+    """Remove the files of an inventory that are unchanged and that no process has open.
 
     Returns:
         How many files were removed, and their size (bytes).

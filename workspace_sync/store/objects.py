@@ -19,7 +19,7 @@ _NEW = "new"
 
 
 class Objects:
-    """The folder ``objects`` of a store. Several processes use it at once: objects come and go by renaming.
+    """The folder ``objects`` of a store. Several processes use it at once: objects are added and removed by renaming.
 
     An object is named by the digest that its content should have. Whatever uses one hashes it.
     """
@@ -140,7 +140,7 @@ class Objects:
                 yield digest, about
 
     def remove_unfinished(self) -> int:
-        """Remove what processes that were killed have left half written: nobody holds the locks; returns how many."""
+        """Remove unfinished objects of killed processes, whose locks are free; return their number."""
         removed = 0
         for name in self._unfinished():
             new = f"{_NEW}/{name}"

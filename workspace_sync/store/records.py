@@ -81,7 +81,7 @@ class Generation(msgspec.Struct, array_like=True):
 
 
 class ManifestRecord(msgspec.Struct, array_like=True):
-    """A manifest, and what its rewritten files are on this host: (digest, size) by path."""
+    """A manifest, and the (digest, size) of its rewritten files on this host, by path."""
 
     manifest: ManifestDelta
     rewritten: dict[bytes, tuple[bytes, int]] = {}

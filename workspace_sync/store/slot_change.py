@@ -122,7 +122,7 @@ class SlotChange:
     # -- the change, without what is missing ---------------------------------------------------------
 
     def begin(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Remove what goes, make folders and links, and make each file that this host has the content of.
+        """Remove old entries, make folders and links, and make each file whose content this host has.
 
         Args:
             stopped: asked between files; true: leave the rest out. Such a change can only be abandoned.
@@ -242,7 +242,7 @@ class SlotChange:
             if other is not name:
                 raise StoreError(
                     f"{self.tree.path}/{printable(path)}: {printable(other)!r} and {printable(name)!r} are one name on "
-                    "this host, whose file system does not tell case apart: rename one of them, or ignore it"
+                    "this host, whose file system ignores case: rename one of them, or ignore it"
                 )
 
     def _check_space(
@@ -760,7 +760,7 @@ class SlotChange:
         del self._partly[path]
 
     def abandon(self, *, keep_made: bool) -> HeldManifest:
-        """Leave the change as far as it came; returns what the slot holds now.
+        """Stop the change where it is; return the content of the slot.
 
         Args:
             keep_made: keep files that were made; otherwise they are removed, so that nothing is left staged.

@@ -205,7 +205,7 @@ class Slots:
                 del self._held[digest]
 
     def settle_manifests(self) -> None:
-        """Note as a whole what is noted as a difference, so that no chain grows."""
+        """Record manifests in full that are recorded as differences, so that no chain grows."""
         for digest, base in self._saved().items():
             held = self.glimpse(digest) if base else None
             if held is not None:
@@ -230,7 +230,7 @@ class Slots:
             return None
 
     def note(self, slot: str, part: str, digest: bytes, *, target: bytes = b"", suspect: bool = False) -> None:
-        """Note what a slot holds, as of this boot.
+        """Record the content of a slot, as of this boot.
 
         Args:
             digest: of its manifest.
@@ -297,7 +297,7 @@ class Slots:
         return slot
 
     def new_early(self, part: str, longest: int) -> EarlyTree:
-        """Make a slot for content that comes before its manifest.
+        """Make a slot for content that arrives before its manifest.
 
         Args:
             longest: the longest name that the file system takes (bytes).
@@ -307,12 +307,12 @@ class Slots:
         return EarlyTree(slot, self.open(slot), longest)
 
     def is_early(self, slot: str) -> bool:
-        """Return whether there was no manifest yet for what is in a slot."""
+        """Return whether the content of a slot has no manifest yet."""
         record = self.record(slot)
         return record is not None and record.target == EARLY
 
     def drop_early(self, early: EarlyTree) -> None:
-        """Remove a slot for which no manifest has come."""
+        """Remove a slot whose manifest has not arrived."""
         with explain(self.path(early.slot)):
             if self.is_early(early.slot) and self.is_there(early.slot):
                 with self.open(early.slot) as tree:
@@ -381,7 +381,7 @@ class Slots:
         return not self.verified(part, slot, digest)
 
     def verified(self, part: str, slot: str, digest: bytes) -> list[Problem]:
-        """Hash everything in a slot, and note whether it is damaged; returns what is."""
+        """Hash everything in a slot, and record damage; return the damaged files."""
         held = self.held(part, digest)
         if held is None:
             return [Problem(self.manifest_path(digest), "the manifest is missing or damaged: sync again")]
@@ -441,7 +441,7 @@ class Slots:
 
 
 def carry(part: str, tree: TreeFolder, manifest: Manifest, current: Donor | None, keeper: Keeper) -> None:
-    """Move what ranks have made in a tree to the current one.
+    """Move files of ranks from a tree to the current one.
 
     Args:
         manifest: of the tree.

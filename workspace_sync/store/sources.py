@@ -76,7 +76,7 @@ class Sources:
         self._listed = self.objects.names() if files > _MANY else None
 
     def learn(self, held: HeldManifest) -> None:
-        """Remember what originals become on this host, from a tree in which they have."""
+        """Remember the rewritten form of originals on this host, from a tree that contains it."""
         for path, content in held.rewritten.items():
             entry = held.manifest.file(path)
             if entry is not None:
@@ -113,13 +113,13 @@ class Sources:
         return self._places.get(digest)
 
     def damaged(self, place: ContentPlace) -> None:
-        """Content at a place is not what it should be."""
+        """Record that content does not match its digest."""
         if place.donor.steady:
             path = f"{place.donor.tree.path}/{printable(place.path)}"
             self.problems.append(Problem(path, "its content was changed"))
 
     def damaged_object(self, digest: bytes) -> None:
-        """An object is not what its name says; it is removed."""
+        """Remove an object that does not match its name."""
         self.problems.append(Problem(self.objects.path_of(digest), "the content of this object was changed"))
         self.objects.remove(digest)
 

@@ -15,7 +15,7 @@ from workspace_sync.store.tree import Descriptor
 
 
 class Staging:
-    """Trees that are being made; ``WorkspaceFolder.stage`` gives one. The workspace's lock is held all the time.
+    """Trees that are being made; ``WorkspaceFolder.stage`` returns one. It holds the workspace's lock throughout.
 
     Attributes:
         digest: of the tree (part "tree"); empty if there is none.

@@ -71,7 +71,7 @@ class WorkspaceState(msgspec.Struct, array_like=True):
 
 
 class WorkspaceFolder:
-    """The folder of one workspace; ``Store.workspace`` gives it. One staging at a time.
+    """The folder of one workspace; ``Store.workspace`` returns it. One staging at a time.
 
     Attributes:
         path: its path. Ranks see ``path/current/tree`` and ``path/current/env``.
@@ -214,7 +214,7 @@ class WorkspaceFolder:
         return None if held is None else held.manifest
 
     def needed(self, content: set[bytes]) -> set[bytes] | None:
-        """Of some content, what the generations that are kept need; None: that cannot be found out."""
+        """The part of some content that kept generations need; None if it cannot be determined."""
         records, problem = self._generations.records()
         if problem:
             return None
@@ -238,7 +238,7 @@ class WorkspaceFolder:
     # -- staging --------------------------------------------------------------------------------------------
 
     def begin_early(self, size: int) -> EarlyTree | None:
-        """Take content of the first tree before there is a manifest; None: this host had better wait for that.
+        """Take content of the first tree before its manifest; None if this host should wait for the manifest.
 
         It waits if there is content in the store that may be the same, so that nothing is sent twice, and where the
         manifest decides whether the tree can be stored at all.
@@ -258,7 +258,7 @@ class WorkspaceFolder:
         rewriter: Rewriter | None = None,
         early: EarlyTree | None = None,
     ) -> Staging:
-        """Begin to make trees, from all that this host has; what it lacks is in ``Staging.missing``.
+        """Begin to make trees from content of this host; ``Staging.missing`` has the rest.
 
         Args:
             targets: the manifests by part ("tree", "env"); parts that are not named stay as they are.
@@ -542,7 +542,7 @@ class WorkspaceFolder:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def condemn(self, digest: bytes, why: str, owner: str, wait: float) -> None:
-        """Note why ranks cannot import what a tree has, in the records of its generations; "" takes that back.
+        """Record why ranks cannot import modules of a tree, in its generations; "" withdraws it.
 
         Raises:
             WorkspaceBusyError, StoreError: it cannot be noted.
@@ -554,7 +554,7 @@ class WorkspaceFolder:
                     self._generations.note(record)
 
     def rollback(self, steps: int = 1, generation: int | None = None, tree: str = "") -> Staging:
-        """Stage the trees of an earlier generation again, from what this host has; they become a new generation.
+        """Stage the trees of an earlier generation again, from content of this host; they become a new generation.
 
         Args:
             steps: how many generations to go back; those that ranks could not import do not count.
@@ -576,7 +576,7 @@ class WorkspaceFolder:
                 if any(digest.hex().startswith(tree) for digest in each.digests.values())
             ]
             if not named:
-                raise StoreError(f"{self.path} keeps no tree {tree}; %mesh sync --rollback --list shows what it has")
+                raise StoreError(f"{self.path} keeps no tree {tree}; %mesh sync --rollback --list shows its trees")
             wanted = named[0].number
         if wanted is None:
             wanted = state.generation
@@ -610,7 +610,7 @@ class WorkspaceFolder:
     # -- verification ----------------------------------------------------------------------------------------------
 
     def verify(self, repair: bool = False) -> list[Problem]:
-        """Hash everything in the current trees; what ranks have made there is ignored.
+        """Hash everything in the current trees; files of ranks are ignored.
 
         Trees that are damaged are noted as such, and made again by the next sync. A link ``current`` that leads to no
         trees is set again, to the last ones that are whole.
@@ -686,7 +686,7 @@ class WorkspaceFolder:
         return Footprint(generations, files, size, len(kept.files), kept.size, self.slots.users())
 
     def forget(self, *, kept: bool) -> None:
-        """Remove the trees, what is known of them, and the folder of the workspace.
+        """Remove the trees, their records, and the folder of the workspace.
 
         What the trees hold becomes objects. Files that ranks have made are moved to ``kept``, which stays, with the
         folder, unless it is empty. No process may use the trees. If it is killed, it is called again.

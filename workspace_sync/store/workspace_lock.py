@@ -22,7 +22,7 @@ _YIELDS = 60.0
 
 
 class WorkspaceLock:
-    """Two files of the workspace's folder: ``lock`` is held by the owner, ``waiting`` is shared by those who wait.
+    """Two files of the workspace's folder: the owner holds ``lock``, waiting processes share ``waiting``.
 
     Both are locks of the kernel (``flock``), which end with their process.
 
@@ -68,7 +68,7 @@ class WorkspaceLock:
 
     @contextmanager
     def tidy(self) -> Generator[None]:
-        """Hold the lock for work that gives way to everyone else: who does it asks ``is_awaited`` often.
+        """Hold the lock for low-priority work, whose caller checks ``is_awaited`` often.
 
         Raises:
             WorkspaceBusyError: another one holds it.
@@ -81,11 +81,11 @@ class WorkspaceLock:
         return _is_held(lambda: self._open(_WAITING))
 
     def is_free(self) -> bool:
-        """Return whether nobody holds the lock now."""
+        """Return whether the lock is free."""
         return not _is_held(lambda: self._folder.open_file(_LOCK, os.O_RDONLY))
 
     def remove(self) -> None:
-        """Remove the files of the lock, which is held: who waits for it finds that the workspace is forgotten."""
+        """Remove the files of the held lock: waiting processes find that the workspace is forgotten."""
         for name in (_WAITING, _LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._folder.fd)
@@ -113,7 +113,7 @@ class WorkspaceLock:
                 os.close(waiting)
 
     def _announce(self) -> int:
-        """Show that somebody waits; -1: not yet, as the one who asks whether anybody does is just asking."""
+        """Announce a waiter; -1: unknown until the query of another process has completed."""
         try:
             fd = self._open(_WAITING)
         except OSError:

@@ -26,7 +26,7 @@ _Task = tuple[Any, Callable[..., Any], tuple[Any, ...]]
 
 
 class SyncAgent(Actor):
-    """One a host and client, in a process of its own that ends with the client.
+    """The agent of one client on one host, in a separate process that ends with the client.
 
     Each request runs on a thread of its own, so the agent answers while it stages. What goes wrong is an answer, too
     (``Failed``): an exception here is a fault of this package.

@@ -58,7 +58,7 @@ class ContentBlock:
 
 
 def pack(lacking: Mapping[str, Iterable[Piece]], first: int = 0) -> list[ContentBlock]:
-    """Pack what hosts lack into blocks, in the order of the pieces.
+    """Pack missing pieces into blocks, in their order.
 
     Args:
         lacking: the pieces of each host.
@@ -171,7 +171,7 @@ def piece_order(changes: Iterable[ManifestDelta]) -> dict[bytes, int]:
 
 
 def finished(memory: memoryview, used: int, files: list[EarlyFile]) -> tuple[memoryview, bytes]:
-    """A block whose content is in its place, and its end: what describes that."""
+    """Complete a block whose content is in place with the table that describes it."""
     text = _encode(files)
     end = text + _LENGTH.pack(len(text))
     block = memory[: used + len(end)]
@@ -190,7 +190,7 @@ def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], byt
         end = bytes(block[len(block) - _LENGTH.size - length :])
         files = _decode(end[:length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise TamperedError(f"a block that arrived does not say what is in it: {e}") from None
+        raise TamperedError(f"a received block has no valid table: {e}") from None
     found: list[tuple[EarlyFile, memoryview]] = []
     at = 0
     for file in files:
@@ -203,7 +203,7 @@ def files_in(block: memoryview) -> tuple[list[tuple[EarlyFile, memoryview]], byt
 
 
 def refill(block: memoryview, end: bytes, read: Callable[[bytes, int, memoryview], bool]) -> EarlyFile | None:
-    """Write a block once more; the file that is not as it was, if there is one.
+    """Write a block again; return the file that has changed, if there is one.
 
     Args:
         block: as long as it was.
@@ -259,7 +259,7 @@ class BlockPool:
         return memoryview(memory)[:size]
 
     def give(self, memory: memoryview) -> None:
-        """Give back what ``take`` gave and nothing reads or writes any more."""
+        """Give back memory from ``take`` that is no longer read or written."""
         whole = memory.obj
         if isinstance(whole, mmap.mmap):
             with self._lock:

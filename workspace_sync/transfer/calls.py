@@ -92,7 +92,7 @@ class Calls:
         self._lines[link.host.key] = _Line(link)
 
     def ask(self, host: str, about: Any, request: str, *args: Any) -> None:
-        """Send a request; its answer comes from ``next``. One to a host that is lost has no answer."""
+        """Send a request; ``next`` returns its answer. A request to a lost host has no answer."""
         line = self._lines[host]
         if line.gone:
             return
@@ -108,7 +108,7 @@ class Calls:
             line.link.actor.work.call_one(request, *args)
 
     def post(self, about: Any, value: Any) -> None:
-        """Put in news from another thread of the client; they come with the host ""."""
+        """Queue news from another thread of the client; ``next`` returns them with the host ""."""
         self._events.put(_Event("", _PING, about, None, value))
 
     def owes(self, host: str) -> bool:
@@ -116,7 +116,7 @@ class Calls:
         return bool(self._lines[host].open)
 
     def forget(self) -> None:
-        """Drop all answers that are still to come."""
+        """Drop all pending answers."""
         for line in self._lines.values():
             line.open.clear()
         while not self._events.empty():
@@ -130,7 +130,7 @@ class Calls:
         return self.answers(request, asked)
 
     def answers(self, about: Any, hosts: Iterable[str]) -> dict[str, Answer]:
-        """Wait until hosts have answered what they were asked."""
+        """Wait until hosts have answered their requests."""
         left = set(hosts)
         found: dict[str, Answer] = {}
         while left:

@@ -226,7 +226,7 @@ class HostWork:
     # -- blocks -----------------------------------------------------------------------------------------
 
     def fetch(self, session: str, number: int, size: int, source: RDMABuffer, content: bool, early: bool) -> RDMABuffer:
-        """Fetch a block, store what is in it, and keep it for others.
+        """Fetch a block, store its content, and keep it for other hosts.
 
         Args:
             content: it holds pieces; otherwise it is a part of a manifest, and only kept.
@@ -423,7 +423,7 @@ class HostWork:
         return Staged(False, encode_missing(list(missing.items()), job.order), files, sorted(deleted))
 
     def condemn(self, workspace: str, digest: bytes, why: str, owner: str, wait: float) -> None:
-        """Note that ranks cannot import what a tree has."""
+        """Record that ranks cannot import modules of a tree."""
         if self.store.has(workspace):
             self._stop_following(workspace)
             self.store.workspace(workspace).condemn(digest, why, owner, wait)
@@ -438,7 +438,7 @@ class HostWork:
             return self._answer(staging, {})
 
     def verify(self, workspace: str) -> list[str]:
-        """Hash everything in the current trees; what is wrong. The next sync repairs it."""
+        """Hash everything in the current trees; return the damage, which the next sync repairs."""
         if not self.store.has(workspace):
             return []
         return [str(problem) for problem in self.store.workspace(workspace).verify()]
@@ -458,7 +458,7 @@ class HostWork:
         )
 
     def commit(self, session: str, workspace: str) -> Switched:
-        """Switch to the new trees. The slot before follows on a thread of its own."""
+        """Switch to the new trees. The previous slot follows on a separate thread."""
         job = self._job(session)
         began = time.monotonic()
         with job.busy:
@@ -473,7 +473,7 @@ class HostWork:
         )
 
     def abort(self, session: str) -> None:
-        """Leave nothing of this sync. What runs for it has been told to end (``cancel_job``), and is waited for."""
+        """Remove everything of this sync. Wait for its work, which was cancelled by ``cancel_job``."""
         job = self._jobs.get(session)
         if job is None:
             return
@@ -499,7 +499,7 @@ class HostWork:
         self._jobs.pop(session, None)
 
     def collect(self, limit: int | None, kept: bool) -> Collected:
-        """Remove old content that nothing needs, and say what is kept of ranks.
+        """Remove unneeded old content, and report the kept files of ranks.
 
         Args:
             kept: remove that, too, for good.
@@ -521,12 +521,12 @@ class HostWork:
         return found
 
     def forget(self, workspace: str, owner: str, kept: bool, dry: bool) -> Remains:
-        """Remove a workspace, unless a process uses it; what there was of it.
+        """Remove a workspace, unless a process uses it; return its former content.
 
         Args:
             owner: the client, for others.
             kept: also the files of ranks that were in the way of a tree.
-            dry: only say what there is.
+            dry: only list the content.
 
         Raises:
             WorkspaceBusyError: another client syncs it.

@@ -1,4 +1,4 @@
-"""Messages between the client and the agents. ``docs/sync.md`` describes the protocol and what a death does."""
+"""Messages between the client and the agents. ``docs/sync.md`` describes the protocol and the effects of deaths."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Remains(msgspec.Struct, array_like=True):
 
 
 class Failed(msgspec.Struct, array_like=True):
-    """A host could not do what it was asked to.
+    """A host could not fulfil a request.
 
     Attributes:
         kind: the name of the error's class.
@@ -208,7 +208,7 @@ class Failed(msgspec.Struct, array_like=True):
 
 
 def encode_missing(missing: Sequence[Piece], order: Collection[bytes]) -> Missing:
-    """Describe what is missing, briefly."""
+    """Describe missing pieces briefly."""
     if len(missing) <= FEW:
         return Missing(b"", list(missing))
     lacks = dict(missing)

@@ -67,7 +67,7 @@ class PartChange:
 
 
 class Changes:
-    """The changes of all parts, by what hosts have.
+    """The changes of all parts, by the present content of hosts.
 
     Args:
         parts: what is synced.

@@ -177,7 +177,7 @@ class Scheduler:
     # -- events -------------------------------------------------------------------------------------
 
     def need(self, host: str, blocks: Mapping[int, int], now: float) -> list[Action]:
-        """A host lacks these blocks (number -> bytes); a host may be told of several times."""
+        """Record that a host lacks these blocks (number -> bytes). May be called several times for a host."""
         if host in self._dead:
             return []
         if host not in self._hosts:

@@ -150,7 +150,7 @@ class StagingRun:
     # -- staging ------------------------------------------------------------------------------------------
 
     def stage_earlier(self, steps: int, tree: str) -> None:
-        """Stage an earlier generation on all hosts, from what they have."""
+        """Stage an earlier generation on all hosts, from their own content."""
         args = self._session, self._workspace, self._owner, _WAIT, steps, tree
         for host, run in self.hosts.items():
             run.step = Step.STAGING
@@ -161,7 +161,7 @@ class StagingRun:
                 self._take(answer, time.monotonic())
 
     def send_early(self, pipe: EarlyPipe, size: int) -> None:
-        """Send what a scan reads while it goes on, if all hosts take it, so that the client sends each byte once.
+        """Send content during a scan, if all hosts accept it, so that the client sends each byte once.
 
         It returns when the scan is over and hosts have what it gave, or when they have refused.
 
@@ -531,7 +531,7 @@ class StagingRun:
                 run.step, run.switched = Step.SWITCHED, answer.value
 
     def abort(self) -> None:
-        """Make all hosts that have not switched drop what they have staged, and wait for that."""
+        """Make all hosts that have not switched drop their staged trees, and wait for that."""
         self._calls.forget()
         asked = [
             host for host in self._calls.hosts if host in self.hosts and self.hosts[host].step is not Step.SWITCHED

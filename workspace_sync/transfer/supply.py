@@ -35,7 +35,7 @@ class EarlyBlock:
 
 
 class EarlyPipe:
-    """Pipe between a scan, whose threads fill blocks, and the thread that sends them. It holds few at a time."""
+    """Bounded pipe between a scan, whose threads fill blocks, and the thread that sends them."""
 
     def __init__(self) -> None:
         self._pool = BlockPool()
@@ -74,7 +74,7 @@ class EarlyPipe:
         self.arrived()
 
     def ended(self) -> None:
-        """The scan is over, whatever has come of it."""
+        """End the pipe: the scan is over, with or without success."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -114,7 +114,7 @@ class EarlyPipe:
             pass
 
     def fill(self, block: memoryview, end: bytes) -> None:
-        """Read the content of a block that was dropped once more.
+        """Read the content of a dropped block again.
 
         Raises:
             ScanError: a file has changed.

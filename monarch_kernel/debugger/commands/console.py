@@ -1,4 +1,4 @@
-"""A console: the selection of stopped ranks, and what each command does with them.
+"""A console: the selection of stopped ranks, and the effect of each command on them.
 
 A `Console` is independent of terminals and notebooks: lines go in, text comes out. Commands act on a *set* of stops:
 all of them, those of selected ranks, or one of the groups into which a step has split them.

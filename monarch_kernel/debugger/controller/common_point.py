@@ -78,7 +78,7 @@ class CommonPoint:
         self._armed: dict[int, int] = {}  # by rank: the collectives that it had issued when it was first asked
 
     def begin(self, timeout: float) -> None:
-        """Begin on a thread of its own; wait until the ranks know their number, or for so long (seconds)."""
+        """Begin on a new thread; wait until the ranks know their number, or until a timeout in seconds."""
         threading.Thread(target=self._run, name="monarch-debugger-point", daemon=True).start()
         self._decided.wait(timeout)
 

@@ -51,7 +51,7 @@ def ask(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """Call ``function(*args)`` in each rank, on a thread of its debug agent, and gather the answers that come in time.
+    """Call ``function(*args)`` in each rank, on a thread of its debug agent, and gather answers until the deadline.
 
     Args:
         mesh: a proc mesh or an actor mesh, or a slice of one.
@@ -117,7 +117,7 @@ def ask_agents(
 
 
 def stops_of(whole: Whole) -> dict[int, RankStop]:
-    """Where ranks stand in the debugger, as they have reported, by rank of the queried mesh.
+    """The reported stops of ranks, by rank of the queried mesh.
 
     What a rank that does not answer was last known to do.
     """

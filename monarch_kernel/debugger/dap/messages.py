@@ -35,7 +35,7 @@ _EMPTY: dict[str, Body] = {
 
 
 class RequestError(Exception):
-    """A request cannot be answered; the message says why."""
+    """A request cannot be answered; the message gives the reason."""
 
 
 def arguments_of(request: Request) -> Arguments:

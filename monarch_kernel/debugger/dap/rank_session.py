@@ -168,7 +168,7 @@ class RankSession:
             assert isinstance(event, BreakpointsChanged)
 
     def kernel_event(self, event: Event) -> None:
-        """Handle an event of the kernel's own debugger that is meant for the front end."""
+        """Handle an event for the front end from the kernel's own debugger."""
         self._table.kernel_event(event)
 
     def kernel_moves(self, command: str) -> None:

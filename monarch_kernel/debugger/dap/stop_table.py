@@ -138,7 +138,7 @@ class StopTable:
                 self._send(self._queue.gone(thread))
 
     def kernel_event(self, event: Event) -> None:
-        """Handle an event of the kernel's own debugger that is meant for the front end."""
+        """Handle an event for the front end from the kernel's own debugger."""
         body: Body = event.get("body") or {}
         with self._lock:
             if event.get("event") == "stopped" and "threadId" in body:

@@ -107,7 +107,7 @@ def is_shown(variable: str) -> bool:
 
 
 def value_reply(value: Variable, number: int, variable: bool = False) -> Body:
-    """One of `variables`' variables; `variable` says that its name is an expression of the frame."""
+    """One of `variables`' variables; with `variable`, its name is an expression of the frame."""
     reply: Body = {
         "name": value.name,
         "value": value.value,

@@ -1,4 +1,4 @@
-"""When ranks have entered collectives, as PyTorch's own records tell it. Structs, which also are the form in files."""
+"""When ranks entered collectives, from PyTorch's records. The structs are also the file format."""
 
 from __future__ import annotations
 

@@ -191,6 +191,6 @@ def shown(item: Any) -> str:
 
 
 def shown_pair(one: Any, other: Any) -> tuple[str, str]:
-    """Two elements that differ as text, with as many digits as tell them apart."""
+    """Format two elements that differ, with enough digits to distinguish them."""
     texts = shown(one), shown(other)
     return texts if texts[0] != texts[1] else (repr(one), repr(other))

@@ -1,4 +1,4 @@
-"""What a rank is doing: its stacks, and what they belong to. Plain values; named tuples, which pickle fast."""
+"""The stacks of a rank, with the cell, endpoint or task of each. Plain values; named tuples, which pickle fast."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StackFrame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """One stack of a rank: of a thread, or of an asyncio task with what it waits for.
+    """One stack of a rank: of a thread, or of an asyncio task with its awaitable.
 
     Attributes:
         kind: `ENDPOINT`, `CODE`, `PROGRAM`, `OPERATION`, `TASK` or `THREAD`.

@@ -167,7 +167,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The value of an expression, as in `Variable`; `error` is what it raised, in one line ("" if nothing)."""
+    """The value of an expression, as in `Variable`; `error` is its exception in one line ("" if none)."""
 
     text: str
     type: str = ""

@@ -77,7 +77,7 @@ def evidence_of(ranks: Mapping[int, OutsideProcess], world: int, *, complete: bo
 
 
 def woken(ranks: Mapping[int, OutsideProcess]) -> set[int]:
-    """The ranks whose main thread has woken between the readings: it may be in a later call than before.
+    """The ranks whose main thread woke between the readings: it may be in a later call than before.
 
     A thread that waits in one call sleeps all the time.
     """

@@ -15,7 +15,7 @@ from monarch_kernel.debugger.source_locations import Label
 
 @dataclass(frozen=True, slots=True)
 class LookRequest:
-    """What to look at: exactly one of the first three, as a line gives them.
+    """The processes to read: exactly one of the first three fields is set.
 
     Attributes:
         pids: processes of this machine, as in `123,456`.
@@ -35,7 +35,7 @@ class LookRequest:
 
 
 def look(request: LookRequest, label: Label | None = None) -> Look:
-    """Read these processes from outside, and say what they wait for.
+    """Read processes from outside, and report why they wait.
 
     Args:
         request: what to look at, and how.

@@ -1,4 +1,4 @@
-"""Why the system does not let this user read or write the memory of a process, and what to do."""
+"""Explain why the system denies this user access to the memory of a process, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process of this user: owner, state, threads, processor time, and which rank it is."""
+"""Read the owner, state, threads, processor time and rank of a process from the operating system."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _COMMAND = 200
 
 
 class OutsideError(LookupError):
-    """Processes cannot be read from outside; the text says which, why, and what to do."""
+    """Processes cannot be read from outside; the message names them, the reason, and the remedy."""
 
 
 class LaunchedRank(NamedTuple):
-    """The place of a process in its job, as its environment tells it.
+    """The rank, world size and job of a process, from its environment.
 
     Attributes:
         rank: -1 if it is not known.

@@ -1,4 +1,4 @@
-"""Reads processes of this machine twice: what the kernel tells of them, and their stacks, which py-spy reads.
+"""Read processes of this machine twice: their state from the operating system, and their stacks by py-spy.
 
 py-spy reads the memory of a process while that runs on. It pauses the process for some milliseconds if that fails, and
 for about 0.1 s for native frames.

@@ -1,4 +1,4 @@
-"""A way in for viewers into processes that nobody has prepared, from Python 3.14 on: `sys.remote_exec` (PEP 768).
+"""Prepare running processes for joining, from Python 3.14 on, by `sys.remote_exec` (PEP 768).
 
 Python itself runs a few lines in the process, on its main thread, when that next comes to a point where it may be
 interrupted. No debugger is attached, and nothing of the process is changed from outside but a flag and a path that

@@ -224,7 +224,7 @@ def _by_rank(processes: Sequence[OutsideProcess]) -> tuple[dict[int, OutsideProc
         launches.setdefault(each.place.launch, []).append(each.pid)
     if len(launches) > 1:
         jobs = "; ".join(
-            f"{launch or 'no job that their environment tells'}: {format_ranks(sorted(pids), limit=6)}"
+            f"{launch or 'no job in their environment'}: {format_ranks(sorted(pids), limit=6)}"
             for launch, pids in launches.items()
         )
         raise OutsideError(f"these processes are of several jobs, which are looked at one by one ({jobs})")
@@ -233,7 +233,7 @@ def _by_rank(processes: Sequence[OutsideProcess]) -> tuple[dict[int, OutsideProc
         world = max(*(each.place.world for each in processes), max(ranks) + 1, 0)
         return {each.place.rank: each for each in sorted(processes, key=lambda each: each.place.rank)}, world, ""
     note = (
-        "The environments of these processes do not tell their ranks: they are numbered in the order of their pids, "
+        "The environments of these processes do not contain their ranks: they are numbered in the order of their pids, "
         "and taken as one job of so many ranks."
     )
     ordered = sorted(processes, key=lambda each: (each.host, each.pid))

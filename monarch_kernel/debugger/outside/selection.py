@@ -30,7 +30,7 @@ def named(pids: Sequence[int]) -> dict[int, LaunchedRank]:
 
 
 def torchrun_workers(agent: int = 0) -> dict[int, LaunchedRank]:
-    """The workers of torchrun on this machine, and of what else uses its agent, such as `accelerate launch`.
+    """The workers of torchrun, or of another program that uses its agent (`accelerate launch`), on this machine.
 
     Args:
         agent: the pid of the agent; 0: the only job of this user here. Its job may have further agents on this machine.
@@ -67,7 +67,7 @@ def torchrun_workers(agent: int = 0) -> dict[int, LaunchedRank]:
 
 
 def topmost(chosen: Mapping[int, LaunchedRank]) -> dict[int, LaunchedRank]:
-    """Those whose parent is not the same rank: children, as those of data loaders, inherit its variables."""
+    """Keep the processes whose parent is not the same rank: children, such as data loaders, inherit its variables."""
     return {pid: place for pid, place in chosen.items() if chosen.get(parent_of(pid)) != place}
 
 

@@ -179,7 +179,7 @@ def ranks_here(job: str) -> dict[int, LaunchedRank]:
 
 
 def ranks_of_job(places: Mapping[int, LaunchedRank], step: str, python: set[int]) -> dict[int, LaunchedRank]:
-    """Which processes of a job are its ranks: workers of torchrun if there are, else what Slurm's tasks run.
+    """Find the ranks of a job: workers of torchrun if there are any, otherwise the processes of Slurm's tasks.
 
     Args:
         places: of all its processes on a node, by pid.

@@ -1,4 +1,4 @@
-"""The debug agent: the debugger's actor on a rank. Each request runs on a thread of its own, so none delays another."""
+"""The debug agent: the debugger's actor on a rank. Each request runs on a separate thread, so none delays another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DebugAgent(Actor):
 
     @endpoint(explicit_response_port=True)
     def run(self, port: Any, request: bytes) -> None:
-        """Call the pickled ``(function, args)``; the answer is this rank, and what the function returns."""
+        """Call the pickled ``(function, args)``; return this rank and the function's result."""
         threading.Thread(target=self._run, args=(port, request), name="monarch-debugger", daemon=True).start()
 
     def _run(self, port: Any, request: bytes) -> None:

@@ -54,7 +54,7 @@ AGAIN, IN_CALL, ONCE = "again", "in call", "once"
 
 
 class Report(NamedTuple):
-    """What a rank tells the controller of a point that is open there.
+    """The report of a rank to the controller about an open point.
 
     Attributes:
         issued: how many collectives it has issued; None without a process group.
@@ -97,7 +97,7 @@ _changed = threading.Condition()
 
 @contextmanager
 def opening(keys: Iterable[str]) -> Generator[None]:
-    """Have threads that come to these points wait for the controller's decision, where it is not known here.
+    """Make threads that reach these points wait for the controller's decision, if it is not known yet.
 
     Within this, the lines are armed: `report` speaks of points from then on.
     """
@@ -141,7 +141,7 @@ def decide(key: str, at: int | None) -> None:
 
 
 def let_past(key: str, count: int) -> None:
-    """Let threads past that are held with ``count`` collectives issued, or come there with so many."""
+    """Release threads that are held, or arrive, with ``count`` collectives issued."""
     with _changed:
         if key in _points:
             _points[key].passed = count

@@ -66,7 +66,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def begin(self) -> DebugpyProcess:
-        """Start debugpy; user code goes on.
+        """Start debugpy; user code continues.
 
         Raises:
             RuntimeError: it is not installed, or did not start.
@@ -109,7 +109,7 @@ class DebugpyTunnel(Actor):
 
     @endpoint
     def connect(self, port: Port[bytes]) -> None:
-        """Connect to debugpy; what it sends goes to `port`, and b"" at the end. An older connection ends."""
+        """Connect to debugpy; forward its data to `port`, and b"" at the end. An older connection ends."""
         self._close()
         self._open(port.send)
 

@@ -250,7 +250,7 @@ def attach(hub: Any, uid: str, mesh: str, point: Point) -> None:
 
 
 def rank_of() -> tuple[str, int, Extent]:
-    """The mesh's name, this rank in it, and its shape, as the viewer knows them whose request is served."""
+    """The name and shape of the mesh and this rank in it, as the requesting viewer knows them."""
     mesh, point = _rank.identity(getattr(_asking, "uid", ""))
     return mesh, point.rank, point.extent
 
@@ -266,15 +266,16 @@ def stop_engine() -> StopEngine:
 
 
 def stop_here(frame: FrameType, text: str = "") -> None:
-    """`breakpoint()`: stop the calling thread until a viewer lets it continue; in a program's process, the one that has
-    control: without one, it goes on at once.
+    """Stop the calling thread until a viewer lets it continue: `breakpoint()`.
+
+    In a joined job, only the viewer in control can do so; without one, the thread continues at once.
 
     Raises:
         RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
     """
     if _rank.hub is None:
         if engine().OF_PROGRAM and not engine().drives(""):
-            return  # those who are here only look on, and nobody could let it continue
+            return  # all viewers only observe, so none could let it continue
         procs = engine().home()
         if procs is None:
             raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
@@ -292,7 +293,7 @@ _asking = threading.local()
 
 
 def serve(uid: str, function: Any, args: tuple[Any, ...]) -> Any:
-    """Call a request of the viewer whose mesh has that uid."""
+    """Run a request of the viewer whose mesh has this uid."""
     _asking.uid = uid
     return function(*args)
 

@@ -1,4 +1,4 @@
-"""Makes a report: joins a job as one who looks on, asks its ranks, and lets go."""
+"""Make a report: join a job as an observer, query its ranks, and leave it."""
 
 from __future__ import annotations
 

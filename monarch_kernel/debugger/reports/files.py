@@ -18,7 +18,7 @@ _FORM = re.compile(rf"{FORM_NAME}-(\d{{1,6}})")
 
 
 class ReportError(ValueError):
-    """A report cannot be written or read; the text says which, and why."""
+    """A report cannot be written or read; the message names it and the reason."""
 
 
 class _Head(msgspec.Struct):
@@ -29,7 +29,7 @@ class _Head(msgspec.Struct):
 
 
 def default_folder(job: str) -> str:
-    """Where reports on a job go unless the user says: beside what the job writes."""
+    """The default folder of reports on a job: beside the output of the job."""
     return f"{job}-reports"
 
 
@@ -61,7 +61,7 @@ def save(report: JobReport, folder: str) -> list[str]:
 
 
 def write(report: JobReport, paths: Sequence[str]) -> None:
-    """Write the text, the HTML and the JSON, in place of what was there.
+    """Write the text, the HTML and the JSON; replace existing files.
 
     Raises:
         OSError: the files cannot be written.

@@ -22,7 +22,7 @@ _FRAMES = 30_000_000
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """A process of a job, as its machine tells.
+    """A process of a job, as its machine reports it.
 
     Attributes:
         rank: in its job.
@@ -114,7 +114,7 @@ class PlainStragglers(msgspec.Struct, frozen=True):
 
 
 def plain_stacks(stacks: Stacks) -> PlainStacks:
-    """Stacks as they are written; without the values of variables, and without what only their process knows."""
+    """Convert stacks to their file format, without values of variables and without process-local data."""
     numbers: dict[Stack, int] = {}
     snapshots = {
         rank: PlainSnapshot(
@@ -197,7 +197,7 @@ def stragglers_of(plain: PlainStragglers) -> StragglerReport:
 
 
 class PlainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A `JobReport`; `form` and `version` tell readers of other versions."""
+    """A `JobReport` in its file format; `form` and `version` identify the format for other versions."""
 
     form: str
     version: str

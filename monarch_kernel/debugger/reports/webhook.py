@@ -23,7 +23,7 @@ _NAME = environment.JOIN_WEBHOOK.name
 
 
 class WebhookError(RuntimeError):
-    """A report cannot be posted; the text says why, without the URL."""
+    """A report cannot be posted; the message gives the reason, without the URL."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

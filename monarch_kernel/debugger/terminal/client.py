@@ -1,4 +1,4 @@
-"""The console of a running controller, in a terminal: what `monarch-kernel debug` opens."""
+"""The console of a running controller in a terminal, opened by `monarch-kernel debug`."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class HostedProcMesh(ProcMesh):
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
         """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes.
 
-        Procs that are dead already keep nobody from the others: calls of their actors fail, as of procs that die later.
+        Dead procs do not block calls to live ones: calls to actors on them fail, as on procs that die later.
         """
         system = cast("MessageSystem", self._system)
         if self._stopped:

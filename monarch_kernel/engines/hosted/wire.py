@@ -15,10 +15,10 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
         silence: the rank releases what this controller has stopped after that long without a message (seconds).
         output: whether all output of the process goes to this controller, rather than that of its cells alone.
         rank: the rank's place in the mesh; -1 if the other runtime tells it.
-        hold: what the controller has stopped stays so for that long after its end (seconds).
+        hold: how long stopped ranks stay stopped after the controller's end (seconds).
         host, pid: where the controller runs, for other viewers of the same job.
-        drive: take control of the job, whoever has it.
-        looks_on: it asks, and lets go: no person has looked when it leaves, as with one that writes a report.
+        drive: take control of the job from any other viewer.
+        looks_on: it only reads and leaves, as a program that writes a report does; failures stay held for a viewer.
     """
 
     controller: str

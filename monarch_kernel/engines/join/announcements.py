@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HANG = ".hang"
 #: The same of the file under which one process of a machine calls a meeting point; see ``MeetingCall``.
 MEET = ".meet"
-#: The ends of the names of the lines that a process is to run which nobody has prepared, and of what it then answers;
+#: Suffixes of the files with the code that an unprepared process runs to be joined, and with its answer;
 #: see ``debugger.outside.remote_exec``.
 SCRIPT, ANSWER = ".py", ".answer"
 #: Of a command line, as much as this is shown (characters).

@@ -446,8 +446,8 @@ class JoinController(ToolController):
         """A rank cannot load the tools."""
         mesh = self._meshes.get(joined.uid)
         if mesh is not None:
-            self.on_death(f"{joined.uid}.{rank}", f"it lets nobody in: {why}")
-            self.notices.notify(joined.name, f"rank {rank} lets nobody in: {why}")
+            self.on_death(f"{joined.uid}.{rank}", f"it refuses viewers: {why}")
+            self.notices.notify(joined.name, f"rank {rank} refuses viewers: {why}")
             self.enters_never(mesh, rank)
 
     # -- ranks that come and go ------------------------------------------------------------------------

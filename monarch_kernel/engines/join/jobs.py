@@ -89,7 +89,7 @@ def job_named(name: str, found: Iterable[RankAnnouncement]) -> JoinableJob:
     if chosen:
         launches = "; ".join(f"{job.launch or 'one'} with {len(job.ranks)} ranks" for job in chosen)
         raise JoinError(
-            f"{len(chosen)} jobs are named {name!r} ({launches}): give each a name of its own in MONARCH_KERNEL_JOIN"
+            f"{len(chosen)} jobs are named {name!r} ({launches}): give each a different name in MONARCH_KERNEL_JOIN"
         )
     known = ", ".join(dict.fromkeys(job.name for job in jobs)) or "none"
     raise JoinError(

@@ -107,7 +107,7 @@ class MeetingPoint:
             theirs = f"{said.host[:_LONGEST_HOST]} {said.version[:_LONGEST_HOST]}"
             link.give_up(f"the meeting point has monarch_kernel {__version__}, and {theirs}: install one")
         elif link in self._viewers or any(machine is link for machine, _ in self._machines.values()):
-            raise LinkError("who is at a meeting point says who it is once")
+            raise LinkError("a peer at a meeting point must identify itself once")
         elif len(said.host) > _LONGEST_HOST:
             raise LinkError(f"the name of a host has at most {_LONGEST_HOST} characters")
         elif said.viewer:

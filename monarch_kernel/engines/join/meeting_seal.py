@@ -22,7 +22,7 @@ _RECORD = 1 << 14
 
 
 class SealBrokenError(Exception):
-    """One end does not trust the other, or what came is not what was sent; the message says which."""
+    """One end does not trust the other, or data was changed on the way; the message gives the reason."""
 
 
 class Seal:
@@ -145,5 +145,5 @@ class Seal:
             case HandshakeFailure.OUR_KEY | HandshakeFailure.NO_KEY:
                 why = f"{self._other} does not trust the key of this process"
             case _:
-                return f"what came from {self._other} is not what was sent ({error.reason or error})"
+                return f"data from {self._other} was changed on the way ({error.reason or error})"
         return f"{why}: {self._keys.trust_hint}"  # and copy no key to a host by the name that it has given itself

@@ -1,4 +1,4 @@
-"""At the start of a Python with ``MONARCH_KERNEL_JOIN`` where ``monarch-kernel join install`` was run: is it a rank?
+"""Decide at the start of a Python with ``MONARCH_KERNEL_JOIN`` whether it is a rank and is to be prepared for joining.
 
 Launchers and tools are none, though they have the variable, too; nor are the processes that a rank starts, which
 `prepare` knows by its mark. It imports the standard library only.

@@ -192,7 +192,7 @@ class MonarchEngine(ToolController):
         """
         if _ADDRESS.match(name):
             raise KeptError(
-                f"{name} is an address, by which Monarch tells no other process of a job's meshes: in the job, write "
+                f"{name} is an address, which gives other processes no access to a job's meshes: in the job, write "
                 "one with pickle.dump(proc_mesh, file), and attach to that file"
             )
         try:

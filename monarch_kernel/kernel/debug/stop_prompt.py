@@ -204,7 +204,7 @@ class StopPrompt:
         why = "other cells are already waiting" if running.takes_input else "this front end takes no input"
         self._shell.write(
             f"Ranks have stopped, and {why}, so no prompt opens here and this cell ends. It keeps running on mesh "
-            f"{run.managed.name}, and its output still appears here. %mesh debug in a cell of its own opens a "
+            f"{run.managed.name}, and its output still appears here. %mesh debug in another cell opens a "
             f"prompt; {terminal_hint()}\n"
         )
         run.detach()

@@ -73,7 +73,7 @@ class MeshMagics(Magics):
         if not topics:
             lines += [f"  {'%%mesh':<10} {summary(cast('Any', self).mesh_cell)}", "", "other topics:"]
             lines += [f"  {topic:<10} {', '.join(words)}" for topic, words in list(TOPICS.items())[1:]]
-        return "\n".join([*lines, "", "%mesh help TOPIC lists a topic, %mesh SUBCOMMAND --help tells about one."])
+        return "\n".join([*lines, "", "%mesh help TOPIC lists a topic, %mesh SUBCOMMAND --help explains one."])
 
     # -- %%mesh --------------------------------------------------------------------------------
 

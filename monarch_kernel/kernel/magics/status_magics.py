@@ -222,7 +222,7 @@ class StatusMagics(Subcommands):
     )
     @argument("--of", metavar="NAME", help="the mesh (default: the one in use)")
     @argument("--last", type=int, default=100, metavar="N", help="the latest N collectives of each line (100)")
-    @argument("--each", action="store_true", help="also who came when to each of the latest collectives")
+    @argument("--each", action="store_true", help="also list the arrivals at the latest collectives")
     @argument("--save", metavar="FILE", help="write the records to a file, for monarch-kernel stragglers")
     def stragglers(self, found: Arguments) -> StragglerReport:
         """Show which ranks come late to collectives, how long others wait for them, and at which lines."""

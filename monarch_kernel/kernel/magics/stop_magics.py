@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.commands.console import Console
 
 #: Printed instead of opening a prompt.
-_NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in a cell of its own opens it."
+_NOT_HELD = "Other cells are already waiting, so no prompt opens here; {line} in another cell opens it."
 
 
 class StopMagics(Subcommands):

@@ -87,7 +87,7 @@ class TelemetryMagics(Subcommands):
     # -- traces ----------------------------------------------------------------------------------
 
     @magic_arguments("mesh trace")
-    @argument("what", nargs="?", choices=["on", "off", "flush"], help="on FILE, off, or flush: collect what there is")
+    @argument("what", nargs="?", choices=["on", "off", "flush"], help="on FILE, off, or flush: collect now")
     @argument("file", nargs="?", metavar="FILE", help="where the trace is written (of on); .gz compresses it")
     @argument("--records", type=int, metavar="N", help="how many records each process keeps between two collections")
     def trace(self, found: Arguments) -> None:

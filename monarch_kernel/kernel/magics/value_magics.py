@@ -49,7 +49,7 @@ class ValueMagics(Subcommands):
         --on names a mesh. Tensors, modules and containers of them are not sent: ranks reduce them to figures.
         """
         if not found.expression:
-            raise usage_error(found.magic, "say what to compare, for example loss or net.fc.weight")
+            raise usage_error(found.magic, "give an expression to compare, for example loss or net.fc.weight")
         if found.timeout is not None and not found.timeout > 0:
             raise usage_error(found.magic, f"--timeout takes a number of seconds above 0, not {found.timeout:g}")
         from monarch_kernel.debugger.controller.values import diff
@@ -97,7 +97,7 @@ class ValueMagics(Subcommands):
             self.say(f"{count} plot{'s' * (count != 1)} stopped." if count else "There are no plots.")
             return None
         if not found.expression:
-            raise usage_error(found.magic, "say what to draw, for example loss or trainer.loss")
+            raise usage_error(found.magic, "give an expression to draw, for example loss or trainer.loss")
         period = 0.2 if found.period is None else found.period
         if not period > 0:
             raise usage_error(found.magic, f"--period takes a number of seconds above 0, not {period:g}")
@@ -127,11 +127,11 @@ class ValueMagics(Subcommands):
 
     @magic_arguments("mesh watch")
     @text_argument(
-        "expression", OptionsAt.BOTH_ENDS, nargs="?", metavar="TENSOR", help="also say what this tensor has now"
+        "expression", OptionsAt.BOTH_ENDS, nargs="?", metavar="TENSOR", help="also report the values of this tensor"
     )
     @argument("--nan", action="store_true", help="stop at the operation that makes the first NaN or Inf")
     @argument("--no-inf", action="store_true", help="NaN alone")
-    @argument("--later", action="store_true", help="the next fetch tells it, which costs no round trip per operation")
+    @argument("--later", action="store_true", help="the next fetch reports it, which costs no round trip per operation")
     @argument("--off", action="store_true", help="watch no more")
     def watch(self, found: Arguments) -> None:
         """Stop at the operation on a mesh that makes the first NaN or Inf on any rank, with the line that issued it."""
@@ -151,7 +151,7 @@ class ValueMagics(Subcommands):
             self.say(self._state(found))
         ValueMagics._watch = watch_nan(inf=not found.no_inf, at_once=not found.later)
         what = "NaN" if found.no_inf else "NaN or Inf"
-        how = "the next fetch tells of" if found.later else "a cell stops at"
+        how = "the next fetch reports" if found.later else "a cell stops at"
         self.say(
             f"From now on, {how} the operation on a mesh that makes the first {what}; %mesh watch --off ends that."
         )

@@ -114,7 +114,7 @@ class NotebookServices:
         if self._notebook.session.proc_meshes().get(mesh.name) is not mesh:
             raise ViewRequestError(
                 f"a newer mesh is called {mesh.name}, too, so that name means the other one",
-                "give meshes names of their own",
+                "give each mesh a different name",
             )
         return mesh
 

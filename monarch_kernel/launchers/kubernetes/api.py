@@ -1,4 +1,4 @@
-"""Requests to the API server of a Kubernetes cluster, with what a kubeconfig or a Pod's own account says of it.
+"""Requests to the API server of a Kubernetes cluster, configured by a kubeconfig or a Pod's service account.
 
 The package ``kubernetes`` (the extra of that name) reads the configuration: certificates, tokens that are renewed,
 commands that give credentials, proxies. Requests and answers are plain JSON here, so that objects of any version of
@@ -241,7 +241,7 @@ def in_cluster() -> bool:
 
 
 def configured() -> bool:
-    """Whether there is a cluster that is asked where nobody names one."""
+    """Whether a default cluster is configured."""
     return bool(_kubeconfig()) or in_cluster()
 
 

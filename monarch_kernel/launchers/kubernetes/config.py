@@ -55,7 +55,7 @@ class KubeConfig:
             api.close()
 
     def text(self) -> str:
-        """The argument ``kubeconfig`` of ``KubernetesLauncher``: a path, or a word for what is in no file.
+        """The argument ``kubeconfig`` of ``KubernetesLauncher``: a path, or a word for a configuration without a file.
 
         Raises:
             ValueError: ``remote`` is no configuration.

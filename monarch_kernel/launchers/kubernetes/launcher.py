@@ -448,7 +448,7 @@ class KubernetesLauncher(Launcher):
         return said
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """See ``Launcher``. Of a Pod that has written nothing: what Kubernetes warns of."""
+        """See ``Launcher``. For a Pod without output: the warnings of Kubernetes."""
         data = _data(ticket)
         api = self._api(data.context)
         name, options = f"host {host}", dict[str, str | int](tailLines=lines)

@@ -123,7 +123,7 @@ def mesh_settings(meshes: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
 
 def host_meshes(request: LaunchRequest) -> tuple[str, ...]:
-    """The mesh of each host of a request; "" where it names none."""
+    """The mesh of each host of a request; "" if it has none."""
     return request.meshes or ("",) * request.hosts
 
 

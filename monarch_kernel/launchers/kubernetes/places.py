@@ -118,7 +118,7 @@ class Places:
         self._secret = f"/api/v1/namespaces/{namespace}/secrets/{secret_name(job)}"
 
     def create(self, pods: Mapping[str, MeshPods], wanted: Mapping[int, str], owner: str, user: str) -> None:
-        """Ask for further hosts, in objects of their own: all of them, or none.
+        """Ask for further hosts, in new objects: all of them, or none.
 
         Args:
             pods: what those of each mesh are made of.
@@ -188,7 +188,7 @@ class Places:
         return pod, pod is not None and _is_before(places.get(number), pod)
 
     def makers(self, number: int) -> tuple[str, ...]:
-        """The names of the objects whose events say why a host has no Pod."""
+        """The names of the objects whose events explain why a host has no Pod."""
         place = self._places().get(number)
         return () if place is None else self._kind.makers(place.slot)
 

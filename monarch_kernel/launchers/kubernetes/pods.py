@@ -1,4 +1,4 @@
-"""The Pods of a job: what is asked of Kubernetes, and what its answers tell of a host. Plain data, no I/O."""
+"""The Pods of a job: requests to Kubernetes, and the state of hosts in its answers. Plain data, no I/O."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def pod(pattern: PodPattern, request: LaunchRequest, number: int, owner: str, us
 
 
 def pod_template(pattern: PodPattern, request: LaunchRequest, *, restart: str = "Never") -> dict[str, Any]:
-    """The spec of Pods that a controller of the cluster makes of one pattern. Each goes by the name that it gives.
+    """The template from which a controller of the cluster makes Pods, which it also names.
 
     Args:
         restart: whether a container is started again in place: "Never" or "Always".
@@ -404,7 +404,7 @@ def _how(terminated: Mapping[str, Any]) -> str:
 
 
 def words(said: Mapping[str, Any]) -> str:
-    """What a condition, or a state, says: its reason and its message."""
+    """The reason and message of a condition or a state."""
     return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
 
 

@@ -1,4 +1,4 @@
-"""Pods that others make: controllers, from MonarchMesh or JobSet objects, and users, who give Pods by their labels.
+"""Pods made by controllers, from MonarchMesh or JobSet objects, or by users, who name them by labels.
 
 What these objects are made of, which Pods are theirs, what they say of absent Pods, and which given Pods are free.
 Plain data, no I/O.
@@ -115,7 +115,7 @@ class PodSet(ABC):
 
     @abstractmethod
     def makers(self, slot: PodSlot) -> tuple[str, ...]:
-        """The names of objects whose events say why there is no Pod."""
+        """The names of objects whose events explain a missing Pod."""
 
     @abstractmethod
     def size(self, found: Mapping[str, Any], group: str) -> int:
@@ -143,7 +143,7 @@ class PodSet(ABC):
         return bool((found.get("spec") or {}).get("suspend"))
 
     def waits(self, found: Mapping[str, Any]) -> str:
-        """Why it has not made a Pod, as far as it says."""
+        """The reported reason why it has not made a Pod."""
         if said := words(_is(found, "Suspended")):
             return said
         if self.suspended(found):
@@ -306,7 +306,7 @@ POD_SETS: Mapping[str, PodSet] = {each.through: each for each in (MonarchMesh(),
 
 
 def admission(workload: Mapping[str, Any]) -> str:
-    """What a Workload of Kueue says of why it is not admitted, or not any more; "": nothing."""
+    """The reason in a Workload of Kueue why it is not, or no longer, admitted; "" if there is none."""
     for kind, status in (("Evicted", "True"), ("QuotaReserved", "False"), ("Admitted", "False")):
         said = next((each for each in _conditions(workload) if each.get("type") == kind), {})
         if said.get("status") == status and said.get("message"):

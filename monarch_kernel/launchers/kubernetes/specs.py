@@ -1,4 +1,4 @@
-"""What Monarch's programs say of the Pods of a mesh: an image with what it needs, or the spec of a Pod."""
+"""The Pods of a mesh as Monarch's programs define them: an image with its requirements, or the spec of a Pod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ run_worker_loop_forever(
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """An image, and what Pods of it get; as Monarch's class of this name.
+    """An image, and the resources of its Pods; like Monarch's class of this name.
 
     Args:
         image: with monarch_kernel in it.
@@ -63,7 +63,7 @@ class GivenPods:
 
 
 def given_pods(image_spec: ImageSpec | str | None, pod_spec: Any, pod_template: Any) -> GivenPods:
-    """What one of these says; see ``KubernetesJob.add_mesh``.
+    """The Pods that one of these arguments defines; see ``KubernetesJob.add_mesh``.
 
     Raises:
         ValueError: it is not exactly one, or no container is the worker's.

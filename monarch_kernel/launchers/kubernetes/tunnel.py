@@ -47,7 +47,7 @@ class PodForward:
 
     @property
     def error(self) -> str:
-        """What the kubelet has said of why there is no connection."""
+        """The kubelet's reason for a failed connection."""
         return self._way.error(self._port) or ""
 
     def close(self) -> None:

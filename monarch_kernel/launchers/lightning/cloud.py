@@ -136,7 +136,7 @@ class LightningCloud:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def submit(self, teamspace: str, name: str, spec: Any, machines: int | None) -> str:
-        """Ask for a job; the id of what the platform made.
+        """Ask for a job; return its id on the platform.
 
         Args:
             machines: how many, for a multi-machine job; None: a job of one machine.

@@ -53,7 +53,7 @@ class RayNode:
     resources: Mapping[str, float]
 
     def fits(self, bundle: Mapping[str, float]) -> int:
-        """How many such bundles it could have if nothing else were there."""
+        """The number of such bundles that it could hold if it were empty."""
         return min((int(self.resources.get(name, 0.0) / amount) for name, amount in bundle.items()), default=0)
 
 
@@ -163,7 +163,7 @@ def connected(*, may_connect: bool) -> Any:
 
 
 def address_here(ray: Any) -> str:
-    """The address of the cluster that this process is connected to; "" where Ray does not tell."""
+    """The address of the cluster that this process is connected to; "" if Ray does not report it."""
     with contextlib.suppress(Exception):
         return ray.get_runtime_context().gcs_address or ""
     return ""

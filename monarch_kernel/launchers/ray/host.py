@@ -35,7 +35,7 @@ _RAYS_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_N
 
 
 class HostActor:
-    """Starts a worker on its node, holds it as long as it lives itself, and tells of it.
+    """Starts a worker on its node, keeps it for the actor's lifetime, and reports its state.
 
     Args:
         job: the id of the job.

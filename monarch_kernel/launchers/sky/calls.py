@@ -92,7 +92,7 @@ class SkyCalls:
         return str(self._sky.down(cluster))
 
     def aliases(self, cluster: str) -> None:
-        """Have the names of a cluster's nodes in the configuration of ssh, or not any more if there is no such cluster.
+        """Write the names of a cluster's nodes to the configuration of ssh, or remove them if the cluster is gone.
 
         Only SkyPilot's command line writes them.
         """
@@ -100,7 +100,7 @@ class SkyCalls:
         command.cli.main(args=["status", "--output", "json", cluster], prog_name="sky", standalone_mode=False)
 
     def log(self, cluster: str, job: int | None, lines: int) -> str:
-        """The end of what a job has written; None: of what the making of the cluster has."""
+        """The last output of a job; None: of the creation of the cluster."""
         out = io.StringIO()
         if job is None:
             sdk: Any = importlib.import_module("sky.client.sdk")

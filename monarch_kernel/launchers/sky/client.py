@@ -1,4 +1,4 @@
-"""SkyPilot's SDK in a process of its own (``sky.calls``), and how to find the interpreter that has it."""
+"""SkyPilot's SDK in a separate process (``sky.calls``), and the search for an interpreter that has it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUN = "import sys; sys.path[:1] = []; exec(compile(open(sys.argv[1]).read(), sy
 #: How long the first answer may take beyond others: SkyPilot is imported, and may start its server (seconds).
 _FIRST_TIME = 90.0
 _HOW = (
-    "pip install 'monarch_kernel[sky]'; or install SkyPilot in an environment of its own, such as by 'uv tool install "
+    "pip install 'monarch_kernel[sky]'; or install SkyPilot in a separate environment, such as by 'uv tool install "
     "skypilot', and have its command in PATH, or name it with sky="
 )
 #: How the first lines of a program name its interpreter.
@@ -155,7 +155,7 @@ _clients_lock = threading.Lock()
 
 
 def client(command: str, patience: float) -> SkyClient:
-    """The one that this process has for such questions: SkyPilot takes seconds to import."""
+    """The shared client of this process: SkyPilot takes seconds to import."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("SKYPILOT_"))
     with _clients_lock:
         key = command, patience, os.environ.get("HOME"), tuple(settings)

@@ -284,10 +284,10 @@ class SkyLauncher(Launcher):
             if e.kind in _NEVER:
                 stays = "; idle_minutes=None asks for none" if "autostop" in e.said.lower() else ""
                 raise InfeasibleError(
-                    f"SkyPilot cannot fulfil {count} x {_shown(fields)}: {e.said}; 'sky check' shows where "
-                    "it may ask, 'sky gpus list' what there is" + stays
+                    f"SkyPilot cannot fulfil {count} x {_shown(fields)}: {e.said}; 'sky check' lists the "
+                    "clouds that it may use, 'sky gpus list' their GPUs" + stays
                 ) from e
-            advice = "run 'sky check', which says what each cloud needs" if e.kind == _NO_CLOUD else ""
+            advice = "run 'sky check', which lists the requirements of each cloud" if e.kind == _NO_CLOUD else ""
             raise SubmissionRefusedError(self.name, f"{e.said} ({e.kind})", advice) from e
         data.parts.append(_Part(cluster, asked, not there, count))
         data.places += [(len(data.parts) - 1, node) for node in range(count)]
@@ -436,7 +436,7 @@ class SkyLauncher(Launcher):
         self._nodes.rest(seconds)
 
     def log(self, ticket: Ticket, host: int, lines: int = 100) -> str:
-        """See ``Launcher``: what the worker has written; before it starts, what the setup, or the launch, has."""
+        """See ``Launcher``: the output of the worker; before it starts, that of the setup or the launch."""
         data = _data(ticket)
         part = data.parts[data.places[host][0]]
         seen = self._look(part)

@@ -1,4 +1,4 @@
-"""What SkyPilot is asked to run: a task whose command holds the nodes while workers of the job live on them.
+"""The task that SkyPilot runs: its command keeps the nodes while workers of the job live on them.
 
 The workers are not this command: they are started by ssh, so that their key is in nothing that SkyPilot keeps. The
 command notes the environment that SkyPilot gives to its jobs, for them. While it runs SkyPilot counts the cluster as in

@@ -216,7 +216,7 @@ class SlurmJob(EngineJob):
         """
         ticket = self._record().ticket if self._id else None
         if ticket is not None and ticket.data.get("script"):
-            raise LaunchError("the hosts of this job are its script's: status() tells of it, log() has its output")
+            raise LaunchError("the hosts of this job belong to its script: use status() and log()")
         return super().state(None if self._in_batch else cached_path)
 
 

@@ -185,7 +185,7 @@ class SlurmLauncher(Launcher):
         if not shared_home and way != "salloc":
             raise ValueError(f"without a shared home, hosts can come by salloc only, and not by {way}")
         if spares and way == "array":
-            raise ValueError("an array has no spares: each of its hosts is a job of its own")
+            raise ValueError("an array has no spares: each of its hosts is a separate job")
         self._way = way
         self._arguments = list(arguments)
         self._exclusive = exclusive

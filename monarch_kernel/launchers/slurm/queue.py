@@ -64,7 +64,7 @@ class QueuedJob:
 
     @property
     def never(self) -> bool:
-        """Whether it waits for what no end of other jobs brings."""
+        """Whether it waits for resources that no end of other jobs can free."""
         return self.waits and _NEVER.fullmatch(self.reason) is not None
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ def ended(job: str, limit: float) -> str:
 
 
 def partitions(limit: float) -> str:
-    """What the partitions have, in a clause; "" if Slurm does not say."""
+    """The resources of the partitions, in a clause; "" if Slurm does not report them."""
     try:
         said = run(["sinfo", "-h", "-o", "%P|%D|%c|%m|%G|%l"], limit)
     except (UnreachableError, LaunchError):

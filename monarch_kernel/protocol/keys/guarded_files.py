@@ -73,8 +73,8 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
         raise KeyFileError(f"others than its owner may {allowed} the {what} {path}: run 'chmod {mode} {path}'")
     if found.st_uid not in (os.geteuid(), 0):
         raise KeyFileError(
-            f"the {what} {path} belongs to {user_name(found.st_uid)}, who can change whom this process trusts: "
-            "use a copy that is yours"
+            f"the {what} {path} belongs to {user_name(found.st_uid)}, which could change "
+            "the keys that this process trusts: use a copy that is yours"
         )
 
 

@@ -26,7 +26,7 @@ _TITLE = " Traceback of where the remote call failed (most recent call last):"
 _WHAT_NEXT = {
     "proc": "Other ranks still work: slice the mesh to them, or replace the dead ranks with heal() of the proc mesh.",
     "actor": "Its process is alive: heal() of the proc mesh makes the actor again; or slice the mesh without it.",
-    "controller": "Its state is lost: get_or_spawn_controller() says so once more, and then makes another.",
+    "controller": "Its state is lost: get_or_spawn_controller() raises this once more, and then makes another.",
     "agent": "All ranks of that host are gone: heal(hosts=...) moves them to a spare host; or go on without them.",
     "stopped": "Spawn it again to go on.",
 }

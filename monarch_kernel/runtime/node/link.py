@@ -389,7 +389,7 @@ class Link:
     def _fail(self, error: Exception) -> None:
         """End the link because of data that cannot be handled, and tell the other side."""
         why = describe(error)
-        _report_failure(self._poller, self.peer or "a process that has not said who it is", error, why)
+        _report_failure(self._poller, self.peer or "a process that has not identified itself", error, why)
         self.give_up(why)
 
     def give_up(self, why: str) -> None:
@@ -480,7 +480,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, LinkError):
         return str(error)
     if isinstance(error, msgspec.MsgspecError):
-        return f"what came is not a message of this version ({error})"
+        return f"received data is not a message of this version ({error})"
     return f"a message could not be handled ({type(error).__name__}: {error})"
 
 

@@ -24,7 +24,7 @@ class RDMABuffer:
     the failure came before the start (every ``ValueError``, a dropped buffer, a dead owner).
 
     Raises:
-        TypeError: the object has no memory of its own.
+        TypeError: the object has no memory.
         ValueError: the object is empty, on a device that is neither CPU nor CUDA, or holds Python objects.
     """
 

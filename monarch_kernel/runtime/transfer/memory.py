@@ -171,7 +171,7 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
         raise ValueError("the tensor is a lazy conjugate or negative view: call resolve_conj() or resolve_neg() first")
     address, itemsize = tensor.data_ptr(), tensor.element_size()
     if not address and tensor.numel():
-        raise ValueError(f"this {type(tensor).__name__} has no memory of its own: pass a plain tensor")
+        raise ValueError(f"this {type(tensor).__name__} has no memory: pass a plain tensor")
     strides = tuple(s * itemsize for s in tensor.stride())
     layout = layout_of(address, tuple(tensor.shape), strides, itemsize)
     signed = tensor.dtype is torch.int64

@@ -59,7 +59,7 @@ def test_actors_in_a_variable(mesh: Kernel) -> None:
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("", "%mesh diff: say what to compare"),
+        ("", "%mesh diff: give an expression to compare"),
         ("x = 3", "'x = 3' is no expression"),
         ("loss -r 9", "rank '9' is out of range"),
         ("loss --nonsense", "there is no option --nonsense"),

@@ -1,4 +1,4 @@
-"""Builds a verdict: the ranks to blame and the sentence, with what all ranks are doing and when groups time out."""
+"""Build a verdict: the ranks to blame, the sentence, the activity of all ranks, and the timeouts of groups."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def conclude(
 
 
 def as_they_are(now: Situation, ranks: Sequence[int]) -> list[Culprit]:
-    """Ranks without a line to blame, with what they are doing."""
+    """Describe the activity of ranks without a line to blame."""
     return [Culprit(rank, None, phrases.state(now.evidence[rank])) for rank in ranks]

@@ -72,7 +72,7 @@ def _key(call: Operation) -> tuple[object, ...]:
 
 
 def breaks_habit(earlier: Sequence[Operation], mine: Operation, other: Operation) -> bool:
-    """Whether `mine`, called where another rank called `other`, breaks the pattern of what both have called before.
+    """Whether `mine`, called where another rank called `other`, breaks the pattern of earlier calls of both.
 
     It does if their last call was always followed by `other`, at least twice, and `other` by `mine`: then `mine` comes
     too early, in a loop. A line that was never reached before proves nothing: this rank may have left the loop

@@ -1,4 +1,4 @@
-"""Derives a verdict from the evidence of ranks. Pure: evidence goes in, a `Verdict` comes out, possibly undecided.
+"""Derive a verdict from the evidence of ranks. Pure: takes evidence, returns a `Verdict`, possibly undecided.
 
 Ranks wait for those of their process group that have not entered the same collective. Following these waits from rank
 to rank leads to ranks that wait for none: they are dead, stopped, failed, elsewhere in their code, or finished

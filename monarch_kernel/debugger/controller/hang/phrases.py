@@ -120,7 +120,7 @@ def diverged(found: Divergence) -> str:
 
 
 def skipped_and_is(calls: Sequence[Operation], each: Evidence) -> str:
-    """A rank that skipped calls, and what it does now."""
+    """Describe a rank that skipped calls, and its current activity."""
     return f"{skipped(calls)} and {state(each)}"
 
 
@@ -140,7 +140,7 @@ def called_alone(which: Operation) -> str:
 
 
 def instead_of(found: Divergence, what: str) -> str:
-    """What a rank did earlier, and what it called as a result."""
+    """Describe an earlier action of a rank, and the call that followed from it."""
     return f"{diverged(found)}, so that it {what}"
 
 

@@ -1,4 +1,4 @@
-"""Which ranks wait for which: what is known about the ranks of a mesh, and the operations that they wait in. Pure."""
+"""Which ranks wait for which: the known facts about the ranks of a mesh, and the operations that they wait in. Pure."""
 
 from __future__ import annotations
 

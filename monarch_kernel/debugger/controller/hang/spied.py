@@ -37,5 +37,5 @@ def place_of_spied(frame: SpiedFrame) -> Place:
 
 
 def file_of(frame: SpiedFrame) -> str:
-    """The file of a frame; "" where it is not known."""
+    """The file of a frame; "" if unknown."""
     return frame.get("filename") or ""

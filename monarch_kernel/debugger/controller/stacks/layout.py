@@ -1,4 +1,4 @@
-"""Lays out a merged tree in lines, for every renderer: what shares a line, and how ranks and frames are named.
+"""Lay out a merged tree in lines, for every renderer: frames that share a line, and the names of ranks and frames.
 
 Frames that follow each other without a branch are listed below each other without further indentation, so deep stacks
 stay readable; neighbouring library frames share a line. Pure.

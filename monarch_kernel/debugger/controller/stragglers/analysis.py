@@ -68,7 +68,7 @@ def compare_clocks(records: Iterable[CollectiveTimes]) -> Clocks:
         else:
             ahead[clock], within = (low + high) / 2, max(within, abs(high - low) / 2)
     if not math.isfinite(within):
-        sentence = "The clocks of hosts could not be compared by their collectives; moments are as these clocks tell."
+        sentence = "The clocks of hosts could not be compared by their collectives; times are those of these clocks."
     elif any(ahead.values()):
         apart = max(ahead.values()) - min(ahead.values())
         sentence = (
@@ -143,7 +143,7 @@ class CollectiveArrivals:
 
 @dataclass(slots=True)
 class RankShare:
-    """What collectives have cost a rank, and what it has cost the others.
+    """The time that a rank lost in collectives, and the time that others lost by it.
 
     Attributes:
         rank: in its mesh.
@@ -212,7 +212,7 @@ class LineShare:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What the records of ranks tell about who waits for whom.
+    """The lateness of ranks at collectives, computed from their records.
 
     Attributes:
         meetings: the collectives that all their ranks have entered, oldest first.
@@ -241,7 +241,7 @@ class Lateness:
 
 
 def find_stragglers(records: Iterable[CollectiveTimes], last: int) -> Lateness:
-    """Who came when to the latest collectives, and who has kept the others waiting.
+    """Compute when each rank came to the latest collectives, and which ranks kept the others waiting.
 
     Args:
         records: those of all ranks.

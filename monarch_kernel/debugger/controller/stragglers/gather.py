@@ -61,7 +61,7 @@ def stragglers(
         [f"Ranks {format_ranks(answers.late, limit=8)} did not answer within {timeout:g} s."] if answers.late else []
     )
     notes += [f"Rank {rank} is dead: {why}." for rank, why in sorted(answers.dead.items())]
-    notes += [f"Rank {rank} could not tell: {answers.error_of(rank)}" for rank in sorted(answers.errors)]
+    notes += [f"Rank {rank} could not report: {answers.error_of(rank)}" for rank in sorted(answers.errors)]
     return StragglerReport(f"mesh {whole.procs.name}", records, last, notes=notes, label=label, each=each)
 
 

@@ -24,7 +24,7 @@ _LARGEST, _RATIO = 16 << 20, 64
 
 
 class RecordsError(ValueError):
-    """A file has no records of collectives; the text says which, and why."""
+    """A file has no records of collectives; the message names it and the reason."""
 
 
 class _File(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The result of `stragglers`: who waits for whom, as a sentence and tables."""
+"""The result of `stragglers`: late ranks and the waits for them, as a sentence and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST, MOST_RANKS = 40, 16
 
 
 class StragglerReport(AsReport):
-    """Which ranks come late to collectives, and what that costs. Displays itself as text and as HTML.
+    """Which ranks come late to collectives, and the time lost by it. Displays itself as text and as HTML.
 
     Args:
         name: what was looked at, such as `mesh trainers`.

@@ -228,7 +228,7 @@ class RemoteExpression:
         there = sorted(self._ask(probe.ping, ranks=wanted, timeout=min(PING, self._timeout)))
         for rank, (kind, why) in self._why.items():
             if kind == "late":
-                hint = "it is suspended, or native code holds its interpreter lock; the mesh's stacks() tells which"
+                hint = "it is suspended, or native code holds its interpreter lock; the mesh's stacks() shows which"
                 self._why[rank] = (kind, f"{why}: {hint}")
         return there
 

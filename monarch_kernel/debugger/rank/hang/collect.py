@@ -145,7 +145,7 @@ class _Thread:
 
 
 def cpu_ticks(thread: int) -> int:
-    """The processor time of a thread of this process so far, in clock ticks; 0 where that is not known."""
+    """The processor time of a thread of this process so far, in clock ticks; 0 if unknown."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()

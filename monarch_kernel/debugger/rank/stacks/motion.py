@@ -1,4 +1,4 @@
-"""Several snapshots of a process as one, in which stacks end where they move.
+"""Merge several snapshots of a process; stacks end at the first frame that changed.
 
 Ranks that compute are at another line in each sample. What they have in common over some seconds is the same for all of
 them, so that they fold into one branch; and a rank that hangs stands out, as its whole stack stays. A thread that uses

@@ -1,4 +1,4 @@
-"""The asyncio tasks of this process as stacks: each from its outermost awaiter to what it waits for.
+"""The asyncio tasks of this process as stacks, each from its outermost awaiter to its awaitable.
 
 A task that another one awaits has no stack of its own: its frames follow those of its awaiter. So the stack of what
 `gather` waits for begins with the caller of `gather`. Reads other threads' loops without stopping them; what changes

@@ -25,7 +25,7 @@ _THREAD = re.compile(r"Thread-\d+ \((?P<target>.*)\)$")
 
 
 def thread_name(name: str) -> str:
-    """The name of a thread without what differs from rank to rank: `Thread-3 (load)` is `load`."""
+    """The name of a thread without the part that differs from rank to rank: `Thread-3 (load)` is `load`."""
     match = _THREAD.match(name)
     if match:
         return match["target"] or "Thread"
@@ -58,7 +58,7 @@ def is_stopped(frames: Sequence[StackFrame]) -> bool:
 
 
 def trimmed(frames: Sequence[StackFrame], kind: str) -> tuple[StackFrame, ...]:
-    """The part of a stack (the outermost frame first) that its owner runs; all of it if there is no such part."""
+    """The part of a stack (outermost frame first) that its owner runs; all of it if there is none."""
     shown = list(frames[: _cut_stop(frames)])
     first = next((at for at, frame in enumerate(shown) if frame.user), len(shown))
     if kind == OPERATION:  # perhaps none of it is Python

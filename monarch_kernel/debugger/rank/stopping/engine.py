@@ -128,7 +128,7 @@ class StopEngine:
         return book
 
     def call_at(self, point: str, code: CodeType, call: Callable[[], None]) -> None:
-        """Call back on threads that come to the first line of a function, from a point on which ranks agree.
+        """Call back on threads that reach the first line of a function, from a common point of all ranks on.
 
         It stays until `drop_call`, whatever breakpoints are armed; `call` must not raise.
 
@@ -521,7 +521,7 @@ class StopEngine:
         try:
             return self._label()
         except Exception:
-            log.exception("cannot tell which actor or cell a stopped thread works for")
+            log.exception("cannot determine which actor or cell a stopped thread works for")
             return "", "", ""
 
     def _tell(self, event: Stopped | Resumed) -> None:

@@ -1,4 +1,4 @@
-"""Source that runs in a frame: conditions, what the user types at a stop, assignments to its variables."""
+"""Source that runs in a frame: conditions, input of the user at a stop, assignments to variables."""
 
 from __future__ import annotations
 

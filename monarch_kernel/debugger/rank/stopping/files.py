@@ -38,7 +38,7 @@ class Files:
         self._seen: dict[str, tuple[str, ...]] = {}
 
     def match(self, loaded: str) -> tuple[str, ...]:
-        """The asked names that a loaded file may stand for; check `stands_for` before use."""
+        """The requested names that a loaded file may match; check `stands_for` before use."""
         found = self._seen.get(loaded)
         if found is None:
             found = self._seen[loaded] = tuple(self._matches(loaded))

@@ -192,7 +192,7 @@ class Parked:
     # -- in the stopped thread ---------------------------------------------------------------------
 
     def wait(self) -> Onward:
-        """Run jobs until `go`, which says how to continue.
+        """Run jobs until `go`; return how to continue.
 
         Raises:
             BaseException: KeyboardInterrupt, or another exception that was raised into the thread.
@@ -258,7 +258,7 @@ class Parked:
                 self._jobs.put(onward)
 
     def abandon_job(self) -> None:
-        """End what runs in the stopped thread for a viewer that is gone, as after its timeout."""
+        """End a job in the stopped thread whose viewer is gone or has timed out."""
         job = self._present
         if job is not None:
             self._interrupt(job)

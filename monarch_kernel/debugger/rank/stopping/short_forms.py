@@ -81,7 +81,7 @@ def short(value: Any) -> str:
 
 
 def long(value: Any) -> str:
-    """The form for a person who has asked for the value: several lines, at most about `LONG` characters."""
+    """The long form of a value, on request: several lines, at most about `LONG` characters."""
     text = _safe(_long, value)
     return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
 

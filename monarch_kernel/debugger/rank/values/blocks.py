@@ -103,7 +103,7 @@ class Array(ABC):
         return Leaf(path, self.kind, facts, text, content, self.size, self.shape, number, self.stats, part)
 
     def contrasts(self, pieces: Sequence[tuple[int, bytes]]) -> Contrast:
-        """How it differs from pieces of an array on another rank, each with the position where it begins."""
+        """The differences from pieces of an array on another rank, each with its start position."""
         index: tuple[int, ...] | None = None
         ours = theirs = ""
         count = compared = 0

@@ -17,7 +17,7 @@ FILE = "<diff>"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An expression, and where it is to be evaluated.
+    """An expression, and the namespace in which to evaluate it.
 
     Attributes:
         expression: in Python.
@@ -37,7 +37,7 @@ class Question:
 
 
 def evaluate(question: Question) -> tuple[Any, str]:
-    """The value of the expression, and where it was evaluated, unless that is the obvious place."""
+    """Evaluate the expression; return the value and the namespace, if that is not the default one."""
     if question.tensor is not None:
         return tensor_value(*question.tensor), ""
     code = compile(question.expression, FILE, "eval")

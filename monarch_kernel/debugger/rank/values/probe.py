@@ -132,7 +132,7 @@ def fetch_kept(token: str) -> Any:
 
 
 def sendable(value: Any) -> Any:
-    """`value` with its tensors on the CPU, as the receiver may have no such device.
+    """`value` with its tensors on the CPU, because the receiver may lack the device.
 
     Only what is on a device is copied. Tensors that need a gradient are sent without their graph.
     """

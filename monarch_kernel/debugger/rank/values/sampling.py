@@ -11,7 +11,7 @@ from monarch_kernel.introspection import main_names
 
 
 def sample(expression: str) -> float:
-    """The expression as a number, among the names of the rank's cells, where they have it, or else of its actors.
+    """Evaluate an expression to a number, in the namespace of the rank's cells, or else of its actors.
 
     Raises:
         TypeError: its value is no number, nor a tensor or an array with one element.

@@ -138,7 +138,7 @@ def _ask(name: str, message: LookAtKept | ReadKeptLogs) -> bytes:
     folder = folder_of(name)
     refused, body = _request(folder, message, TIMEOUT)
     if refused:
-        raise KeptError(f"mesh {os.path.basename(folder)!r} does not say what runs there: {refused}")
+        raise KeptError(f"mesh {os.path.basename(folder)!r} does not report its meshes: {refused}")
     return body
 
 

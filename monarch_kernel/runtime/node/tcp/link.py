@@ -121,7 +121,7 @@ class TcpLink(Link):
         if error is None:
             self.end(CLOSED_THERE)
         elif isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-            log.warning("the link to %s (%s) ends: what came is not what was sent (%s)", self.peer, self.where, error)
+            log.warning("the link to %s (%s) ends: the data was changed on the way (%s)", self.peer, self.where, error)
             self.end(CHANGED)
         else:
             self.end(LOST)

@@ -450,7 +450,7 @@ class TensorMesh:
             advice = (
                 "take the one here, and distribute it over the other's: distribute(t.full_tensor(), mesh, ...)"
                 if self.sharded or other.sharded
-                else "to_mesh copies a tensor to another mesh, slice_mesh looks at it on a part of its own"
+                else "to_mesh copies a tensor to another mesh, slice_mesh returns it on a part of its mesh"
             )
             raise MixedTensorsError(
                 f"{what}: tensors of different meshes, {self!r} and {other!r}: bring them together first ({advice})"

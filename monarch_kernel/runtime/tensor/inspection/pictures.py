@@ -112,7 +112,7 @@ class TensorPicture(AsTable):
     # -- text ---------------------------------------------------------------------------------------
 
     def _caption(self) -> str:
-        how = f"[{', '.join(self.placements)}]" if self.placements else "a tensor of its own on every rank"
+        how = f"[{', '.join(self.placements)}]" if self.placements else "a separate tensor on every rank"
         shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
         most = max(part.nbytes for part in self.parts)
         devices = sorted({part.device.partition(":")[0] for part in self.parts})

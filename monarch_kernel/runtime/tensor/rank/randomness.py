@@ -12,12 +12,12 @@ OF_GPU = 16
 
 
 def seed(number: int, places: dict[int, int] | None) -> None:
-    """Begin anew: as all ranks, or, with the place of each rank in the mesh, as no other."""
+    """Seed the random numbers of this rank: equally on all ranks, or by the index of each rank in the mesh."""
     torch.manual_seed(number if places is None else number + places[here().rank])
 
 
 def state() -> torch.Tensor:
-    """Where the random numbers of this rank are: of the CPU, then of the GPU."""
+    """The states of this rank's random numbers: of the CPU, then of the GPU."""
     gpu = torch.zeros(OF_GPU, dtype=torch.uint8)
     if device.of_rank().type == "cuda":
         gpu = torch.cuda.get_rng_state(device.of_rank())

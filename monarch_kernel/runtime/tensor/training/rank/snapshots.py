@@ -1,4 +1,4 @@
-"""Copies of a state of training on a rank: its own of itself, and one of another rank's, which may die."""
+"""Snapshots of the training state on a rank: its own, and a copy of another rank's, in case that rank dies."""
 
 from __future__ import annotations
 
