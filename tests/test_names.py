@@ -23,7 +23,7 @@ INTERNAL = {
     "TensorUseError": "a TypeError; programs catch MixedTensorsError or BorrowError",
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
     "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
-    "PlaceError": "the error of the cell shows its text",
+    "CellLocationError": "the error of the cell shows its text",
     "FrameTooLongError": "a ValueError for senders; a receiver ends the connection",
     "SealBrokenError": "a JoinError has its text",
     "PipeClosed": "the rank says what has become of the process",

@@ -480,7 +480,7 @@ class SyncClient:
         makers = {host.key: self._maker_of(host, by_store) for host in self._hosts}
         report.hosts = [self._host_report(host, makers[host.key], report, run) for host in self._hosts]
         if not report.dry_run and (report.digest or run is not None):
-            place(self._workspace, self._placed(makers, run))
+            apply_placements(self._workspace, self._placed(makers, run))
         report.phases = self._phases
         report.seconds = time.monotonic() - self._began
         if report.failed:
@@ -596,7 +596,7 @@ def placement(workspace: Workspace, folder: str, env: CondaEnvironment | None = 
     return Placement(folders, variables, os.path.join(prefix, "bin", "python"))
 
 
-def place(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
+def apply_placements(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
     """Start new ranks in the trees of some hosts.
 
     Args:

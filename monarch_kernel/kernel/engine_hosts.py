@@ -39,7 +39,7 @@ def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) 
     return min(each, default=0)
 
 
-class EngineHosts:
+class ProviderHosts:
     """A job, as the place of one mesh.
 
     Args:
@@ -148,11 +148,11 @@ class EngineHosts:
         return f"job {job} of {self.engine} ended" if job else f"there is no job of {self.engine} left"
 
 
-class EnginePlaces(MutableMapping[str, EngineHosts]):
+class ProviderPlacements(MutableMapping[str, ProviderHosts]):
     """The hosts that engines give to meshes of the notebook, by the names of the meshes. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._places: dict[str, EngineHosts] = {}
+        self._places: dict[str, ProviderHosts] = {}
         #: Notified when one comes or goes, and of all that an engine says while its hosts are waited for.
         self.changed: Subscribers[[]] = Subscribers("a callback on the hosts of engines")
 
@@ -161,10 +161,10 @@ class EnginePlaces(MutableMapping[str, EngineHosts]):
         waiting = [place for place in self.values() if place.waiting]
         return {place.job.job_id: place.status for place in waiting if place.status is not None}
 
-    def __getitem__(self, name: str) -> EngineHosts:
+    def __getitem__(self, name: str) -> ProviderHosts:
         return self._places[name]
 
-    def __setitem__(self, name: str, place: EngineHosts) -> None:
+    def __setitem__(self, name: str, place: ProviderHosts) -> None:
         self._places[name] = place
         place.on_status = self.changed.notify
         self.changed.notify()

@@ -12,7 +12,7 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.cell_line import shown_line
-from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.kernel.engine_hosts import ProviderHosts
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync
 from monarch_kernel.kernel.usage_errors import usage_error
@@ -112,7 +112,7 @@ class _LaterLine:
             self._output.show_text("stderr", f"{text}\n")
 
 
-def _later(notebook: Notebook, options: UpOptions, place: EngineHosts, sync: Sync, line: _LaterLine) -> None:
+def _later(notebook: Notebook, options: UpOptions, place: ProviderHosts, sync: Sync, line: _LaterLine) -> None:
     try:
         place.wait(line.tell)
         text = mesh_lifecycle.up(notebook.session, options, sync, place)
@@ -127,13 +127,13 @@ def _later(notebook: Notebook, options: UpOptions, place: EngineHosts, sync: Syn
     line.end(text)
 
 
-def _place(asked: AskedHosts | AskedJob, shared: bool, say: Callable[[str], object]) -> EngineHosts:
+def _place(asked: AskedHosts | AskedJob, shared: bool, say: Callable[[str], object]) -> ProviderHosts:
     if isinstance(asked, AskedJob):
-        return EngineHosts(asked.job, asked.job.engine, gpus=asked.gpus > 0, shared=shared)
+        return ProviderHosts(asked.job, asked.job.engine, gpus=asked.gpus > 0, shared=shared)
     if asked.profile is not None:
         say(f"profile {asked.profile.name} of {asked.profile.file}: {asked.describe()}")
     with _errors():
-        return EngineHosts(asked.job(), asked.engine, gpus=bool(asked.gpus), shared=shared, has_variables=True)
+        return ProviderHosts(asked.job(), asked.engine, gpus=bool(asked.gpus), shared=shared, has_variables=True)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
-from monarch_kernel.display.places import use_label
+from monarch_kernel.display.locations import use_label
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.call_progress import MapProgress

@@ -14,7 +14,7 @@ from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcM
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, LaunchError
-from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.kernel.engine_hosts import ProviderHosts
 from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
@@ -34,7 +34,7 @@ KILL_TIMEOUT = 5.0
 Sync = Callable[[HostMesh], str]
 
 
-def up(session: MeshSession, options: UpOptions, sync: Sync, place: EngineHosts | None = None) -> str:
+def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHosts | None = None) -> str:
     """Start a mesh and use it.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError
-from monarch_kernel.kernel.engine_hosts import EnginePlaces
+from monarch_kernel.kernel.engine_hosts import ProviderPlacements
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.base import HostPhase, JobStatus
@@ -133,7 +133,7 @@ def _name(number: int) -> str:
     return f"cell [{number}]"
 
 
-def awaited(places: EnginePlaces) -> tuple[JobView, ...]:
+def awaited(places: ProviderPlacements) -> tuple[JobView, ...]:
     """The jobs whose hosts meshes of the notebook wait for."""
     return tuple(
         _view(place.job.job_id, place.engine, place.status, mesh=name, hosts=sum(place.job.meshes.values()))
@@ -142,7 +142,7 @@ def awaited(places: EnginePlaces) -> tuple[JobView, ...]:
     )
 
 
-def listed(job: ListedJob, places: EnginePlaces) -> JobView:
+def listed(job: ListedJob, places: ProviderPlacements) -> JobView:
     """A job of the list."""
     mesh = next((name for name, place in places.items() if place.job.job_id == job.job), "")
     return _view(

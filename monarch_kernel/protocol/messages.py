@@ -318,7 +318,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     asyncio: bool = False  # the process that asks has it loaded, so these procs will probably have async actors
 
 
-class PlaceRanks(msgspec.Struct, array_like=True, tag=55):
+class SetPlacement(msgspec.Struct, array_like=True, tag=55):
     """From a controller to a host agent: how the controller's ranks start there from now on. Answered with a Reply.
 
     It holds for all procs of that controller, whichever of its processes asks for them.
@@ -615,7 +615,7 @@ Message = (
     | PortGiven
     | PortLeft
     | SpawnProcs
-    | PlaceRanks
+    | SetPlacement
     | ProcStarted
     | ProcExited
     | ProcEnding

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workspace_sync.environment.editables import editables, places
+from workspace_sync.environment.editables import editables, tree_paths
 from workspace_sync.environment.facts import Needs, python_id
 from workspace_sync.environment.kinds import Environment, environment, read_config
 from workspace_sync.environment.prefixes import (
@@ -182,7 +182,7 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
     contents = Contents(about.folder, prefix)
     for install in editables(about):
         path = os.fsencode(install.file)
-        there = places(install, dirs)
+        there = tree_paths(install, dirs)
         if not there or manifest.file(path) is None:
             continue
         made.rewrites[path] = Rewrite("text", prefix, 0, (), there)

@@ -27,7 +27,7 @@ from workspace_sync.store.failures import ExplainedErrors, explain
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
 from workspace_sync.store.processes import open_files, resolved
-from workspace_sync.store.sources import ContentPlace, Sources
+from workspace_sync.store.sources import ContentLocation, Sources
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
 if TYPE_CHECKING:
@@ -498,7 +498,7 @@ class SlotChange:
         self._reused(path, entry, content)
         return True
 
-    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace) -> bool:
+    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation) -> bool:
         """Make a file from one of another tree: by a hard link where that is safe, else from its content."""
         try:
             fd = place.donor.tree.open_file(place.path)
@@ -511,7 +511,9 @@ class SlotChange:
         self.sources.damaged(place)
         return False
 
-    def _linked(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace, fd: int) -> bool:
+    def _linked(
+        self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation, fd: int
+    ) -> bool:
         """Make a file a hard link to one of another tree, if neither may be written to; returns whether it is."""
         if not self.target.read_only or not place.donor.held.read_only:
             return False
@@ -581,7 +583,7 @@ class SlotChange:
             for digest, offset, size in entry.pieces():
                 self._fill(fd, path, entry, digest, offset, size)
 
-    def _is_whole(self, place: ContentPlace, content: tuple[bytes, int]) -> bool:
+    def _is_whole(self, place: ContentLocation, content: tuple[bytes, int]) -> bool:
         entry = place.donor.held.manifest.file(place.path)
         return entry is not None and place.donor.held.content(place.path, entry) == content
 

@@ -20,7 +20,7 @@ from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.outside.evidence import evidence_of, woken
 from monarch_kernel.debugger.outside.processes import OutsideError
 from monarch_kernel.debugger.outside.reading import OutsideProcess
-from monarch_kernel.debugger.source_locations import Label, Place
+from monarch_kernel.debugger.source_locations import Label, SourceLocation
 from monarch_kernel.display import styles
 from monarch_kernel.display.quantities import memory
 from monarch_kernel.display.reports import AsReport
@@ -296,5 +296,5 @@ def verdict_from_outside(
 
 
 def _line_of(each: Evidence) -> tuple[str, int] | None:
-    place: Place | None = each.waits[0].place if each.waits else each.place
+    place: SourceLocation | None = each.waits[0].place if each.waits else each.place
     return None if place is None else (place.file, place.line)

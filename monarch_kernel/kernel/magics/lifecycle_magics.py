@@ -13,7 +13,7 @@ from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.engine_up import AskedJob, up_on_engine
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
-from monarch_kernel.kernel.magics.status_magics import rank_places
+from monarch_kernel.kernel.magics.status_magics import rank_locations
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import (
     asked_hosts,
@@ -225,7 +225,7 @@ class LifecycleMagics(Subcommands):
             for cause in dict.fromkeys(dead.values()):
                 ranks = listed([rank for rank, why in dead.items() if why == cause])
                 self.say(f"  died meanwhile: {ranks}, {cause}; {replacing(mesh.name)}")
-            places = rank_places(self._notebook, mesh, actors=False)
+            places = rank_locations(self._notebook, mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = listed([rank for rank, where in places.items() if where == place])
                 self.say(f"  still running a cell: {ranks}, at {place}")

@@ -14,7 +14,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.cell import Cell, CellPlace
+from monarch_kernel.kernel.cell import Cell, CellLocation
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -118,11 +118,11 @@ class MeshMagics(Magics):
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)
 
-    def _place(self, managed: ManagedMesh, found: Arguments) -> CellPlace | None:
+    def _place(self, managed: ManagedMesh, found: Arguments) -> CellLocation | None:
         """Where the cell runs in a rank; None: as cells do."""
         together = found.at_step or found.at_collective
         if found.frame is None and not together:
-            return CellPlace(found.module) if found.module else None
+            return CellLocation(found.module) if found.module else None
         options = {
             "--at-step": found.at_step,
             "--at-collective": found.at_collective,
@@ -142,7 +142,7 @@ class MeshMagics(Magics):
                 found.magic, f"frames are counted from 0, the innermost one, so there is no {found.frame}"
             )
         point = f"{OF_CELL}{uuid4().hex}" if together else ""
-        return CellPlace(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
+        return CellLocation(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
 
     def _check_runs(self, found: Arguments, managed: ManagedMesh, ranks: Sequence[int]) -> None:
         """Check that the ranks are not stopped: they would come to no step, and the notebook would wait for them."""

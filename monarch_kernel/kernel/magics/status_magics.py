@@ -93,7 +93,7 @@ class StatusMagics(Subcommands):
             show_status(self._notebook.shell, mesh, chosen, found.seconds)
             return None
         states = mesh.status().get(ASK_TIMEOUT)
-        places = rank_places(self._notebook, mesh)
+        places = rank_locations(self._notebook, mesh)
         trees = host_trees(self._notebook, mesh, ASK_TIMEOUT)
         older = older_modules(mesh, ASK_TIMEOUT) if trees else {}
         listed: list[RankSummary] = []
@@ -275,7 +275,7 @@ def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]])
     return f"mesh {mesh}: the output of {name_ranks(list(lines), limit=6)} ({text_size(size)}) is in {path}"
 
 
-def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
+def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
     """The locations of the ranks of a mesh that run a cell or an endpoint."""
     joined = engine().is_joined(mesh)  # its program is all that runs there, and the tools tell where
     managed = notebook.session.get(mesh.name, "%mesh status") if joined else notebook.session.managed(mesh.name)

@@ -129,7 +129,7 @@ class CellExecutor(Actor):
             if cell.place is None:
                 reply = self._run(cell, started)
             else:
-                from monarch_kernel.kernel.rank.cell_places import run_at  # few cells need it
+                from monarch_kernel.kernel.rank.cell_locations import run_at  # few cells need it
 
                 reply = run_at(cell.place, self._me, lambda names: self._run(cell, started, names))
         except BaseException as error:  # an interrupt that hit this code instead of the cell

@@ -39,13 +39,13 @@ from monarch_kernel.protocol.messages import (
     Message,
     OutputChunk,
     OutputEnd,
-    PlaceRanks,
     ProcEnding,
     ProcExited,
     ProcRef,
     ProcStarted,
     ProcStatus,
     Reply,
+    SetPlacement,
     Shutdown,
     SpawnProcs,
     StopProcs,
@@ -130,7 +130,7 @@ class Agent:
         self._code = 0
         self._reap_wanted = False
         self._node.handle(SpawnProcs, self._on_spawn)
-        self._node.handle(PlaceRanks, self._on_place)
+        self._node.handle(SetPlacement, self._on_place)
         self._node.handle(KillProcs, self._on_kill)
         self._node.handle(StopProcs, self._on_stop)
         self._node.handle(WatchProcs, self._on_watch)
@@ -253,7 +253,7 @@ class Agent:
         """Whether the owner or the controller of the requested procs is already gone."""
         return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
 
-    def _on_place(self, link: PeerLink, message: PlaceRanks, _body: Body) -> None:
+    def _on_place(self, link: PeerLink, message: SetPlacement, _body: Body) -> None:
         self._placements[link.peer] = message.placement
         for key in self._passing & self._templates.keys():
             self._retire(key)

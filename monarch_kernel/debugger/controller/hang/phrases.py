@@ -27,7 +27,7 @@ from monarch_kernel.debugger.model.evidence import (
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import SECOND
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: Names of the group of all ranks.
 _DEFAULT = ("0", "default_pg")
@@ -75,7 +75,7 @@ def joined(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def at(place: Place | None) -> str:
+def at(place: SourceLocation | None) -> str:
     """` at train.py:12`, or "" if the place is unknown."""
     return f" at {place.where()}" if place is not None else ""
 
@@ -218,7 +218,7 @@ def _doing(each: Evidence) -> str:
     return f", running the operation {each.doing}" if each.doing else ""
 
 
-def _function(place: Place | None) -> str:
+def _function(place: SourceLocation | None) -> str:
     return f" in {place.name}" if place is not None and place.name not in ("", "<module>") else ""
 
 
@@ -321,7 +321,11 @@ def called_too_much(
 
 
 def one_or_other(
-    now: Situation, pending: PendingOperation, absent: Sequence[int], present: Sequence[int], place: Place | None
+    now: Situation,
+    pending: PendingOperation,
+    absent: Sequence[int],
+    present: Sequence[int],
+    place: SourceLocation | None,
 ) -> str:
     """Neither side is a majority: one has skipped a call, or the other has made an extra one."""
     return (

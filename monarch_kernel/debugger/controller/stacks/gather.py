@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import snapshot_at_client
-from monarch_kernel.debugger.commands.stop_text import place
+from monarch_kernel.debugger.commands.stop_text import location_text
 from monarch_kernel.debugger.controller.issuing_lines import issued_here
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
@@ -114,7 +114,7 @@ def _stands(at: RankStop, label: Label | None) -> str:
     what = "at a breakpoint" if reason in ("breakpoint", "breakpoint()") else "in the debugger"
     shown = shown_frame(at.stop.frames)
     assert shown is not None  # `stops_of` leaves out stops without frames
-    return f"stands {what}, {place(shown, label)}"
+    return f"stands {what}, {location_text(shown, label)}"
 
 
 def _silent(whole: Whole, ranks: Sequence[int]) -> dict[int, str]:

@@ -28,7 +28,7 @@ from monarch_kernel.debugger.controller.stacks.layout import (
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.source_locations import Label, is_readable_source
 from monarch_kernel.display import styles
-from monarch_kernel.display.places import source_line
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from monarch_kernel.debugger.controller.query import ask, chosen_ranks
 from monarch_kernel.debugger.controller.stragglers.report import LAST, StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.rank.hang.entry_times import collective_times
-from monarch_kernel.debugger.source_locations import Label, Place
+from monarch_kernel.debugger.source_locations import Label, SourceLocation
 from monarch_kernel.engines import engine
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.workers import client_path
@@ -69,7 +69,7 @@ def _at_client(record: CollectiveTimes) -> CollectiveTimes:
     """A record with files as the controller names them, so that those of all hosts compare."""
     names: dict[str, str] = {}
 
-    def named(place: Place | None) -> Place | None:
+    def named(place: SourceLocation | None) -> SourceLocation | None:
         if place is None:
             return None
         if place.file not in names:

@@ -13,7 +13,7 @@ from monarch_kernel.debugger.controller.stragglers.analysis import (
     find_stragglers,
 )
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
-from monarch_kernel.debugger.source_locations import Label, Place
+from monarch_kernel.debugger.source_locations import Label, SourceLocation
 from monarch_kernel.display import styles
 from monarch_kernel.display.reports import AsReport
 from monarch_kernel.display.tables import TableView, table_html, table_text
@@ -96,7 +96,7 @@ class StragglerReport(AsReport):
             f"to {where}."
         )
 
-    def _at(self, place: Place | None) -> str:
+    def _at(self, place: SourceLocation | None) -> str:
         return "" if place is None else f" at {place.where(self.label)}"
 
     def rank_table(self) -> TableView:
@@ -227,7 +227,7 @@ def arrivals_of(meeting: CollectiveArrivals) -> dict[int, float]:
     return {rank: longest - wait for rank, wait in meeting.waits.items()}
 
 
-def _line(place: Place | None) -> dict[str, Any] | None:
+def _line(place: SourceLocation | None) -> dict[str, Any] | None:
     return None if place is None else {"file": place.file, "line": place.line, "function": place.name}
 
 

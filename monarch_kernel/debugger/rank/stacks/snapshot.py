@@ -35,8 +35,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code
-from monarch_kernel.display.places import source_line
+from monarch_kernel.debugger.source_locations import USER, SourceLocation, is_user_frame, kind_of_code
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
@@ -244,7 +244,7 @@ class _Reader:
         if made is None:
             file = code.co_filename
             kind = kind_of_code(code)
-            place = Place(file, line, code.co_qualname, kind)
+            place = SourceLocation(file, line, code.co_qualname, kind)
             if kind == USER:
                 source, span = _source(code, line, instruction)
                 made = StackFrame(place, source, span)

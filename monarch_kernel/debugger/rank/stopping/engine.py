@@ -35,7 +35,7 @@ from monarch_kernel.debugger.rank.stopping.parked import Onward, Parked
 from monarch_kernel.debugger.rank.stopping.short_forms import short
 from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_debugger, is_user_frame, outwards
-from monarch_kernel.display.places import source_line
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)

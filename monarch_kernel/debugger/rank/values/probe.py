@@ -21,7 +21,7 @@ from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, is_stead
 from monarch_kernel.debugger.rank.values.evaluation import Question, evaluate, evaluate_in
 from monarch_kernel.debugger.rank.values.kept_values import KeptValue, parts_of
 from monarch_kernel.debugger.rank.values.reduce import Parts
-from monarch_kernel.debugger.source_locations import place_of
+from monarch_kernel.debugger.source_locations import location_of
 
 
 def ping() -> None:
@@ -39,7 +39,7 @@ class InFrame:
 
     def __call__(self, frame: types.FrameType) -> None:
         """Called by the stop engine with the frame."""
-        place = place_of(frame)
+        place = location_of(frame)
         value = evaluate_in(self.question, frame)
         where = f"{os.path.basename(place.file)}:{place.line} in {place.name}"
         kept_values.keep(self.question.token, value).where = where

@@ -47,7 +47,7 @@ def states() -> list[torch.Tensor]:
     return [whole[:-OF_GPU].clone(), whole[-OF_GPU:].clone()]
 
 
-def seed_by_place(number: int, place: int | torch.Tensor) -> None:
+def seed_by_index(number: int, place: int | torch.Tensor) -> None:
     """Begin anew, with a number that differs by place."""
     torch.manual_seed(number ^ int(place))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_kernel.display.places import shown_place
+from monarch_kernel.display.locations import shown_location
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.mesh.rankset import name_ranks
@@ -100,7 +100,7 @@ class SimulationReport(AsTable):
                 _time(each.seconds),
                 _time(each.communicating),
                 text_size(each.peak),
-                shown_place(*each.peak_line[:2]) if each.peak_line[1] else "",
+                shown_location(*each.peak_line[:2]) if each.peak_line[1] else "",
                 text_size(each.kept),
                 ", ".join(f"{text_size(size)} {kind}" for kind, size in sorted(each.sent.items())),
             )
@@ -112,7 +112,7 @@ class SimulationReport(AsTable):
             f"{count:,} simulated ranks: {_time(self.seconds)} estimated, up to {text_size(self.peak)} on a rank, "
             f"{text_size(self.sent)} sent by all"
         )
-        shown = [f"{shown_place(*line[:2])} {text_size(size)}" for line, size in list(self.lines.items())[:_SHOWN]]
+        shown = [f"{shown_location(*line[:2])} {text_size(size)}" for line, size in list(self.lines.items())[:_SHOWN]]
         note = f"Sent by a rank, by line: {', '.join(shown)}" if shown else ""
         return TableView(headings, rows, caption, frozenset({1, 2, 3, 4, 5, 7}), note).without_empty_columns()
 

@@ -29,7 +29,7 @@ _PAUSE = 0.1
 
 
 @dataclass(frozen=True)
-class HostPlace:
+class HostPlacement:
     """Where a host is.
 
     Attributes:
@@ -56,7 +56,7 @@ class HostPlace:
         return " ".join([*words, *([_RETURNED] if self.returned else [])])
 
     @classmethod
-    def of(cls, text: str) -> HostPlace:
+    def of(cls, text: str) -> HostPlacement:
         """From an annotation."""
         where, index, mesh, container, *state = text.split()
         name, _, group = where.partition("/")
@@ -65,8 +65,8 @@ class HostPlace:
 
 
 def held(
-    places: Mapping[int, HostPlace], pods: Sequence[tuple[PodSlot, SeenPod]]
-) -> tuple[dict[int, SeenPod], dict[int, HostPlace]]:
+    places: Mapping[int, HostPlacement], pods: Sequence[tuple[PodSlot, SeenPod]]
+) -> tuple[dict[int, SeenPod], dict[int, HostPlacement]]:
     """The Pods of hosts, by their numbers, and the places in which a container has been seen for the first time.
 
     Args:
@@ -76,7 +76,7 @@ def held(
     newest = {place.slot: number for number, place in sorted(places.items())}
     known = {place.container for place in places.values()}
     found: dict[int, SeenPod] = {}
-    seen: dict[int, HostPlace] = {}
+    seen: dict[int, HostPlacement] = {}
     for number, place in places.items():
         own = [pod for at, pod in pods if at == place.slot]
         if place.container:
@@ -96,11 +96,11 @@ def held(
     return found, seen
 
 
-def _is_before(place: HostPlace | None, pod: SeenPod) -> bool:
+def _is_before(place: HostPlacement | None, pod: SeenPod) -> bool:
     return place is not None and bool(place.container) and place.container != pod.container_id
 
 
-class Places:
+class HostPlacements:
     """The hosts of a job in MonarchMeshes or JobSets.
 
     Args:
@@ -128,7 +128,7 @@ class Places:
         several = [meshes] if self._kind.holds_meshes else [{mesh: numbers} for mesh, numbers in meshes.items()]
         created: list[str] = []
         try:
-            places: dict[int, HostPlace] = {}
+            places: dict[int, HostPlacement] = {}
             for each in several:
                 first = min(number for numbers in each.values() for number in numbers)
                 name = pod_name(pods[wanted[first]].request, first)
@@ -139,7 +139,7 @@ class Places:
                 created.append(name)
                 for mesh, numbers in each.items():
                     slots = (PodSlot(name, groups[mesh], index) for index in range(len(numbers)))
-                    places |= {number: HostPlace(slot, mesh) for number, slot in zip(numbers, slots)}
+                    places |= {number: HostPlacement(slot, mesh) for number, slot in zip(numbers, slots)}
             self._note(places)
         except BaseException:
             for name in created:
@@ -193,7 +193,7 @@ class Places:
         return () if place is None else self._kind.makers(place.slot)
 
     def _without_pod(
-        self, place: HostPlace | None, objects: Mapping[str, Mapping[str, Any]], waits: dict[str, str]
+        self, place: HostPlacement | None, objects: Mapping[str, Mapping[str, Any]], waits: dict[str, str]
     ) -> tuple[HostPhase, str]:
         kind = self._kind
         if place is None:
@@ -233,10 +233,10 @@ class Places:
                 continue
             if places[number].returned or (number in ended and self._kind.replaces(ended[number])):
                 free.setdefault(places[number].mesh, []).append(slot)
-        taken: dict[int, HostPlace] = {}
+        taken: dict[int, HostPlacement] = {}
         for number, mesh in wanted.items():
             if free.get(mesh):
-                taken[number] = HostPlace(free[mesh].pop(0), mesh)
+                taken[number] = HostPlacement(free[mesh].pop(0), mesh)
         self._note(taken)
         return set(taken)
 
@@ -280,7 +280,7 @@ class Places:
     def _meta(self) -> Mapping[str, Any]:
         return self._api.request("GET", self._secret, accept=_METADATA)["metadata"]
 
-    def _places(self) -> dict[int, HostPlace]:
+    def _places(self) -> dict[int, HostPlacement]:
         try:
             noted = self._meta().get("annotations") or {}
         except ApiRefusedError as e:
@@ -288,15 +288,15 @@ class Places:
                 raise
             return {}
         return {
-            int(key.removeprefix(_HOST)): HostPlace.of(text) for key, text in noted.items() if key.startswith(_HOST)
+            int(key.removeprefix(_HOST)): HostPlacement.of(text) for key, text in noted.items() if key.startswith(_HOST)
         }
 
-    def _note(self, places: Mapping[int, HostPlace]) -> None:
+    def _note(self, places: Mapping[int, HostPlacement]) -> None:
         if places:
             noted = {f"{_HOST}{number}": place.text() for number, place in places.items()}
             self._api.request("PATCH", self._secret, {"metadata": {"annotations": noted}}, kind=_PATCH)
 
-    def _look(self) -> tuple[dict[int, HostPlace], dict[str, Mapping[str, Any]], list[tuple[PodSlot, SeenPod]]]:
+    def _look(self) -> tuple[dict[int, HostPlacement], dict[str, Mapping[str, Any]], list[tuple[PodSlot, SeenPod]]]:
         objects = self._objects()
         return self._places(), objects, self._pods(objects)
 

@@ -20,7 +20,7 @@ def label_of(file: str) -> str | None:
     return _label(file)
 
 
-def shown_place(file: str, line: int) -> str:
+def shown_location(file: str, line: int) -> str:
     """`Cell In[3]:2`, `train.py:12`."""
     return f"{_label(file) or os.path.basename(file) or file}:{line}"
 

@@ -15,7 +15,7 @@ from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.process import existing_engine, stop_engine
 from monarch_kernel.debugger.rank.stopping.expressions import names_of
 from monarch_kernel.engines.interface import ActorHere
-from monarch_kernel.kernel.cell import CellPlace
+from monarch_kernel.kernel.cell import CellLocation
 
 T = TypeVar("T")
 Names = dict[str, Any]
@@ -28,11 +28,11 @@ BEGIN, _MOST_TOLD = 8.0, 64
 _ENDLESS = 1e6
 
 
-class PlaceError(LookupError):
+class CellLocationError(LookupError):
     """There is no such place in this process now; the message says why."""
 
 
-def run_at(place: CellPlace, me: ActorHere, work: Callable[[Names | None], T]) -> T:
+def run_at(place: CellLocation, me: ActorHere, work: Callable[[Names | None], T]) -> T:
     """Call ``work(names)`` at a place: ``names`` are the globals there, or None for those of cells.
 
     Raises:
@@ -46,12 +46,12 @@ def run_at(place: CellPlace, me: ActorHere, work: Callable[[Names | None], T]) -
     return work(_names_of(place))
 
 
-def _names_of(place: CellPlace) -> Names | None:
+def _names_of(place: CellLocation) -> Names | None:
     if not place.module:
         return None
     module = sys.modules.get(place.module)
     if module is None:
-        raise PlaceError(f"module {place.module!r} is not imported in this process")
+        raise CellLocationError(f"module {place.module!r} is not imported in this process")
     return vars(module)
 
 
@@ -59,7 +59,9 @@ def _in_frame(number: int, me: ActorHere, work: Callable[[Names | None], T]) -> 
     engine = existing_engine()
     stops = [stop for stop in engine.stops() if stop.thread] if engine is not None else []
     if engine is None or not stops:
-        raise PlaceError("this rank is not stopped, so it has no frame to run a cell in: %mesh debug list shows stops")
+        raise CellLocationError(
+            "this rank is not stopped, so it has no frame to run a cell in: %mesh debug list shows stops"
+        )
     stop = stops[-1]
     extra: Names = {}
 
@@ -70,7 +72,7 @@ def _in_frame(number: int, me: ActorHere, work: Callable[[Names | None], T]) -> 
     try:
         return engine.call(stop.id, number, there, _ENDLESS)
     except IndexError as error:
-        raise PlaceError(str(error)) from None
+        raise CellLocationError(str(error)) from None
 
 
 class _Waiting:
@@ -140,7 +142,7 @@ class StepGate(_Gate):
         """
         optimizers: Any = sys.modules.get("torch.optim.optimizer")
         if optimizers is None:
-            raise PlaceError(
+            raise CellLocationError(
                 "the program has not imported torch.optim, so there is no step to wait for; --at-collective waits for "
                 "a collective"
             )
@@ -176,7 +178,7 @@ class CollectiveGate(_Gate):
         """
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_initialized():
-            raise PlaceError("the program has no process group (yet), so there is no collective to wait for")
+            raise CellLocationError("the program has no process group (yet), so there is no collective to wait for")
         code = _code_of_collectives()
         self._add(key, waiting)
         engine = stop_engine()
@@ -195,7 +197,9 @@ def _code_of_collectives() -> CodeType:
         for each in around.__code__.co_consts:
             if isinstance(each, CodeType):
                 return each
-    raise PlaceError("this version of PyTorch has no function around its collectives; --at-step waits for a step")
+    raise CellLocationError(
+        "this version of PyTorch has no function around its collectives; --at-step waits for a step"
+    )
 
 
 _steps, _collectives = StepGate(), CollectiveGate()
@@ -217,7 +221,7 @@ def waits(point: str) -> bool:
     return not _told_of(point).wait(BEGIN) or common_point.report(point) is not None
 
 
-def _at_point(place: CellPlace, me: ActorHere, work: Callable[[], T]) -> T:
+def _at_point(place: CellLocation, me: ActorHere, work: Callable[[], T]) -> T:
     key, waiting = place.step, _Waiting(me, work)
     gate = _collectives if place.collective else _steps
     told = _told_of(key)
