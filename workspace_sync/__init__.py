@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.model.workspace import CondaEnvironment, Workspace
     from workspace_sync.mounts import gather_mount, remotemount
+    from workspace_sync.reload.file_events import watch
     from workspace_sync.reload.live import rollback, sync
-    from workspace_sync.reload.watch import watch
     from workspace_sync.session import forget, status, verify
 
 #: The names of each module.
@@ -33,7 +33,7 @@ _MODULES = {
     "model.workspace": "CondaEnvironment Workspace",
     "mounts": "gather_mount remotemount",
     "reload.live": "rollback sync",
-    "reload.watch": "watch",
+    "reload.file_events": "watch",
     "session": "forget status verify",
 }
 _PLACES = {name: f"workspace_sync.{module}" for module, names in _MODULES.items() for name in names.split()}

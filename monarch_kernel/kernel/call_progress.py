@@ -18,7 +18,7 @@ from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.introspection import Awaited
-from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
+from monarch_kernel.kernel.debug.hang_monitor import HangMonitor, is_worth_telling
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
@@ -66,7 +66,7 @@ class _Waiting:
     before: dict[int, int]
     first: dict[int, float] = field(default_factory=dict[int, float])
     output: CellOutput | None = None
-    watch: HangWatch | None = None
+    watch: HangMonitor | None = None
     concerned: list[ProcMesh] = field(default_factory=list[ProcMesh])
     ended: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -207,7 +207,7 @@ class CallProgress:
         waiting = {proc for call in calls for proc in call.procs}
         cell.concerned = [mesh for mesh in meshes if not waiting.isdisjoint(_procs(mesh))]
         if cell.watch is None:
-            cell.watch = HangWatch(lambda: _verdict(cell.concerned), now)
+            cell.watch = HangMonitor(lambda: _verdict(cell.concerned), now)
         standing = frozenset((call.number, call.procs) for call in calls)
         return cell.watch.tick(standing, bool(cell.concerned), now)
 

@@ -19,7 +19,7 @@ from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
-from monarch_kernel.kernel.debug.hang_watch import HangWatch
+from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
@@ -120,7 +120,7 @@ class CellRun:
         self._ended = ended
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
-        self._hang = HangWatch(lambda: hang(managed.procs), self._started)
+        self._hang = HangMonitor(lambda: hang(managed.procs), self._started)
         self._samples: deque[Future[Whereabouts | None]] = deque()
         self._stuck: dict[int, int] = {}
         self._broken = False

@@ -24,17 +24,17 @@ from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_notices import CellPlans, EnvironmentChanges, StaleClasses
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
+from monarch_kernel.kernel.notebook_facts import NotebookFacts
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.own_output import OwnOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
 from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
-from monarch_kernel.kernel.watched_facts import WatchedFacts
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 
@@ -113,7 +113,7 @@ class Notebook:
         #: Hosts of jobs whose walltime ends soon.
         self.walltimes = WalltimeNotices(self)
         #: What watches learn from this notebook.
-        self.watched = WatchedFacts(session, self._numbers, self.walltimes)
+        self.watched = NotebookFacts(session, self._numbers, self.walltimes)
         self._latest = ""  # the key of the cell that began last
         #: What cells cost on meshes, below each, if asked for.
         self.plans = CellPlans()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
     from workspace_sync.model.report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
-    from workspace_sync.reload import LiveReport, ModuleSelection, Watcher, WatchEvent
+    from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, Watcher
     from workspace_sync.reload.client import How
     from workspace_sync.transfer.messages import HostState
 
@@ -49,7 +49,7 @@ class Workspaces:
     def __init__(self) -> None:
         self.last: Workspace | None = None
         self._watcher: Watcher | None = None
-        self._line: WatchLine | None = None
+        self._line: SyncEventLine | None = None
 
     def chosen(
         self,
@@ -102,7 +102,7 @@ class Workspaces:
 
         self.unwatch()
         self.last = workspace
-        line = self._line = WatchLine(notebook)
+        line = self._line = SyncEventLine(notebook)
         self._watcher = watch(
             hosts,
             workspace,
@@ -121,7 +121,7 @@ class Workspaces:
         return f"no longer watched: {', '.join(map(str, self.last.roots() if self.last else ()))}"
 
 
-class WatchLine:
+class SyncEventLine:
     """The line of a watch, which is updated in the cell that began it.
 
     Args:
@@ -132,7 +132,7 @@ class WatchLine:
         self._router = notebook.router
         self._output = notebook.progress_output()
 
-    def on_event(self, event: WatchEvent) -> None:
+    def on_event(self, event: SyncEvent) -> None:
         """Show an event. Called on the watcher's thread."""
         output = self._output
         if output is None:

@@ -386,7 +386,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     rest: bool = False  # also kill processes that the sender's ranks have left here, after its last rank here
 
 
-class WatchProcs(msgspec.Struct, array_like=True, tag=37):
+class ReportProcs(msgspec.Struct, array_like=True, tag=37):
     """Report the starts and exits of these procs to the sender, also past ones. Unknown procs may start later."""
 
     procs: list[str]
@@ -623,7 +623,7 @@ Message = (
     | OutputEnd
     | KillProcs
     | StopProcs
-    | WatchProcs
+    | ReportProcs
     | GetStatus
     | GetLogs
     | Shutdown

@@ -145,7 +145,7 @@ def _programs() -> tuple[str, bool]:
     from monarch_kernel.runtime.tensor.rank.current_worker import here
 
     worker = here()
-    return type(worker.programs).__name__, worker.nan_watch is None
+    return type(worker.programs).__name__, worker.nan_check is None
 
 
 # -- memory -----------------------------------------------------------------------------------------

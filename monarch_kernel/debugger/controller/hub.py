@@ -17,7 +17,7 @@ from monarch_kernel.debugger import on_made
 from monarch_kernel.debugger.controller.breakpoints import Breakpoints, check
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
-from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
+from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
@@ -308,7 +308,7 @@ class MeshDebugger:
 
     def _quickly(
         self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
-    ) -> list[tuple[WatchedMesh, Answers]]:
+    ) -> list[tuple[DebuggedMesh, Answers]]:
         if mesh is None:
             self.registry.watch_all()
         chosen = None if ranks is None else sorted(set(ranks))
@@ -321,7 +321,7 @@ class MeshDebugger:
 
     def _ask(
         self,
-        watched: WatchedMesh,
+        watched: DebuggedMesh,
         ranks: Sequence[int] | None,
         timeout: float,
         function: Callable[..., Any],
@@ -329,12 +329,12 @@ class MeshDebugger:
     ) -> Answers:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
-    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[WatchedMesh, process.Ids, list[int]]]:
+    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[DebuggedMesh, process.Ids, list[int]]]:
         """The meshes of these stops, each with the stops' ids (one number if all are equal) and ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
-        found: list[tuple[WatchedMesh, process.Ids, list[int]]] = []
+        found: list[tuple[DebuggedMesh, process.Ids, list[int]]] = []
         for name, ids in by_mesh.items():
             watched = self.registry.named(name)
             distinct = {tuple(each) for each in ids.values()}

@@ -77,7 +77,7 @@ def ask_agents(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """`ask`, for a mesh whose agents are known (`registry.WatchedMesh`).
+    """`ask`, for a mesh whose agents are known (`registry.DebuggedMesh`).
 
     Args:
         agents: the agents of all its ranks.

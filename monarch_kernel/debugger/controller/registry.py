@@ -28,7 +28,7 @@ MEMORY = 64
 
 
 @dataclass(slots=True)
-class WatchedMesh:
+class DebuggedMesh:
     """A mesh with agents.
 
     Attributes:
@@ -59,7 +59,7 @@ class StopRegistry:
         self.lock = threading.RLock()
         self.listener: Breakpoints | None = None
         self._changed = threading.Condition(self.lock)
-        self._watched: dict[str, WatchedMesh] = {}
+        self._watched: dict[str, DebuggedMesh] = {}
         self._subscribers: Subscribers[[Event]] = Subscribers("a viewer of the debugger")
         self._hub: Any = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -85,11 +85,11 @@ class StopRegistry:
             self._watched.clear()
         self.tell()
 
-    def watch(self, mesh: Any) -> WatchedMesh:
+    def watch(self, mesh: Any) -> DebuggedMesh:
         """Spawn agents on a mesh, if it has none, without waiting for them."""
         return self.watch_whole(engine().whole_of(mesh))
 
-    def watch_whole(self, whole: Whole) -> WatchedMesh:
+    def watch_whole(self, whole: Whole) -> DebuggedMesh:
         """`watch`, for the mesh of a `Whole`."""
         self.actor()
         hub = hub_actor(whole.procs)  # not under the lock, since spawning it takes time
@@ -102,7 +102,7 @@ class StopRegistry:
                     name += "'"
                 agents = whole.procs.spawn("debugger", DebugAgent, hub, whole.uid, name)
                 entire = Whole(whole.procs, tuple(range(len(whole.procs))), whole.uid)
-                watched = self._watched[whole.uid] = WatchedMesh(entire, name, agents)
+                watched = self._watched[whole.uid] = DebuggedMesh(entire, name, agents)
             return watched
 
     def watch_all(self) -> None:
@@ -110,17 +110,17 @@ class StopRegistry:
         for mesh in engine().list_proc_meshes():
             self.watch(mesh)
 
-    def by_uid(self, uid: str) -> WatchedMesh | None:
+    def by_uid(self, uid: str) -> DebuggedMesh | None:
         """The watched mesh with that uid; None if it is not watched."""
         with self.lock:
             return self._watched.get(uid)
 
-    def all(self) -> list[WatchedMesh]:
+    def all(self) -> list[DebuggedMesh]:
         """All watched meshes."""
         with self.lock:
             return list(self._watched.values())
 
-    def named(self, name: str) -> WatchedMesh:
+    def named(self, name: str) -> DebuggedMesh:
         """The mesh of that name; it is watched from now on.
 
         Raises:
@@ -135,7 +135,7 @@ class StopRegistry:
         known = ", ".join(procs.name for procs in engine().list_proc_meshes()) or "none"
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
-    def find(self, mesh: Any) -> WatchedMesh:
+    def find(self, mesh: Any) -> DebuggedMesh:
         """Watch a mesh, given itself or by name. Raises ValueError if there is no mesh of that name."""
         return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
 
@@ -244,7 +244,7 @@ class StopRegistry:
         if self.listener is not None:
             self.listener.on_new_meshes(new)
 
-    def _ended(self, watched: WatchedMesh, rank: int, cause: str) -> list[Event]:
+    def _ended(self, watched: DebuggedMesh, rank: int, cause: str) -> list[Event]:
         """Handle the death of a rank, which ends its stops; the lock is held. Returns the events for viewers."""
         watched.dead.add(rank)
         watched.over.pop(rank, None)

@@ -25,7 +25,7 @@ from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 
 if TYPE_CHECKING:
     from monarch_kernel.engines.join.guest import JoinedGuest
-    from monarch_kernel.engines.join.progress_watch import HangPlan, ProgressWatch
+    from monarch_kernel.engines.join.progress_monitor import HangPlan, ProgressMonitor
 
 #: Faults of tools that are kept for the next viewer.
 _KEPT_FAULTS = 20
@@ -60,11 +60,11 @@ class Door:
             self.holding.install()
         self._loop = FrameLoop("monarch-join", self.note)
         self._loop.listen(listener, self._on_link)
-        self._watch: ProgressWatch | None = None
+        self._watch: ProgressMonitor | None = None
         if plan is not None:
-            from monarch_kernel.engines.join.progress_watch import ProgressWatch
+            from monarch_kernel.engines.join.progress_monitor import ProgressMonitor
 
-            self._watch = ProgressWatch(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
+            self._watch = ProgressMonitor(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
             self._loop.call_every(self._watch.period, self._watch.look)
         if meet:
             from monarch_kernel.engines.join.helper_process import CALL_PERIOD, MeetingCall
@@ -217,7 +217,7 @@ def _hang_plan(name: str, on_hang: str | None, after: float | None, folder: str 
     on_hang = environment.JOIN_ON_HANG.get() if on_hang is None else environment.JOIN_ON_HANG.parse(on_hang)
     if not on_hang:
         return None
-    from monarch_kernel.engines.join.progress_watch import HangPlan
+    from monarch_kernel.engines.join.progress_monitor import HangPlan
 
     after = environment.JOIN_HANG_AFTER.get() if after is None else environment.JOIN_HANG_AFTER.parse(str(after))
     where = folder or environment.JOIN_REPORTS.get() or f"{name}-reports"

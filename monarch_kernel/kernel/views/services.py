@@ -16,9 +16,9 @@ from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.engines import engine
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.notebook_facts import listed
 from monarch_kernel.kernel.rank.name_lookup import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
-from monarch_kernel.kernel.watched_facts import listed
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.output import RankOutput
 from monarch_kernel.watch.model import plain

@@ -16,7 +16,7 @@ from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_worker import runs_here
-from monarch_kernel.runtime.tensor.rank.nan_watch import NanWatch, WatchedPrograms
+from monarch_kernel.runtime.tensor.rank.nan_check import CheckedPrograms, NanCheck
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
@@ -57,7 +57,7 @@ class TensorWorker(Actor):
         self.store: RankStore = store_of(engine, self.rank)
         self.programs: dict[int, Program] = {}
         self.unseen: FailedValue | None = None
-        self.nan_watch: NanWatch | None = None
+        self.nan_check: NanCheck | None = None
         self.record = 0
         self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
         self.at = 0  # the record that runs
@@ -69,7 +69,7 @@ class TensorWorker(Actor):
     @endpoint
     def define(self, definitions: list[Definition]) -> None:
         """Learn what records will name."""
-        programs = self.programs.unwatched if isinstance(self.programs, WatchedPrograms) else self.programs
+        programs = self.programs.unwatched if isinstance(self.programs, CheckedPrograms) else self.programs
         for definition in definitions:
             try:
                 operation = definition.operation
@@ -89,12 +89,12 @@ class TensorWorker(Actor):
     @endpoint
     def watch(self, inf: bool | None) -> None:
         """Check from now on what operations make for NaN (and Inf, if `inf`); None: check no more."""
-        if isinstance(self.programs, WatchedPrograms):
+        if isinstance(self.programs, CheckedPrograms):
             self.programs = self.programs.unwatched
-        self.nan_watch = None
+        self.nan_check = None
         if inf is not None:
-            self.nan_watch = NanWatch(self.rank, inf, lambda: self.at)
-            self.programs = WatchedPrograms(self.programs, self.nan_watch)
+            self.nan_check = NanCheck(self.rank, inf, lambda: self.at)
+            self.programs = CheckedPrograms(self.programs, self.nan_check)
 
     def _run(self, ints: bytes, floats: bytes, record: int) -> None:
         numbers = array("q")
@@ -331,9 +331,9 @@ class TensorWorker(Actor):
         except BaseException as e:
             raise self._failed_alone(e, inputs) from None
         else:
-            if self.nan_watch is not None:
+            if self.nan_check is not None:
                 made = [out] if count == 1 else list(out)
-                self.nan_watch.check(operation, inputs, [x for x in made if isinstance(x, torch.Tensor)])
+                self.nan_check.check(operation, inputs, [x for x in made if isinstance(x, torch.Tensor)])
                 self._tell_found()
         finally:
             self.record += 1
@@ -373,7 +373,7 @@ class TensorWorker(Actor):
 
     def _tell_found(self) -> None:
         """Raise what the watch has found, once."""
-        watch = self.nan_watch
+        watch = self.nan_check
         if watch is not None and watch.found is not None:
             failed, watch.found = watch.found, None
             raise OperationFailed(failed)

@@ -1,6 +1,6 @@
 """A process group formed anew: older values go on in it, or become failures on every rank alike; reports of failures.
 
-`StreamWatch` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
+`StreamPosition` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def set_generator(states: Any) -> None:
     rules().generator.restore(states)
 
 
-class StreamWatch(Actor):
+class StreamPosition(Actor):
     """Runs in each rank beside the workers of an engine."""
 
     __tool__ = True

@@ -1,6 +1,6 @@
-"""`NanWatch`: checks what each operation made for NaN and Inf, while it is on. Programs stay as they are compiled.
+"""`NanCheck`: checks what each operation made for NaN and Inf, while it is on. Programs stay as they are compiled.
 
-A worker that is watched looks its programs up in a `WatchedPrograms`, which gives each with a check behind it; so an
+A worker that is watched looks its programs up in a `CheckedPrograms`, which gives each with a check behind it; so an
 operation costs nothing more while nothing is watched.
 """
 
@@ -21,7 +21,7 @@ from monarch_kernel.runtime.tensor.wire import FailedValue
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")
 
 
-class NanWatch:
+class NanCheck:
     """The watch of one worker.
 
     Args:
@@ -114,10 +114,10 @@ class NanWatch:
         return nan or inf
 
 
-class WatchedPrograms(dict[int, Program]):
+class CheckedPrograms(dict[int, Program]):
     """Programs by number, each with a check behind it."""
 
-    def __init__(self, programs: dict[int, Program], watch: NanWatch) -> None:
+    def __init__(self, programs: dict[int, Program], watch: NanCheck) -> None:
         super().__init__()
         self.unwatched = programs
         self._watch = watch

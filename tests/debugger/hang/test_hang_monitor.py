@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED, STANDING, Verdict
-from monarch_kernel.kernel.debug.hang_watch import HangWatch
+from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
 from tests.conftest import wait_until
 
 
@@ -32,7 +32,7 @@ BLAME = Verdict(STANDING, (), "Rank 2 stands.")
 
 def shown(looks: Callable[[], Verdict], seconds: int, moves: tuple[int, ...] = (), suspect: bool = True) -> list[str]:
     """What is shown at each second."""
-    watch = HangWatch(looks, 0.0)
+    watch = HangMonitor(looks, 0.0)
     said: list[str] = []
     seen = 0
     for second in range(1, seconds + 1):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _KEPT = 32
 
 
-class WatchedFacts:
+class NotebookFacts:
     """A source of facts for ``monarch_kernel.watch.provide``. Without a watch, each method only returns.
 
     Args:

@@ -17,7 +17,7 @@ AHEAD = 2.0
 AGAIN = 10.0
 
 
-class HangWatch:
+class HangMonitor:
     """Detects that a cell makes no progress, runs the analysis on a separate thread, and decides what to show.
 
     It reads no clock itself.

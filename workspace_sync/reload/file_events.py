@@ -30,7 +30,7 @@ GIT_PATIENCE = 20.0
 _LOOK = 200  # how often it looks whether it is to stop (ms)
 
 
-class WatchEvent(msgspec.Struct):
+class SyncEvent(msgspec.Struct):
     """Event of a watcher.
 
     Attributes:
@@ -54,7 +54,7 @@ class Watcher:
     """
 
     def __init__(
-        self, folders: list[str], act: Callable[[], LiveReport], on_event: Callable[[WatchEvent], object]
+        self, folders: list[str], act: Callable[[], LiveReport], on_event: Callable[[SyncEvent], object]
     ) -> None:
         self._folders = folders
         self._act = act
@@ -103,7 +103,7 @@ class Watcher:
             log.debug("the watch ends", exc_info=True)
             text = f"{', '.join(self._folders)} cannot be watched any more: {type(e).__name__}: {e}"
         self._ready.set()
-        self._tell(WatchEvent("stopped", text))
+        self._tell(SyncEvent("stopped", text))
 
     def _watch(self) -> None:
         failures, again_at = 0, 0.0
@@ -144,15 +144,15 @@ class Watcher:
             self._fail("\n".join(problems), report)
         elif report.refreshed or self._said or any(host.switched for host in report.sync.hosts):
             self._said = ""
-            self._tell(WatchEvent("synced", report.line, report))
+            self._tell(SyncEvent("synced", report.line, report))
         return True
 
     def _fail(self, text: str, report: Any) -> None:
         if text != self._said:
             self._said = text
-            self._tell(WatchEvent("failed", text, report if isinstance(report, LiveReport) else None))
+            self._tell(SyncEvent("failed", text, report if isinstance(report, LiveReport) else None))
 
-    def _tell(self, event: WatchEvent) -> None:
+    def _tell(self, event: SyncEvent) -> None:
         try:
             self._on_event(event)
         except Exception:
@@ -214,7 +214,7 @@ def watch(
     hosts: Any,
     workspace: Folders,
     *,
-    on_event: Callable[[WatchEvent], object],
+    on_event: Callable[[SyncEvent], object],
     how: How | None = "reload",
     selection: ModuleSelection | Callable[[], ModuleSelection] = EVERY,
     when: When = "idle",
@@ -225,7 +225,7 @@ def watch(
     Args:
         hosts: a mesh of hosts or procs.
         workspace: what to watch and to sync: a ``Workspace``, or one or several folders.
-        on_event: called with each ``WatchEvent`` on a thread of its own. Nothing is told where nothing has changed.
+        on_event: called with each ``SyncEvent`` on a thread of its own. Nothing is told where nothing has changed.
         how, when, wait: as for ``refresh``; ``how`` None: only sync.
         selection: which modules to reload, or a function that says it each time (the mode of ``%autoreload``).
 

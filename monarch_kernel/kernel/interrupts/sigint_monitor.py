@@ -31,7 +31,7 @@ STALE_AFTER = 1.0
 NUDGE = signal.SIGRTMAX - 4
 
 
-class SigintWatch:
+class SigintMonitor:
     """Ensures that each SIGINT is handled, and forwarded to ranks even if the kernel cannot handle it.
 
     The interpreter's C handler immediately writes each signal's number to a pipe, in whichever thread it runs. A thread

@@ -50,7 +50,7 @@ class HangPlan:
     folder: str
 
 
-class ProgressWatch:
+class ProgressMonitor:
     """Whether this rank makes progress.
 
     Args:
