@@ -145,11 +145,11 @@ ALLOWED: dict[str, set[str]] = {
     f"{ENGINES}.join": {PROTOCOL, *FACADES, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
     # Meeting points have the runtime's authenticated links.
     **{
-        f"{ENGINES}.join.meeting_{part}": {
+        f"{ENGINES}.join.{part}": {
             *(PROTOCOL, ENGINES, f"{ENGINES}.join", "monarch_kernel.private_files"),
             *(f"{RUNTIME}.node.{module}" for module in ("audit", "descriptors", "link", "poller", "tcp")),
         }
-        for part in ("caller", "place", "point", "seal")
+        for part in ("gateway_caller", "gateway_machines", "join_gateway", "gateway_seal")
     },
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.

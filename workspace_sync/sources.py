@@ -36,7 +36,7 @@ _SAVE_PATIENCE = 10.0
 
 
 @dataclass
-class FoundWorkspace:
+class ScannedWorkspace:
     """A workspace as it is now.
 
     Attributes:
@@ -92,7 +92,7 @@ class WorkspaceSource:
         progress: Callable[[int, int], None] | None,
         taker: ContentTaker | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> FoundWorkspace:
+    ) -> ScannedWorkspace:
         """Scan the folders and the environment.
 
         Args:
@@ -105,7 +105,7 @@ class WorkspaceSource:
             ScanError: they cannot be read, or change without pause; or the tree has a folder of the name that editable
                 installs get.
         """
-        found = FoundWorkspace()
+        found = ScannedWorkspace()
         roots = workspace.roots()
         about = environment(workspace.env) if workspace.env is not None else None
         followed = Followed({}, []) if about is None else follow(editables(about), roots)
@@ -138,7 +138,7 @@ class WorkspaceSource:
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found
 
-    def remember(self, found: FoundWorkspace) -> None:
+    def remember(self, found: ScannedWorkspace) -> None:
         """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
         manifests = {part.name: part.manifest for part in found.parts}
         self._last.update(manifests)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.kept_mesh import (
     Adopt,
     EndKept,
@@ -28,7 +29,6 @@ from monarch_kernel.protocol.kept_mesh import (
     Taken,
     TakeOver,
 )
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef

@@ -21,7 +21,7 @@ from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcements, began_at, pid_space
 from monarch_kernel.engines.join.jobs import JoinableJob
-from monarch_kernel.engines.join.places import greet
+from monarch_kernel.engines.join.rank_machines import greet
 
 #: How many collectives a report keeps, of all ranks together, and of each at least.
 _CALLS, _LEAST = 100_000, 20

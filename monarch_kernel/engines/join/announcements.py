@@ -27,7 +27,7 @@ _BEHIND = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: The end of the name of a job's file that reports on its hangs are made under, one by one; see ``progress_monitor``.
 HANG = ".hang"
-#: The same of the file under which one process of a machine calls a meeting point; see ``MeetingCall``.
+#: The same of the file under which one process of a machine calls a meeting point; see ``GatewayCall``.
 MEET = ".meet"
 #: The ends of the names of the lines that a process is to run which nobody has prepared, and of what it then answers;
 #: see ``debugger.outside.remote_exec``.

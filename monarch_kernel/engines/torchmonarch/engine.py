@@ -23,7 +23,7 @@ except ImportError as error:
 
 from monarch_kernel.actor import Extent, ProcMesh
 from monarch_kernel.engines.hosted.controller import Carrier, ToolController
-from monarch_kernel.engines.torchmonarch.ranks import NAME, ToolDoor
+from monarch_kernel.engines.torchmonarch.ranks import NAME, ToolListener
 from monarch_kernel.meshes import KeptError
 from monarch_kernel.private_files import read_own_file
 
@@ -36,8 +36,8 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9-]*://")
 _CAUSE = re.compile(r"failed:\s*(?P<cause>.*)", re.DOTALL)
 
 
-class DoorCarrier:
-    """Reaches the ranks of one Monarch mesh through the `ToolDoor` in each.
+class ListenerCarrier:
+    """Reaches the ranks of one Monarch mesh through the `ToolListener` in each.
 
     Args:
         procs: Monarch's proc mesh.
@@ -131,7 +131,7 @@ class MonarchEngine(ToolController):
         """Note which ranks died. A fault that no actor has handled never ends a notebook; it is reported there."""
         report = str(failure.report())
         for mesh in list(self._meshes.values()):
-            if isinstance(mesh.carrier, DoorCarrier) and str(failure.mesh_name).startswith(mesh.carrier.name):
+            if isinstance(mesh.carrier, ListenerCarrier) and str(failure.mesh_name).startswith(mesh.carrier.name):
                 self._note_death(mesh.procs, report)
                 return
         if _OF_PROGRAM.search(report):
@@ -162,7 +162,9 @@ class MonarchEngine(ToolController):
         def make(first: bytes) -> Carrier:
             port = self._reply_port()
             own = f"tools{os.urandom(4).hex()}"
-            return DoorCarrier(procs, _apart(lambda: procs.spawn(own, ToolDoor, port, first)), extent.nelements, own)
+            return ListenerCarrier(
+                procs, _apart(lambda: procs.spawn(own, ToolListener, port, first)), extent.nelements, own
+            )
 
         return self.enter(name, extent, make, owned=owned)
 

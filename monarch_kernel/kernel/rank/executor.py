@@ -65,7 +65,7 @@ class CellExecutor(Actor):
     __tool__ = True
     #: The endpoints that give values of the program; the others give data.
     __values__ = frozenset({"pull", "offer"})
-    #: Other viewers of a joined job look on: see `guest.JoinedGuest`.
+    #: Other viewers of a joined job look on: see `joined_process.JoinedProcess`.
     __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 
     def __init__(self) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
-from monarch_kernel.engines.join.meeting_seal import Seal, SealBrokenError
+from monarch_kernel.engines.join.gateway_seal import Seal, SealBrokenError
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.places import FoundRank, at_once
+from monarch_kernel.engines.join.rank_machines import JoinableRank, at_once
 from monarch_kernel.engines.join.remote_machine import ANSWER, RelayLink, RemoteMachine
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.keys import KeyFileError, load_keys
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.link import Link, LinkError
@@ -36,8 +36,8 @@ _AGAIN = 2.0
 _LONGEST_HOST = 253
 
 
-class MeetingPlace:
-    """All machines at a meeting point (``places.RankPlace``). Those that come later are found by later calls.
+class GatewayMachines:
+    """All machines at a meeting point (``rank_machines.RankMachines``). Those that come later are found by later calls.
 
     Args:
         url: of the meeting point, ``tcp://host:port``.
@@ -90,10 +90,10 @@ class MeetingPlace:
         self._link.close()
         self._poller.close()
 
-    # -- ``places.RankPlace`` ------------------------------------------------------------------------
+    # -- ``rank_machines.RankMachines`` -----------------------------------------------------------------
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``places.RankPlace``."""
+        """See ``rank_machines.RankMachines``."""
         machines = self._opened()
         found = list(zip(machines, at_once(lambda machine: machine.find(name), machines), strict=True))
         self._at.update({each: machine for machine, ranks in found for each in ranks})
@@ -104,8 +104,8 @@ class MeetingPlace:
         wanted: Iterable[RankAnnouncement],
         on_frame: Callable[[RankAnnouncement, bytes], None],
         on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[FoundRank]:
-        """See ``places.RankPlace``."""
+    ) -> list[JoinableRank]:
+        """See ``rank_machines.RankMachines``."""
         apart = self._by_machine(wanted)
         found = at_once(lambda each: each[0].connect(each[1], on_frame, on_closed), apart)
         return [rank for ranks in found for rank in ranks]
@@ -113,7 +113,7 @@ class MeetingPlace:
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``places.RankPlace``."""
+        """See ``rank_machines.RankMachines``."""
         apart = self._by_machine(ranks)
         found = at_once(lambda each: each[0].read_stacks(each[1], native, timeout), apart)
         return {rank: read for reads in found for rank, read in reads.items()}
@@ -221,7 +221,7 @@ class _MeetingStream(RelayLink):
 
     def __init__(
         self,
-        place: MeetingPlace,
+        place: GatewayMachines,
         machine: int,
         host: str,
         on_frame: Callable[[bytes], None],

@@ -1,11 +1,11 @@
 """Where the machines of joinable jobs and their viewers meet, if viewers cannot reach the machines by ssh or the like.
 
 Both dial it, with keys as all TCP of this project: mutual TLS of keys that trust each other (``protocol.keys``). It
-passes bytes on between a viewer and a machine, which it cannot read (``meeting_seal``), and keeps nothing. Who dies is
+passes bytes on between a viewer and a machine, which it cannot read (``gateway_seal``), and keeps nothing. Who dies is
 told to the other side; if the meeting point does, machines dial again, and viewers lose their ranks, which then release
 what was stopped.
 
-Messages are those of ``protocol.meeting``. All of it runs on the polling thread.
+Messages are those of ``protocol.gateway_messages``. All of it runs on the polling thread.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from monarch_kernel import environment
 from monarch_kernel._version import __version__
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.keys import Keys, load_keys
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node import descriptors
@@ -38,7 +38,7 @@ _MOST_TALKS = 1 << 16
 _LONGEST_HOST = 253
 
 
-class MeetingPoint:
+class JoinGateway:
     """A meeting point that listens in this process.
 
     Args:
@@ -199,7 +199,7 @@ def serve(address: str, audit_file: str, say: Callable[[str], None]) -> None:
         signal.signal(number, lambda *_: ended.set())
     poller = Poller()
     audit = Audit(poller, audit_file)
-    point = MeetingPoint(poller, url, keys, audit)
+    point = JoinGateway(poller, url, keys, audit)
     say(point.url)
     ended.wait()
     point.close()

@@ -1,6 +1,6 @@
-"""``python -m monarch_kernel.engines.join.meeting_caller URL LOCK``: brings a machine's ranks to a meeting point.
+"""``python -m monarch_kernel.engines.join.gateway_caller URL LOCK``: brings a machine's ranks to a meeting point.
 
-One such process runs on each machine, started by a rank (``helper_process.MeetingCall``), until no rank of that meeting
+One such process runs on each machine, started by a rank (``helper_process.GatewayCall``), until no rank of that meeting
 point has been there for a while. If the meeting point's address is this machine's, and nobody listens there, it is the
 meeting point, too; so an address of a job's first machine needs nothing else. It dials again when the connection is
 lost.
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import announcements
 from monarch_kernel.engines.join.frame_loop import FrameLoop
-from monarch_kernel.engines.join.meeting_point import MeetingPoint
-from monarch_kernel.engines.join.meeting_seal import Seal, SealBrokenError
+from monarch_kernel.engines.join.gateway_seal import Seal, SealBrokenError
+from monarch_kernel.engines.join.join_gateway import JoinGateway
 from monarch_kernel.engines.join.relay import JoinRelay
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetOpen
 from monarch_kernel.protocol.keys import KeyFileError, Keys, load_keys
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetOpen
 from monarch_kernel.protocol.messages import Message, encode
 from monarch_kernel.protocol.serialize import Body
 from monarch_kernel.runtime.node.audit import Audit
@@ -43,7 +43,7 @@ _LOOK = 1.0
 _STRANGERS = 64
 
 
-class MeetingCaller:
+class GatewayCaller:
     """This machine at a meeting point.
 
     Args:
@@ -147,7 +147,7 @@ class _Viewer:
     relay: JoinRelay | None = None
 
 
-def listen_here(poller: Poller, url: str, keys: Keys) -> MeetingPoint | None:
+def listen_here(poller: Poller, url: str, keys: Keys) -> JoinGateway | None:
     """Be the meeting point, if its address is this machine's and nobody listens there yet."""
     host, port = split(url)
     with suppress(OSError):
@@ -157,7 +157,7 @@ def listen_here(poller: Poller, url: str, keys: Keys) -> MeetingPoint | None:
             with suppress(OSError):
                 here = "*" if aliased else address[0]
                 at = f"tcp://[{here}]:{port}" if ":" in here else f"tcp://{here}:{port}"
-                return MeetingPoint(poller, at, keys, Audit(poller))
+                return JoinGateway(poller, at, keys, Audit(poller))
     return None
 
 
@@ -180,7 +180,7 @@ def call(url: str, say: Callable[[str], None]) -> None:
     point = listen_here(poller, url, keys)
     try:
         while True:
-            caller = MeetingCaller(url, keys, poller, loop)
+            caller = GatewayCaller(url, keys, poller, loop)
             if ranks.wait_until_gone(caller.ended, point):
                 caller.close()
                 return
@@ -201,7 +201,7 @@ class _Ranks:
         self._url = url
         self._last = time.monotonic()  # when one was there
 
-    def wait_until_gone(self, ended: threading.Event, point: MeetingPoint | None = None) -> bool:
+    def wait_until_gone(self, ended: threading.Event, point: JoinGateway | None = None) -> bool:
         """Wait until none has been there for ``IDLE`` seconds, or something has ended; returns whether they are gone.
 
         Args:

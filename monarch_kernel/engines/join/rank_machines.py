@@ -45,7 +45,7 @@ class RankLink(Protocol):
 
 
 @dataclass
-class FoundRank:
+class JoinableRank:
     """A joinable rank.
 
     Attributes:
@@ -91,7 +91,7 @@ class FoundRank:
         return {**asdict(self.announced), **more}
 
 
-class RankPlace(Protocol):
+class RankMachines(Protocol):
     """A machine on which ranks can be found, or several."""
 
     @property
@@ -108,7 +108,7 @@ class RankPlace(Protocol):
         wanted: Iterable[RankAnnouncement],
         on_frame: Callable[[RankAnnouncement, bytes], None],
         on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[FoundRank]:
+    ) -> list[JoinableRank]:
         """Connect to these ranks, as far as they answer in time.
 
         Args:
@@ -137,11 +137,11 @@ class ThisMachine:
 
     @property
     def ended(self) -> bool:
-        """See ``RankPlace``: it is here."""
+        """See ``RankMachines``: it is here."""
         return False
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``RankPlace``."""
+        """See ``RankMachines``."""
         return [each for each in refreshed(self._asked) if name in ("", each.name)]
 
     def connect(
@@ -149,10 +149,10 @@ class ThisMachine:
         wanted: Iterable[RankAnnouncement],
         on_frame: Callable[[RankAnnouncement, bytes], None],
         on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[FoundRank]:
-        """See ``RankPlace``."""
+    ) -> list[JoinableRank]:
+        """See ``RankMachines``."""
         sockets = greet(wanted)
-        found: list[FoundRank] = []
+        found: list[JoinableRank] = []
         for rank, sock in sockets:
             announced = rank.announced
             link = self._loop.add(sock, lambda _link, frame, of=announced: on_frame(of, frame))
@@ -164,7 +164,7 @@ class ThisMachine:
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``RankPlace``; a process id of another space cannot be read."""
+        """See ``RankMachines``; a process id of another space cannot be read."""
         here = pid_space()
         by_pid = {each.pid: each for each in ranks if each.space == here}
         return {by_pid[pid]: read for pid, read in read_stacks(by_pid, native, timeout).items()}
@@ -198,7 +198,7 @@ def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
     return [replace(each, identity=asked[each.process][1]) if each.process in unsure else each for each in found]
 
 
-def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tuple[FoundRank, socket.socket]]:
+def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tuple[JoinableRank, socket.socket]]:
     """Connect to ranks of this machine, all at once, and let them say who they are.
 
     Returns:
@@ -206,7 +206,7 @@ def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tu
     """
     poll = select.epoll()
     waiting: dict[int, tuple[RankAnnouncement, socket.socket, bytearray]] = {}
-    found: list[tuple[FoundRank, socket.socket]] = []
+    found: list[tuple[JoinableRank, socket.socket]] = []
     hello = json.dumps({"hello": 1}).encode()
     try:
         for each in wanted:
@@ -226,19 +226,19 @@ def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tu
                 poll.unregister(fd)
                 del waiting[fd]
                 if answer:
-                    found.append((found_rank(answer, near=True), sock))
+                    found.append((joinable_rank(answer, near=True), sock))
                 else:
                     sock.close()
         for announced, sock, _ in waiting.values():
-            found.append((FoundRank(announced, near=True, silent=True), sock))
+            found.append((JoinableRank(announced, near=True, silent=True), sock))
     finally:
         poll.close()
     return found
 
 
-def found_rank(answer: dict[str, Any], near: bool) -> FoundRank:
+def joinable_rank(answer: dict[str, Any], near: bool) -> JoinableRank:
     """A rank as it has answered a greeting."""
-    return FoundRank(
+    return JoinableRank(
         announcement_of(answer),
         near,
         silent=bool(answer.get("silent", False)),
@@ -286,11 +286,11 @@ def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
 
 __all__ = [
     "HELLO",
-    "FoundRank",
+    "JoinableRank",
     "RankLink",
-    "RankPlace",
+    "RankMachines",
     "ThisMachine",
-    "found_rank",
     "greet",
+    "joinable_rank",
     "refreshed",
 ]

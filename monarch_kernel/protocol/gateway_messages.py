@@ -25,7 +25,7 @@ class MeetOpen(msgspec.Struct, array_like=True, tag=92):
 
 
 class MeetFrame(msgspec.Struct, array_like=True, tag=93):
-    """Bytes of such a conversation, for its other end. Body: TLS of both ends (``engines.join.meeting_seal``)."""
+    """Bytes of such a conversation, for its other end. Body: TLS of both ends (``engines.join.gateway_seal``)."""
 
     stream: int
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.guest import Guest, Visitor
+from monarch_kernel.engines.hosted.attached_process import AttachedProcess, Visitor
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.interface import ControlFollower
 from monarch_kernel.engines.join.frame_loop import FrameLink
@@ -20,7 +20,7 @@ from monarch_kernel.protocol.faults import encode_fault
 from monarch_kernel.protocol.messages import ERROR
 
 if TYPE_CHECKING:
-    from monarch_kernel.engines.join.door import Door
+    from monarch_kernel.engines.join.listener import JoinListener
 
 NAME = "join"
 #: Output of cells is dropped while so much waits to be sent to a viewer that does not take it (bytes).
@@ -28,7 +28,7 @@ MOST_OUTPUT = 16 << 20
 
 
 class JoinedProgram:
-    """What runs in this process beside tools (``guest.ProgramActors``): a program without actors.
+    """What runs in this process beside tools (``attached_process.ProgramActors``): a program without actors.
 
     Args:
         holding: what becomes of it when it fails.
@@ -51,7 +51,7 @@ class JoinedProgram:
         """Nothing: the program is never interrupted."""
 
 
-class JoinedGuest(Guest):
+class JoinedProcess(AttachedProcess):
     """The tools of any number of viewers in this process, which is none of theirs.
 
     One viewer has control: it stops threads and runs cells. It has to show all the time that it lives; when it is
@@ -62,7 +62,7 @@ class JoinedGuest(Guest):
         door: where viewers enter; it keeps faults.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: JoinListener) -> None:
         self._door = door
         self._links: dict[str, FrameLink] = {}
         self._driver: Visitor | None = None
@@ -157,7 +157,7 @@ class JoinedGuest(Guest):
         return link is not None and not link.closed and visitor.id not in self.node.deaths
 
     def handle(self, message: Any) -> None:
-        """See ``Guest.handle``: viewers without control do not run code here."""
+        """See ``AttachedProcess.handle``: viewers without control do not run code here."""
         match message:
             case wire.DriveRank():
                 visitor = self._visitors[message.controller]
@@ -222,7 +222,7 @@ class JoinedGuest(Guest):
         self.lose(controller)
 
     def lose(self, controller: str) -> None:
-        """See ``Guest.lose``."""
+        """See ``AttachedProcess.lose``."""
         with self._changing:
             visitor = self._visitors.get(controller)
             if visitor is not None and visitor is self._driver:
@@ -312,7 +312,7 @@ class _FaultLog(logging.Handler):
         door: keeps them.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: JoinListener) -> None:
         super().__init__(logging.WARNING)
         self._door = door
 

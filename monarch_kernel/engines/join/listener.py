@@ -24,17 +24,17 @@ from monarch_kernel.engines.join.identity import RankIdentity, identity, present
 from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 
 if TYPE_CHECKING:
-    from monarch_kernel.engines.join.guest import JoinedGuest
+    from monarch_kernel.engines.join.joined_process import JoinedProcess
     from monarch_kernel.engines.join.progress_monitor import HangPlan, ProgressMonitor
 
 #: Faults of tools that are kept for the next viewer.
 _KEPT_FAULTS = 20
 
-_door: Door | None = None
+_door: JoinListener | None = None
 _lock = threading.Lock()
 
 
-class Door:
+class JoinListener:
     """Where viewers enter this process.
 
     Args:
@@ -52,7 +52,7 @@ class Door:
         self.faults: list[str] = []
         self.fault_count = 0
         self._told = told
-        self._guest: JoinedGuest | None = None
+        self._guest: JoinedProcess | None = None
         self._announced, listener = announce(name, told, meet)
         how = f"%mesh join {name} and %mesh pm in a notebook look at it, and it ends when the notebook leaves"
         self.holding = Holding(hold, how)
@@ -67,9 +67,9 @@ class Door:
             self._watch = ProgressMonitor(name, plan, told.local_rank, self.holding.arm, self._waits_for_person)
             self._loop.call_every(self._watch.period, self._watch.look)
         if meet:
-            from monarch_kernel.engines.join.helper_process import CALL_PERIOD, MeetingCall
+            from monarch_kernel.engines.join.helper_process import CALL_PERIOD, GatewayCall
 
-            self._loop.call_every(CALL_PERIOD, MeetingCall(meet).look)
+            self._loop.call_every(CALL_PERIOD, GatewayCall(meet).look)
         self._loop.start()
         os.register_at_fork(after_in_child=self._in_child)
 
@@ -125,9 +125,9 @@ class Door:
         try:
             if self._guest is None:
                 link.send(_entered(frame))
-                from monarch_kernel.engines.join.guest import JoinedGuest
+                from monarch_kernel.engines.join.joined_process import JoinedProcess
 
-                self._guest = JoinedGuest(self)
+                self._guest = JoinedProcess(self)
             self._guest.admit(link, frame)
         except BaseException as error:
             self.note(error)
@@ -205,7 +205,7 @@ def prepare(
         if _is_child(name, told, given=rank >= 0):
             return None
         try:
-            _door = Door(name, told, hold, plan, point)
+            _door = JoinListener(name, told, hold, plan, point)
         except OSError as error:
             raise JoinError(f"this process cannot be joined: {error}") from error
         os.environ[environment.JOIN_RANK] = f"{os.getpid()} {_mark(name, told)}"

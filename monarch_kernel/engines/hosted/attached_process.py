@@ -282,7 +282,7 @@ class Visitor:
         self.expected = False
 
 
-class Guest(ToolProcess):
+class AttachedProcess(ToolProcess):
     """The tools in this rank, of any number of controllers.
 
     Args:
