@@ -18,9 +18,9 @@ from workspace_sync.environment import (
     environment,
     environment_manifest,
     follow,
-    joined,
+    with_sources,
 )
-from workspace_sync.model.manifest import Manifest, join, printable
+from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan
 from workspace_sync.transfer.parts import Part
@@ -121,7 +121,7 @@ class WorkspaceSource:
             found.sources = scan(sources, self._indexes[SOURCES], progress=progress, save=False)
             scans.append(found.sources)
         if scans:
-            manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
+            manifest = scans[0].manifest if len(scans) == 1 else with_sources(scans[0].manifest, scans[1].manifest)
             found.parts.append(
                 Part(TREE, manifest, partial(read_first, [each.read for each in scans]), self._remembered(TREE))
             )
@@ -262,5 +262,5 @@ def _modules(tree: Manifest, place: bytes) -> set[bytes]:
     if folder is None:
         return set()
     found = {name[:-3] for name in folder.files if name.endswith(b".py")}
-    found |= {name for name in folder.folders if b"__init__.py" in tree.folders[join(place, name)].files}
+    found |= {name for name in folder.folders if b"__init__.py" in tree.folders[entry_path(place, name)].files}
     return found - _EVERYWHERE

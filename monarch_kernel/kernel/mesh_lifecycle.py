@@ -14,12 +14,12 @@ from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcM
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import DeathKind, LaunchError
-from monarch_kernel.kernel.engine_hosts import ProviderHosts
 from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
+from monarch_kernel.kernel.provider_hosts import ProviderHosts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
@@ -88,7 +88,7 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHost
         raise
     session.adopt(managed)
     if place is not None:
-        session.engine_hosts[options.name] = place
+        session.provider_hosts[options.name] = place
     session.choose(options.name)
     took = duration(time.monotonic() - started)
     group = f", torch.distributed over {options.dist}" if options.dist else ""
@@ -106,7 +106,7 @@ def check_free(session: MeshSession, name: str) -> None:
             f"%mesh up: there is a mesh {name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
             f"--replace stops it first; or give another name"
         )
-    if (place := session.engine_hosts.get(name)) is not None and place.waiting:
+    if (place := session.provider_hosts.get(name)) is not None and place.waiting:
         raise UsageError(
             f"%mesh up: hosts for mesh {name!r} are waited for ({place.describe()}); %mesh down {name} cancels that"
         )
@@ -158,9 +158,9 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     Returns:
         One line for the user.
     """
-    place = None if name is None else session.engine_hosts.get(name)
+    place = None if name is None else session.provider_hosts.get(name)
     if name is not None and place is not None and name not in session.proc_meshes():  # waited for, or stopped by code
-        del session.engine_hosts[name]
+        del session.provider_hosts[name]
         return f"mesh {name}: {place.end()}"
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
@@ -174,7 +174,7 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     else:
         procs.stop("%mesh down").get(UP_TIMEOUT)
     session.let_go(procs.name)
-    place = session.engine_hosts.pop(procs.name, None)
+    place = session.provider_hosts.pop(procs.name, None)
     ended = "" if place is None else f"; {place.end()}"
     left = f"; {session.chosen} is in use now" if session.chosen else ""
     return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{ended}{left}"
@@ -189,7 +189,7 @@ def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
             f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so its options are not known; "
             "start it again the way it was started"
         )
-    place = session.engine_hosts.pop(found.name, None)  # its hosts stay
+    place = session.provider_hosts.pop(found.name, None)  # its hosts stay
     down(session, found.name)
     try:
         return up(session, managed.options, sync, place)
@@ -209,7 +209,7 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
     host = engine().kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
-    place = session.engine_hosts.get(mesh.name)
+    place = session.provider_hosts.get(mesh.name)
     spares = None if place is None else place.job
     try:
         for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):

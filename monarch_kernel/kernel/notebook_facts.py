@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import engine
 from monarch_kernel.errors import ActorError
-from monarch_kernel.kernel.engine_hosts import ProviderPlacements
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
+from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
@@ -55,7 +55,7 @@ class NotebookFacts:
             engine().on_change(self._update),
             self._session.changed.subscribe(self._update),
             self._walltimes.changed.subscribe(self._walltime),
-            self._session.engine_hosts.changed.subscribe(self._jobs),
+            self._session.provider_hosts.changed.subscribe(self._jobs),
         )
         give(*(CellName(key, _name(number)) for key, number in dict(self._cells).items()))
         self._update()
@@ -122,7 +122,7 @@ class NotebookFacts:
     def _jobs(self) -> None:
         """Tell which hosts are waited for."""
         if self._give is not None:
-            self._give(JobsFact(awaited(self._session.engine_hosts)))
+            self._give(JobsFact(awaited(self._session.provider_hosts)))
 
     def _ending(self, notice: WalltimeNotice) -> list[HostFact]:
         then = notice.then(self._walltimes.otherwise(notice))

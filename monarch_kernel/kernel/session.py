@@ -8,9 +8,9 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.engines import engine
-from monarch_kernel.kernel.engine_hosts import ProviderPlacements
 from monarch_kernel.kernel.interrupts.press_logic import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
+from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.subscriptions import Subscribers
 
@@ -22,7 +22,7 @@ class MeshSession:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
         #: The hosts of meshes that an engine has given, by the names of the meshes; also those that are waited for.
-        self.engine_hosts = ProviderPlacements()
+        self.provider_hosts = ProviderPlacements()
         #: For each mesh, what `%mesh interrupt` last interrupted there.
         self.interrupted: weakref.WeakKeyDictionary[ProcMesh, Interruption] = weakref.WeakKeyDictionary()
         #: Notified when another mesh is chosen.

@@ -142,7 +142,7 @@ def test_without_a_watch_programs_are_the_compiled_ones(four: Any) -> None:
 
 
 def _programs() -> tuple[str, bool]:
-    from monarch_kernel.runtime.tensor.rank.current_worker import here
+    from monarch_kernel.runtime.tensor.rank.current_executor import here
 
     worker = here()
     return type(worker.programs).__name__, worker.nan_check is None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workspace_sync.model.manifest import FileEntry, Folder, digest_of, join, printable
+from workspace_sync.model.manifest import FileEntry, Folder, digest_of, entry_path, printable
 from workspace_sync.store.examination import HeldManifest, Problem
 from workspace_sync.store.objects import Objects
 from workspace_sync.store.tree import Descriptor, TreeFolder
@@ -152,9 +152,9 @@ class Sources:
                     continue
                 for name, entry in folder.files.items():
                     if entry.rewrite is None:
-                        found(entry.digest, ContentLocation(donor, join(path, name), 0, entry.size))
+                        found(entry.digest, ContentLocation(donor, entry_path(path, name), 0, entry.size))
                         for digest, offset, size in entry.pieces() if entry.chunks else ():
-                            found(digest, ContentLocation(donor, join(path, name), offset, size))
+                            found(digest, ContentLocation(donor, entry_path(path, name), offset, size))
 
     def piece(self, digest: bytes, size: int) -> bytes | None:
         """The content of a piece; None: this host does not have it."""

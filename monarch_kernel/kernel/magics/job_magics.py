@@ -101,7 +101,7 @@ class JobMagics(Subcommands):
             raise usage_error(found.magic, f"say which job: %mesh jobs {verb} JOB; %mesh jobs lists them")
         if found.lines < 1:
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
-        listed = list_jobs(self._session.engine_hosts.awaited())
+        listed = list_jobs(self._session.provider_hosts.awaited())
         try:
             chosen = [job_named(name, listed.jobs) for name in names]
             if verb == "logs":
@@ -152,16 +152,16 @@ class JobMagics(Subcommands):
             raise LaunchError("; ".join(failed))
 
     def _end_one(self, job: ListedJob) -> None:
-        ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
+        ours = {place.job.job_id: name for name, place in self._session.provider_hosts.items()}
         mesh = ours.get(job.job)
-        place = self._session.engine_hosts.get(mesh or "")
+        place = self._session.provider_hosts.get(mesh or "")
         said = f"job {job.job} of {job.engine} ended"
         if place is not None and place.waiting:
-            del self._session.engine_hosts[mesh or ""]
+            del self._session.provider_hosts[mesh or ""]
             said = place.end()  # its own launcher knows of starts that go on in this process
         else:
             job.end()
-            self._session.engine_hosts.pop(mesh or "", None)
+            self._session.provider_hosts.pop(mesh or "", None)
         self.say(said + (f", and mesh {mesh} with it" if mesh else ""))
 
     @magic_arguments("mesh join")

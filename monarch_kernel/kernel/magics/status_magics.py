@@ -59,7 +59,7 @@ class StatusMagics(Subcommands):
         except KeptError as error:
             others = []
             self.say(f"{error}\n")
-        for name, place in self._session.engine_hosts.items():
+        for name, place in self._session.provider_hosts.items():
             if place.waiting:
                 self.say(f"mesh {name} waits for its hosts: {place.describe()}")
         if not meshes and not others:

@@ -214,7 +214,7 @@ class NotebookServices:
         return {"breakpoints": found}
 
     def _jobs(self, _click: Click) -> dict[str, Any]:
-        places = self._notebook.session.engine_hosts
+        places = self._notebook.session.provider_hosts
         found = list_jobs(places.awaited())
         return {"jobs": [plain(listed(job, places)) for job in found.jobs], "notes": list(found.notes)}
 

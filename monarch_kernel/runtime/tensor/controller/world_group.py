@@ -127,7 +127,7 @@ class WorldGroup:
                 group = self._groups.form(hosts).get()
                 engine.note_replaced()
                 try:
-                    everywhere(engine, groups.join, group, timeout=JOIN_PATIENCE)
+                    everywhere(engine, groups.form, group, timeout=JOIN_PATIENCE)
                     break
                 except TimeoutError:
                     # A rank that began a collective of the old group just after it was released may wait there: the

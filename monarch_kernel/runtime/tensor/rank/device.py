@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank.current_worker import runs_one
+from monarch_kernel.runtime.tensor.rank.current_executor import runs_one
 
 
 @cache

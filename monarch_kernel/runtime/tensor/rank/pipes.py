@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from monarch_kernel import programs
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import refuse_failed
 from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     END,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 
 #: Bytes of the state of a generator of a GPU; on a rank without one they are zeros.
 OF_GPU = 16

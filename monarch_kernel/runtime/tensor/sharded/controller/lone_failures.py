@@ -21,7 +21,7 @@ from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
-    from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+    from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 
 #: How long the others may take to fail as well, once they are at the operation (seconds).
 GRACE = 0.1

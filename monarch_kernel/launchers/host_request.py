@@ -177,7 +177,7 @@ def options_of(on: str) -> tuple[LauncherOption, ...]:
         return ()
 
 
-def places() -> list[str]:
+def source_names() -> list[str]:
     """What a line may name: engines, profiles and jobs."""
     return [LOCAL, *launcher_names(), *profile_names(), *job_ids()]
 
@@ -202,7 +202,7 @@ def argument_of(read: Callable[[str], Value]) -> Callable[[str], Value]:
     return value
 
 
-def engine_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+def provider_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     """The engine or profile that the words of a line name; the parser has no options of it yet."""
     valued = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
     plain = [word for before, word in zip(("", *words), words) if not word.startswith("-") and before not in valued]
@@ -211,7 +211,7 @@ def engine_of(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     return next((word for word in plain if word in known), next(iter(plain), ""))
 
 
-def add_engine_options(parser: argparse.ArgumentParser, on: str) -> None:
+def add_provider_options(parser: argparse.ArgumentParser, on: str) -> None:
     """Add the options of an engine or profile to a parser, as its launcher describes them.
 
     One that the parser has already gets the name of the engine before its own: ``--slurm-name``.

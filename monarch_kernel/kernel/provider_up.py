@@ -12,11 +12,11 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.cell_line import shown_line
-from monarch_kernel.kernel.engine_hosts import ProviderHosts
 from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync
+from monarch_kernel.kernel.provider_hosts import ProviderHosts
 from monarch_kernel.kernel.usage_errors import usage_error
-from monarch_kernel.launchers.asking import AskedHosts
+from monarch_kernel.launchers.host_request import AskedHosts
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
@@ -42,7 +42,7 @@ class AskedJob:
         return self.job.resources.gpus
 
 
-def up_on_engine(
+def up_on_provider(
     notebook: Notebook,
     options: UpOptions,
     asked: AskedHosts | AskedJob,
@@ -68,7 +68,7 @@ def up_on_engine(
     """
     place = _place(asked, shared, say)
     session = notebook.session
-    session.engine_hosts[options.name] = place
+    session.provider_hosts[options.name] = place
     try:
         with _errors(), shown_line(notebook, f"{place.engine}: asking for hosts", say is print) as tell:
             place.ask()
@@ -78,7 +78,7 @@ def up_on_engine(
             say(mesh_lifecycle.up(session, options, sync, place))
             return
     except BaseException:
-        session.engine_hosts.pop(options.name, None)
+        session.provider_hosts.pop(options.name, None)
         if not place.ended:
             place.end()
         raise
@@ -117,8 +117,8 @@ def _later(notebook: Notebook, options: UpOptions, place: ProviderHosts, sync: S
         place.wait(line.tell)
         text = mesh_lifecycle.up(notebook.session, options, sync, place)
     except Exception as error:  # nobody waits for it, so it is told in the cell
-        if notebook.session.engine_hosts.get(options.name) is place:
-            del notebook.session.engine_hosts[options.name]
+        if notebook.session.provider_hosts.get(options.name) is place:
+            del notebook.session.provider_hosts[options.name]
             text = f"mesh {options.name}: {error}"
         else:  # by %mesh down
             text = f"mesh {options.name}: cancelled"

@@ -25,7 +25,7 @@ class TaskInterrupted(Exception):
 
 
 class _Running:
-    """The task that `Worker` runs in this process, for `Control`."""
+    """The task that `PoolExecutor` runs in this process, for `Control`."""
 
     lock = threading.Lock()
     thread: ClassVar[int] = 0  # the thread that runs user code
@@ -33,7 +33,7 @@ class _Running:
     cancelled: ClassVar[set[int]] = set()
 
 
-class Worker(Actor):
+class PoolExecutor(Actor):
     """Runs functions, one at a time."""
 
     __tool__ = True

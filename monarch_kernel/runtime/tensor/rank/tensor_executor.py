@@ -1,4 +1,4 @@
-"""`TensorWorker`: the actor of one stream on one rank. It runs records in the order in which they were issued."""
+"""`TensorExecutor`: the actor of one stream on one rank. It runs records in the order in which they were issued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import runs_here
+from monarch_kernel.runtime.tensor.rank.current_executor import runs_here
 from monarch_kernel.runtime.tensor.rank.nan_check import CheckedPrograms, NanCheck
 from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LINES = 12
 
 
-class TensorWorker(Actor):
+class TensorExecutor(Actor):
     """Runs the records of one stream; values are shared with the other streams of the engine."""
 
     __tool__ = True

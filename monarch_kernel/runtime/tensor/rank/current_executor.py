@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.tensor.rank.worker import TensorWorker
+    from monarch_kernel.runtime.tensor.rank.tensor_executor import TensorExecutor
 
 # A stream's worker has a thread of its own.
 _local = threading.local()
 
 
-def here() -> TensorWorker:
+def here() -> TensorExecutor:
     """The worker that runs the current operation, for functions of the ranks."""
     worker = getattr(_local, "worker", None)
     if worker is None:
@@ -25,6 +25,6 @@ def runs_one() -> bool:
     return getattr(_local, "worker", None) is not None
 
 
-def runs_here(worker: TensorWorker) -> None:
+def runs_here(worker: TensorExecutor) -> None:
     """Note that a worker has this thread."""
     _local.worker = worker
