@@ -285,9 +285,9 @@ def best(n=300_000, rounds=7):
     return min(found)
 best(rounds=2)
 off = best()
-from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 from monarch_kernel.debugger.model.stops import Breakpoint
-engine = StopEngine(lambda event: None, lambda *a: False, lambda: ("", "", ""))
+engine = StopTracer(lambda event: None, lambda *a: False, lambda: ("", "", ""))
 loaded = best()
 begin = time.perf_counter()
 engine.arm([Breakpoint(1, __file__, other.__code__.co_firstlineno + 1)])

@@ -1,4 +1,4 @@
-"""The debugger of one process: its stop engine, and the hub in the controller that receives its stops.
+"""The debugger of one process: its tracer, and the hub in the controller that receives its stops.
 
 The debug agent or the first `breakpoint()` loads it; a rank loads none of it before.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Stopped,
         Variable,
     )
-    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+    from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
     from monarch_kernel.introspection import Failure
 
 #: How long a rank that votes at a breakpoint waits for the other ranks, and then for the hub's decision (seconds).
@@ -53,7 +53,7 @@ class RankDebugger:
         self.mesh = ""
         self.point = Point(0, Extent((), ()))
         self.hub: Any = None
-        self._engine: StopEngine | None = None
+        self._engine: StopTracer | None = None
         self._lock = threading.Lock()
         self._held: Any = None
         self._failures: Subscription | None = None
@@ -66,18 +66,18 @@ class RankDebugger:
         self._unsaid: deque[int] = deque(maxlen=MOST_UNSAID)  # stops that ended while no hub was there
 
     @property
-    def engine(self) -> StopEngine:
+    def engine(self) -> StopTracer:
         """The engine; created when first needed."""
         with self._lock:
             if self._engine is None:
                 engine().follow_control(self)
-                from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+                from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
-                self._engine = StopEngine(self._on_event, self._vote, engine().running_here, client_path)
+                self._engine = StopTracer(self._on_event, self._vote, engine().running_here, client_path)
             return self._engine
 
     @property
-    def existing_engine(self) -> StopEngine | None:
+    def existing_tracer(self) -> StopTracer | None:
         """The engine; None if nothing has stopped or been armed here yet."""
         return self._engine
 
@@ -255,13 +255,13 @@ def rank_of() -> tuple[str, int, Extent]:
     return mesh, point.rank, point.extent
 
 
-def existing_engine() -> StopEngine | None:
-    """This process's stop engine, if there is one."""
-    return _rank.existing_engine
+def existing_tracer() -> StopTracer | None:
+    """This process's tracer, if there is one."""
+    return _rank.existing_tracer
 
 
-def stop_engine() -> StopEngine:
-    """This process's stop engine, which is made if there is none."""
+def stop_tracer() -> StopTracer:
+    """This process's tracer, which is made if there is none."""
     return _rank.engine
 
 
@@ -319,7 +319,7 @@ def arm(order: tuple[str, int], breakpoints: Sequence[Breakpoint], begun: Sequen
         if _rank.armed.get(controller, 0) > number:
             return []
         _rank.armed[controller] = number
-        if not breakpoints and _rank.existing_engine is None:
+        if not breakpoints and _rank.existing_tracer is None:
             return []
         _rank.check(_asking.uid)
         common_point.forget(set(keys))
@@ -466,7 +466,7 @@ __all__ = [
     "call",
     "cancel_pause",
     "evaluate",
-    "existing_engine",
+    "existing_tracer",
     "kept_errors",
     "pause",
     "post_mortem",

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.debugger.rank.process import existing_engine, stop_engine
+from monarch_kernel.debugger.rank.process import existing_tracer, stop_tracer
 from monarch_kernel.debugger.rank.stopping.expressions import names_of
 from monarch_kernel.engines.interface import ActorHere
 from monarch_kernel.kernel.cell import CellLocation
@@ -56,7 +56,7 @@ def _names_of(place: CellLocation) -> Names | None:
 
 
 def _in_frame(number: int, me: ActorHere, work: Callable[[Names | None], T]) -> T:
-    engine = existing_engine()
+    engine = existing_tracer()
     stops = [stop for stop in engine.stops() if stop.thread] if engine is not None else []
     if engine is None or not stops:
         raise CellLocationError(
@@ -181,7 +181,7 @@ class CollectiveGate(_Gate):
             raise CellLocationError("the program has no process group (yet), so there is no collective to wait for")
         code = _code_of_collectives()
         self._add(key, waiting)
-        engine = stop_engine()
+        engine = stop_tracer()
         engine.call_at(key, code, lambda: self._run(key))
         try:
             yield

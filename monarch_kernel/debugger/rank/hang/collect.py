@@ -28,7 +28,7 @@ from monarch_kernel.debugger.model.evidence import (
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
-from monarch_kernel.debugger.rank.process import existing_engine, rank_of
+from monarch_kernel.debugger.rank.process import existing_tracer, rank_of
 from monarch_kernel.debugger.source_locations import (
     SourceLocation,
     is_user,
@@ -190,7 +190,7 @@ def _call(thread: _Thread) -> Wait | None:
 
 
 def _paused(threads: set[int]) -> SourceLocation | None:
-    engine = existing_engine()
+    engine = existing_tracer()
     for stop in engine.stops() if engine is not None else ():
         frame = shown_frame(stop.frames) if stop.thread in threads else None
         if frame is not None:

@@ -262,9 +262,9 @@ def _owner_of(running: Running) -> tuple[str, str]:
 
 
 def _stops() -> dict[int, str]:
-    """Why threads are stopped, as the stop engine of this process knows it."""
+    """Why threads are stopped, as the tracer of this process knows it."""
     debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.process")
-    engine = debugger.existing_engine() if debugger is not None else None
+    engine = debugger.existing_tracer() if debugger is not None else None
     if engine is None:
         return {}
     return {stop.thread: f"stopped: {_why(stop)}" for stop in engine.stops()}

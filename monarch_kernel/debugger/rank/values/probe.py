@@ -38,7 +38,7 @@ class InFrame:
     question: Question
 
     def __call__(self, frame: types.FrameType) -> None:
-        """Called by the stop engine with the frame."""
+        """Called by the tracer with the frame."""
         place = location_of(frame)
         value = evaluate_in(self.question, frame)
         where = f"{os.path.basename(place.file)}:{place.line} in {place.name}"

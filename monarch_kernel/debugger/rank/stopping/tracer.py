@@ -1,4 +1,4 @@
-"""The stop engine of one process: it stops threads, answers queries about them, and resumes them."""
+"""The tracer of one process: it stops threads, answers queries about them, and resumes them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Stack = list[tuple[FrameType, int]]
 Label = Callable[[], tuple[str, str, str]]
 
 
-class StopEngine:
+class StopTracer:
     """Breakpoints, stops and steps of this process. All methods may be called from any thread.
 
     A stopped thread blocks inside the event that stopped it, without the interpreter lock, so other threads run.
@@ -596,4 +596,4 @@ def _name_of(thread: int) -> str:
     return active[thread].name if thread in active else ""
 
 
-__all__ = ["MAX_FRAMES", "StopEngine"]
+__all__ = ["MAX_FRAMES", "StopTracer"]

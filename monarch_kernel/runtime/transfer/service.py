@@ -71,7 +71,7 @@ _DROPPED = "the buffer was dropped"
 _NOTHING = Memory(Layout(0, (), 0), None)
 
 
-class TransferEngine:
+class TransferService:
     """The registrations and transfers of this process."""
 
     def __init__(self, node: Node) -> None:
@@ -469,7 +469,7 @@ class _Batch:
     """Transfers with several owners at once. The batch fails with the first error, after all have ended."""
 
     def __init__(
-        self, engine: TransferEngine, done: Future[None], groups: list[list[Op]], deadline: float | None
+        self, engine: TransferService, done: Future[None], groups: list[list[Op]], deadline: float | None
     ) -> None:
         self._engine = engine
         self._done = done
@@ -516,11 +516,11 @@ def deadline_in(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
-_engine: TransferEngine | None = None
+_engine: TransferService | None = None
 _guard = threading.Lock()
 
 
-def engine() -> TransferEngine:
+def transfer_service() -> TransferService:
     """This process's engine."""
     global _engine
     node = current_node()
@@ -531,14 +531,14 @@ def engine() -> TransferEngine:
         if _engine is None or _engine.node is not node:
             if _engine is not None:
                 _engine.close()
-            _engine = TransferEngine(node)
+            _engine = TransferService(node)
         return _engine
 
 
 class OwnerService:
     """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
 
-    def __init__(self, engine: TransferEngine) -> None:
+    def __init__(self, engine: TransferService) -> None:
         self._engine = engine
         engine.node.handlers.update(
             {
