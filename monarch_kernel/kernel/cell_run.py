@@ -14,7 +14,7 @@ from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError
 from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import Answers, ask
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
@@ -424,7 +424,7 @@ class CellRun:
     @property
     def outlives_kernel(self) -> bool:
         """Whether the cell continues after this kernel has ended."""
-        return engine().kept_host_of(self.managed.procs) is not None
+        return tool_runtime().kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
         """See `InterruptTarget`."""

@@ -295,7 +295,7 @@ async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE)
 
     def stop() -> None:
         try:
-            engines.engine().shut_down(deadline)
+            engines.tool_runtime().shut_down(deadline)
         except Exception:
             log.exception("The meshes of this kernel could not be stopped")
         finally:

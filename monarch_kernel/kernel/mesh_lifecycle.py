@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.errors import DeathKind, LaunchError
 from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
@@ -53,8 +53,8 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHost
         preload = (*preload, "torch")  # imported once, before the ranks are forked
     devices = 0
     try:
-        host = engine().keep(options.name, options.idle) if options.keep else None
-        hosts = host.hosts if host is not None else engine().this_host()
+        host = tool_runtime().keep(options.name, options.idle) if options.keep else None
+        hosts = host.hosts if host is not None else tool_runtime().this_host()
         if place is not None:
             hosts = place.hosts()
             devices = place.devices_each(options.dims)
@@ -165,10 +165,10 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
-    if engine().is_joined(procs):  # its processes are not this kernel's to stop
+    if tool_runtime().is_joined(procs):  # its processes are not this kernel's to stop
         return leave(session, procs.name)
     count = len(procs)
-    host = engine().kept_host_of(procs)
+    host = tool_runtime().kept_host_of(procs)
     if host is not None and len(host.proc_meshes) == 1:
         host.down()
     else:
@@ -206,7 +206,7 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         A few lines for the user.
     """
     managed = session.managed(mesh.name)
-    host = engine().kept_host_of(mesh)
+    host = tool_runtime().kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
     place = session.provider_hosts.get(mesh.name)
@@ -274,7 +274,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
             stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
     told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
     idle = "no cell runs there, and the job's own program is never interrupted"
-    idle = idle if engine().is_joined(mesh) else "nothing is running there"
+    idle = idle if tool_runtime().is_joined(mesh) else "nothing is running there"
     text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: {idle}"
     if silent:
         who = _ranks(silent)
@@ -286,7 +286,7 @@ def _pending_calls(mesh: ProcMesh) -> dict[int, frozenset[int]]:
     """For each rank of a mesh, the calls of this process that it has not answered."""
     ranks = {ref.id: rank for rank, ref in enumerate(mesh._target().procs)}
     found: dict[int, set[int]] = {}
-    for call in engine().awaited_here():
+    for call in tool_runtime().awaited_here():
         for proc in call.procs:
             if proc in ranks:
                 found.setdefault(ranks[proc], set()).add(call.number)

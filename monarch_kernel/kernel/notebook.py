@@ -16,7 +16,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.frontend import Frontend
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
@@ -83,7 +83,7 @@ class NotebookFrontend(Frontend):
             return self._notebook.session.find(mesh, "debug").extent
         except UsageError:
             with suppress(LookupError):
-                return engine().get_mesh(mesh).extent
+                return tool_runtime().get_mesh(mesh).extent
         return super().extent(mesh)
 
 
@@ -317,7 +317,7 @@ class Notebook:
         return key, self.router.get(key) or CellOutput(publisher)
 
     def _tooltip(self, sources: frozenset[Source]) -> str:
-        meshes = {mesh.name: mesh for mesh in engine().list_proc_meshes()}
+        meshes = {mesh.name: mesh for mesh in tool_runtime().list_proc_meshes()}
         lines: list[str] = []
         for name in sorted({source.mesh for source in sources}):
             ranks = sorted(source.rank for source in sources if source.mesh == name)
@@ -364,7 +364,7 @@ def _let_output_arrive() -> None:
     """
     deadline = time.monotonic() + ARRIVAL
     # A query about one rank of each mesh reaches its agent, and costs the agent little.
-    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in engine().list_proc_meshes()]
+    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in tool_runtime().list_proc_meshes()]
     for answer in asked:
         with suppress(Exception):  # a dead or stuck agent must not prevent the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.provider_hosts import ProviderPlacements
@@ -52,7 +52,7 @@ class NotebookFacts:
         self._give = give
         self._current = ""
         changes = (
-            engine().on_change(self._update),
+            tool_runtime().on_change(self._update),
             self._session.changed.subscribe(self._update),
             self._walltimes.changed.subscribe(self._walltime),
             self._session.provider_hosts.changed.subscribe(self._jobs),
@@ -104,7 +104,7 @@ class NotebookFacts:
             return
         name = self._session.current
         mesh = self._session.proc_meshes().get(name) if name is not None else None
-        current = engine().whole_of(mesh).uid if mesh is not None else ""
+        current = tool_runtime().whole_of(mesh).uid if mesh is not None else ""
         if current != self._current:
             self._current = current
             give(CurrentMesh(current))

@@ -14,7 +14,7 @@ from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell_line import shown_line
 from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.session import MeshSession
@@ -171,7 +171,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
     """
     meshes = session.proc_meshes()
     if name is None and not meshes:
-        return engine().this_host()
+        return tool_runtime().this_host()
     if name is None or name in meshes:
         return session.find(name, command)
     value = variables.get(name)
@@ -184,7 +184,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
 
 def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
     """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
-    if "sync" not in engine().OFFERS or engine().is_joined(mesh) or not any(placement_of(mesh)):
+    if "sync" not in tool_runtime().OFFERS or tool_runtime().is_joined(mesh) or not any(placement_of(mesh)):
         return []
     from workspace_sync import SyncError, status
     from workspace_sync.sources import ENVIRONMENT, TREE

@@ -26,7 +26,7 @@ from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, R
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
 from monarch_kernel.debugger.rank import process
 from monarch_kernel.debugger.rank.collective_wait import partners_here
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +276,7 @@ class Breakpoints:
             meshes = self._registry.all()
         deadline = time.monotonic() + ARM_TIMEOUT
         for watched in meshes:
-            if engine().driver_of(watched.whole.procs):
+            if tool_runtime().driver_of(watched.whole.procs):
                 continue  # another viewer arms its ranks
             with self._lock:
                 order = self._next_order()
@@ -388,7 +388,7 @@ class Breakpoints:
         """Arm a rank whose process has an agent now."""
         with self._lock:
             any_there = bool(self._specs(watched, rank))
-        if any_there and not engine().driver_of(watched.whole.procs, ask=False):
+        if any_there and not tool_runtime().driver_of(watched.whole.procs, ask=False):
             self._arm_rank(watched, rank)
 
     def on_process_ended(self, watched: DebuggedMesh, rank: int) -> None:

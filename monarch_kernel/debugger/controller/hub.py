@@ -23,7 +23,7 @@ from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, View
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
 from monarch_kernel.debugger.rank import process
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import on_sources_changed
 from monarch_kernel.subscriptions import Subscription
 
@@ -296,8 +296,8 @@ class MeshDebugger:
 
     def _control(self, mesh: Any) -> None:
         """Raise DriverError if another viewer has control of a mesh that is a joined job; None: of all meshes."""
-        meshes = engine().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
-        others = [engine().driver_of(each) for each in meshes]
+        meshes = tool_runtime().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
+        others = [tool_runtime().driver_of(each) for each in meshes]
         if others and all(others):
             raise DriverError(
                 f"{others[0]} controls job {meshes[0].name}: watch, ask it to leave, or take over with %mesh join "

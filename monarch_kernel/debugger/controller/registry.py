@@ -14,7 +14,7 @@ from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.agent import DebugAgent
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
@@ -74,7 +74,7 @@ class StopRegistry:
                 if self._hub is None:
                     self._hub = hub
                     # The callback runs on a thread that polls and must not block, so the actor's thread does the work.
-                    self._unsubscribe = engine().on_change(lambda: hub.changed.broadcast())
+                    self._unsubscribe = tool_runtime().on_change(lambda: hub.changed.broadcast())
         return self._hub
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class StopRegistry:
 
     def watch(self, mesh: Any) -> DebuggedMesh:
         """Spawn agents on a mesh, if it has none, without waiting for them."""
-        return self.watch_whole(engine().whole_of(mesh))
+        return self.watch_whole(tool_runtime().whole_of(mesh))
 
     def watch_whole(self, whole: Whole) -> DebuggedMesh:
         """`watch`, for the mesh of a `Whole`."""
@@ -107,7 +107,7 @@ class StopRegistry:
 
     def watch_all(self) -> None:
         """Spawn agents on all meshes of this controller."""
-        for mesh in engine().list_proc_meshes():
+        for mesh in tool_runtime().list_proc_meshes():
             self.watch(mesh)
 
     def by_uid(self, uid: str) -> DebuggedMesh | None:
@@ -129,10 +129,10 @@ class StopRegistry:
         for watched in self.all():
             if watched.name == name:
                 return watched
-        for procs in reversed(engine().list_proc_meshes()):
+        for procs in reversed(tool_runtime().list_proc_meshes()):
             if procs.name == name:
                 return self.watch(procs)
-        known = ", ".join(procs.name for procs in engine().list_proc_meshes()) or "none"
+        known = ", ".join(procs.name for procs in tool_runtime().list_proc_meshes()) or "none"
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
     def find(self, mesh: Any) -> DebuggedMesh:
@@ -198,7 +198,7 @@ class StopRegistry:
             if watched is None or stop.id in watched.over.get(rank, ()):
                 return
             point = dict(watched.whole.procs.extent.point(rank).items())
-            at = RankStop(watched.name, rank, point, engine().hosts_of(watched.whole.procs)[rank], pid, stop)
+            at = RankStop(watched.name, rank, point, tool_runtime().hosts_of(watched.whole.procs)[rank], pid, stop)
             known = (rank, stop.id) in watched.stops
             watched.stops[rank, stop.id] = at
         if not known:
@@ -228,7 +228,7 @@ class StopRegistry:
         """Handle that meshes were created or stopped, or that ranks died or were replaced."""
         events: list[Event] = []
         with self.lock:
-            live = {engine().whole_of(mesh).uid: mesh for mesh in engine().list_proc_meshes()}
+            live = {tool_runtime().whole_of(mesh).uid: mesh for mesh in tool_runtime().list_proc_meshes()}
             for uid, watched in list(self._watched.items()):
                 stopped = uid not in live and getattr(watched.whole.procs, "_stopped", False)
                 dead = dict.fromkeys(range(watched.size), "stopped") if stopped else {}

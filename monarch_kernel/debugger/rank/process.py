@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel import environment
 from monarch_kernel.actor import Extent, Point
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import failed_by_peer, failures, on_failure
 from monarch_kernel.subscriptions import Subscription
 from monarch_kernel.workers import client_path
@@ -70,10 +70,10 @@ class RankDebugger:
         """The engine; created when first needed."""
         with self._lock:
             if self._engine is None:
-                engine().follow_control(self)
+                tool_runtime().follow_control(self)
                 from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
-                self._engine = StopTracer(self._on_event, self._vote, engine().running_here, client_path)
+                self._engine = StopTracer(self._on_event, self._vote, tool_runtime().running_here, client_path)
             return self._engine
 
     @property
@@ -93,7 +93,7 @@ class RankDebugger:
 
     def attach(self, hub: Any, uid: str, mesh: str, point: Point) -> None:
         """Send stops to that hub from now on, beginning with those that exist, if its viewer has control."""
-        here = engine()
+        here = tool_runtime()
         if here.OF_PROGRAM:
             here.follow_control(self)
             with self.acting:
@@ -164,7 +164,7 @@ class RankDebugger:
 
     def check(self, uid: str) -> None:
         """Raise RuntimeError if the viewer of that mesh may not act here; called with ``acting`` held."""
-        here = engine()
+        here = tool_runtime()
         if here.OF_PROGRAM and not (self.hub is not None and self.uid == uid and here.drives(uid)):
             raise RuntimeError("another viewer has control of this job, or this one was silent: %mesh join JOB --drive")
 
@@ -184,7 +184,7 @@ class RankDebugger:
 
     def _hold(self) -> None:
         """Detect the end of the hub's process: it never answers this call, which fails when the process ends."""
-        if engine().OF_PROGRAM:
+        if tool_runtime().OF_PROGRAM:
             return  # whoever has control there has to show all the time that it lives
         with self._lock:
             if self._held is None or self._held.done():
@@ -273,9 +273,9 @@ def stop_here(frame: FrameType, text: str = "") -> None:
         RuntimeError: this process is not a rank of a mesh, so there is no debugger to stop for.
     """
     if _rank.hub is None:
-        if engine().OF_PROGRAM and not engine().drives(""):
+        if tool_runtime().OF_PROGRAM and not tool_runtime().drives(""):
             return  # those who are here only look on, and nobody could let it continue
-        procs = engine().home()
+        procs = tool_runtime().home()
         if procs is None:
             raise RuntimeError("breakpoint(): there is no actor in this process, so no debugger could find it")
         from monarch_kernel.debugger.controller.hub_actor import hub_actor

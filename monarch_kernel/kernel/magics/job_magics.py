@@ -12,7 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel import environment
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.listing import JoinableList
 from monarch_kernel.engines.join.remote_machine import RELAY
@@ -123,7 +123,7 @@ class JobMagics(Subcommands):
     def _joinable(self, machines: Machines) -> JoinableList | None:
         """The jobs that others have started, and that can be joined; None on an engine that joins none."""
         try:
-            joined = engine().joined_jobs()
+            joined = tool_runtime().joined_jobs()
         except NotOffered:
             return None
         try:

@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell import Cell, CellLocation
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.debug.stop_notices import live
@@ -113,7 +113,7 @@ class MeshMagics(Magics):
         if made.place is not None and made.place.step and not found.no_wait:
             self._check_runs(found, managed, ranks)
         audit = self._notebook.audit
-        hosts = engine().hosts_of(managed.procs) if audit.is_on else []
+        hosts = tool_runtime().hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)
@@ -129,7 +129,7 @@ class MeshMagics(Magics):
             "--frame": found.frame is not None,
         }
         given = [option for option, is_given in options.items() if is_given]
-        if not engine().is_joined(managed.procs):
+        if not tool_runtime().is_joined(managed.procs):
             raise usage_error(
                 found.magic,
                 f"{given[0]} is for joined jobs; cells of mesh {managed.name} have the main thread of its ranks "

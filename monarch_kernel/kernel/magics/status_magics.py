@@ -13,7 +13,7 @@ from monarch_kernel.actor import ProcMesh, SupervisionError
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import table_html
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -66,7 +66,7 @@ class StatusMagics(Subcommands):
             self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
-        hosts = {mesh.name: host for host in engine().held() for mesh in host.proc_meshes}
+        hosts = {mesh.name: host for host in tool_runtime().held() for mesh in host.proc_meshes}
         listed: list[MeshSummary] = []
         for name, mesh in meshes.items():
             states = _ask(mesh.status())
@@ -116,7 +116,7 @@ class StatusMagics(Subcommands):
                 )
             )
         warnings = self._notebook.walltimes.of_mesh(mesh)
-        return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees, warnings)
+        return MeshStatus(mesh.name, listed, kept_here(tool_runtime().kept_host_of(mesh)), trees, warnings)
 
     @magic_arguments("mesh logs")
     @mesh_argument()
@@ -134,7 +134,7 @@ class StatusMagics(Subcommands):
         tail = None if found.all or (found.to and found.lines is None) else found.lines or LOG_LINES
         try:
             # One line more tells whether there are more.
-            texts = engine().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
+            texts = tool_runtime().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
         except SupervisionError as error:
             raise usage_error(
                 found.magic, f"the logs of mesh {mesh.name} were lost with its host agent: {error.cause}"
@@ -277,7 +277,7 @@ def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]])
 
 def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
     """The locations of the ranks of a mesh that run a cell or an endpoint."""
-    joined = engine().is_joined(mesh)  # its program is all that runs there, and the tools tell where
+    joined = tool_runtime().is_joined(mesh)  # its program is all that runs there, and the tools tell where
     managed = notebook.session.get(mesh.name, "%mesh status") if joined else notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
@@ -297,7 +297,7 @@ def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> d
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
     """The ranks of a mesh that this process waits for, and the call of each."""
-    waiting = {proc: f"called: {call.what}" for call in engine().awaited_here() for proc in call.procs}
+    waiting = {proc: f"called: {call.what}" for call in tool_runtime().awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 

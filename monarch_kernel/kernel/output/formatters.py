@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display import styles
 from monarch_kernel.display.tables import TableView, table_html, table_text
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.kernel.cell_values import CellValues
 from monarch_kernel.kernel.output.ansi import ansi_to_html
@@ -86,7 +86,7 @@ def _display_of(value: Any) -> MeshDisplay | None:
 
     mesh = value
     if isinstance(value, MeshStatus):
-        mesh = next((each for each in engine().list_proc_meshes() if each.name == value.mesh), None)
+        mesh = next((each for each in tool_runtime().list_proc_meshes() if each.name == value.mesh), None)
     try:
         display = None if mesh is None else show(mesh)
     except (RuntimeError, LookupError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import begin_record, install_rank_main, main_names, trace_records
 from monarch_kernel.kernel.cell import Cell
@@ -69,10 +69,10 @@ class CellExecutor(Actor):
     __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 
     def __init__(self) -> None:
-        self._me = engine().actor_here()
+        self._me = tool_runtime().actor_here()
         point = self._me.rank
         self._rank = point.rank
-        of_program = engine().OF_PROGRAM
+        of_program = tool_runtime().OF_PROGRAM
         if not of_program:
             install_rank_main()
         self._names = main_names()
@@ -155,14 +155,14 @@ class CellExecutor(Actor):
         fault = None
         if outcome.error is not None:
             fault = fault_of(outcome.error)
-            engine().keep_failure(outcome.error, cell.id)  # the debugger may stop here
+            tool_runtime().keep_failure(outcome.error, cell.id)  # the debugger may stop here
         try:
             self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code
             fault = fault or fault_of(error)
         # Its frames refer to user objects, which must be freed when user code drops them.
         outcome.error = None
-        if not engine().OF_PROGRAM:  # which may be about to make its groups
+        if not tool_runtime().OF_PROGRAM:  # which may be about to make its groups
             tidy_up()
         if fault is not None:
             return self._reply(started, fault=fault)

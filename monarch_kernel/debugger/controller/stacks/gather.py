@@ -21,7 +21,7 @@ from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole
 
 #: How long host agents may take to read the stacks of ranks that do not answer (seconds).
@@ -63,7 +63,7 @@ def stacks(
         RuntimeError: the mesh was stopped.
     """
     started = time.monotonic()
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     if not over >= 0:
         raise ValueError(f"over is a number of seconds of at least 0, not {over}")
@@ -94,7 +94,7 @@ def stacks(
             unread[rank] = sentence
         else:
             found[rank], late[rank] = taken, sentence
-    hosts = engine().hosts_of(whole.procs)
+    hosts = tool_runtime().hosts_of(whole.procs)
     return Stacks(
         whole.procs.name,
         mesh.extent,
@@ -135,7 +135,7 @@ class _OutsideReader:
 
     def _run(self, whole: Whole, native: bool) -> None:
         timeout = NATIVE_TIMEOUT if native else OUTSIDE_TIMEOUT
-        found = engine().stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
+        found = tool_runtime().stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
         self._found = {self._back[rank]: read for rank, read in found.items()}
 
     def reads(self) -> dict[int, StackRead]:

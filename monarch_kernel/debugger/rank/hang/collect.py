@@ -37,7 +37,7 @@ from monarch_kernel.debugger.source_locations import (
     location_of,
     outwards,
 )
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import (
     WAITING,
     called_method,
@@ -112,7 +112,7 @@ def collect(depth: int = 128) -> Evidence:
         ident=hash(tuple(looks)),
         ticks=ticks,
         counts=numbers,
-        proc=engine().proc_here(),
+        proc=tool_runtime().proc_here(),
         doing=running.label if running is not None else "",
         issued=(running.engine, running.record) if running is not None else None,
     )
@@ -163,7 +163,7 @@ def cpu_ticks(thread: int) -> int:
 
 def _threads() -> Iterator[_Thread]:
     frames = current_frames()
-    running = {each.thread: each for each in engine().endpoints_here()}
+    running = {each.thread: each for each in tool_runtime().endpoints_here()}
     own = {each.ident for each in threading.enumerate() if each.name.startswith("monarch-debug")}
     for thread, frame in frames.items():
         if thread in own or thread == threading.get_ident():
@@ -180,7 +180,7 @@ def _threads() -> Iterator[_Thread]:
 
 def _call(thread: _Thread) -> Wait | None:
     """The call whose answer a thread waits for."""
-    awaited = engine().awaited_by(thread.frames)
+    awaited = tool_runtime().awaited_by(thread.frames)
     if awaited is None:
         return None
     place = thread.place

@@ -37,7 +37,7 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
 )
 from monarch_kernel.debugger.source_locations import USER, SourceLocation, is_user_frame, kind_of_code
 from monarch_kernel.display.locations import source_line
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
 
@@ -103,7 +103,7 @@ class _Reader:
 
     def read(self) -> StackSnapshot:
         self._stops = _stops()
-        for each in engine().endpoints_here():
+        for each in tool_runtime().endpoints_here():
             if each.task is None:
                 self._by_thread[each.thread] = each
             else:

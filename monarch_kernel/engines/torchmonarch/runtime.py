@@ -95,8 +95,8 @@ class Attached:
         self.missed: dict[str, int] = {}
 
 
-class MonarchEngine(ToolController):
-    """Tools on meshes of Monarch's Rust runtime (``interface.ToolEngine``)."""
+class MonarchRuntime(ToolController):
+    """Tools on meshes of Monarch's Rust runtime (``interface.ToolRuntime``)."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
