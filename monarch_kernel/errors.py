@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
     from monarch_kernel.protocol.worker_addresses import AddressError
-    from monarch_kernel.runtime.actor.healing.report import HealError
+    from monarch_kernel.runtime.actor.healing.healed import HealError
     from monarch_kernel.runtime.actor.hosts.attachment import AttachTimeoutError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.host.devices import DeviceError
@@ -139,7 +139,7 @@ _LOADED_AT_FIRST_USE = {
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
     "FallbackWarning": "monarch_kernel.runtime.tensor.sharded.controller.sharded_world",
-    "HealError": "monarch_kernel.runtime.actor.healing.report",
+    "HealError": "monarch_kernel.runtime.actor.healing.healed",
     "HistoryQueryError": "monarch_kernel.watch.history.query",
     "IncompatibleError": "workspace_sync.model.errors",
     "InfeasibleError": "monarch_kernel.launchers.base",

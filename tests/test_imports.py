@@ -334,7 +334,7 @@ CIRCLES: dict[str, set[str]] = {
     },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
-        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "process")),
+        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "rank_debugger")),
         *(
             f"{DEBUGGER}.controller.{module}"
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         TamperedError,
         WorkspaceBusyError,
     )
-    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
+    from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.model.workspace import CondaEnvironment, Workspace
     from workspace_sync.mounts import gather_mount, remotemount
     from workspace_sync.reload.file_events import watch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The names of each module.
 _MODULES = {
     "model.errors": "IncompatibleError MountError ScanError StoreError SyncError TamperedError WorkspaceBusyError",
-    "model.report": "Forgotten HostReport Phases StaleModule SyncProgress SyncReport",
+    "model.sync_report": "Forgotten HostReport Phases StaleModule SyncProgress SyncReport",
     "model.workspace": "CondaEnvironment Workspace",
     "mounts": "gather_mount remotemount",
     "reload.live": "rollback sync",

@@ -20,7 +20,7 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView, table_text
 from workspace_sync import session
 from workspace_sync.model.errors import ScanError, SyncError
-from workspace_sync.model.report import SyncProgress, SyncReport
+from workspace_sync.model.sync_report import SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table, trees_table
 from workspace_sync.reload import SyncEvent, watch

@@ -21,7 +21,7 @@ from monarch_kernel.workers import Placement, place_ranks, unplace_ranks
 from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
 from workspace_sync.model import errors
 from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError, WorkspaceBusyError
-from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncProgress, SyncReport
+from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Announcement, ContentTaker
 from workspace_sync.sources import ENVIRONMENT, TREE, ScannedWorkspace, WorkspaceSource, source_of

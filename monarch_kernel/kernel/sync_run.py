@@ -25,7 +25,7 @@ from workspace_sync.receipt import forgotten_table, kept_text, names, progress_l
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
-    from workspace_sync.model.report import SyncProgress, SyncReport
+    from workspace_sync.model.sync_report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
     from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, Watcher
     from workspace_sync.reload.client import How

@@ -25,7 +25,7 @@ from monarch_kernel.protocol.faults import Fault, encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.protocol.serialize import dumps_flat
 from workspace_sync.model.errors import SyncError
-from workspace_sync.model.report import SyncReport
+from workspace_sync.model.sync_report import SyncReport
 
 STACK = Stack("thread", "MainThread", (StackFrame(SourceLocation("/train.py", 7, "train", "user"), "step()"),))
 DATA = [

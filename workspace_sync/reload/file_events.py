@@ -15,7 +15,7 @@ import watchfiles
 
 from workspace_sync.reload.client import How, When
 from workspace_sync.reload.live import LiveReport, sync_live
-from workspace_sync.reload.report import EVERY, ModuleSelection
+from workspace_sync.reload.refresh_report import EVERY, ModuleSelection
 from workspace_sync.scanning.rules import Rules, rules_around, rules_within
 from workspace_sync.session import Folders, workspace_of
 

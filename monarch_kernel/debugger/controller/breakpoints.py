@@ -24,7 +24,7 @@ from monarch_kernel.debugger.controller.query import Answers, ask_agents
 from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
-from monarch_kernel.debugger.rank import process
+from monarch_kernel.debugger.rank import rank_debugger
 from monarch_kernel.debugger.rank.collective_wait import partners_here
 from monarch_kernel.engines import tool_runtime
 
@@ -286,7 +286,7 @@ class Breakpoints:
                 begun = {specs: self._begun(watched, specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
-                armed = process.arm, order, list(specs), begun[specs]
+                armed = rank_debugger.arm, order, list(specs), begun[specs]
                 answers = ask_agents(watched.agents, watched.whole, *armed, ranks=ranks, timeout=left)
                 for rank, bound in answers.values.items():
                     self._on_bound(watched, rank, bound)
@@ -353,7 +353,7 @@ class Breakpoints:
         with self._lock:
             order, specs = self._next_order(), self._specs(watched, rank)
             begun = self._begun(watched, specs)
-        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (order, specs, begun))))
+        asked = agent.run.call_one(cloudpickle.dumps((rank_debugger.arm, (order, specs, begun))))
 
         def done(future: Any) -> None:
             with self._lock:

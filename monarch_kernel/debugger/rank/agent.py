@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.debugger.rank.process import attach, serve
+from monarch_kernel.debugger.rank.rank_debugger import attach, serve
 from monarch_kernel.engines import tool_runtime
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.stacks import Stacks
     from monarch_kernel.debugger.controller.stragglers import StragglerReport
-    from monarch_kernel.debugger.outside.report import Look
+    from monarch_kernel.debugger.outside.outside_report import Look
 
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0

@@ -36,7 +36,7 @@ LONGEST = 2_000
 #: How many kinds of failures of an error are shown, and how much of a message the line of each has (characters).
 MOST_GROUPS, LONGEST_MESSAGE = 20, 160
 #: The receipt of a sync, whose package is loaded when it is first used.
-_RECEIPT = ("workspace_sync.model.report", "SyncReport")
+_RECEIPT = ("workspace_sync.model.sync_report", "SyncReport")
 _ERRORS = (ActorError, SupervisionError, MeshCellError)
 #: How long a table waits for the states of processes (seconds).
 STATUS_TIMEOUT = 1.0

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.debugger.rank.process import existing_tracer, stop_tracer
+from monarch_kernel.debugger.rank.rank_debugger import existing_tracer, stop_tracer
 from monarch_kernel.debugger.rank.stopping.expressions import names_of
 from monarch_kernel.engines.interface import ActorHere
 from monarch_kernel.kernel.cell import CellLocation

@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.debugger.controller.stragglers.analysis import compare_clocks, find_stragglers
 from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
-from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
 from monarch_kernel.debugger.source_locations import SourceLocation
 

@@ -16,7 +16,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from tests.waiting import patience
-from workspace_sync.model.report import HostReport, SyncReport
+from workspace_sync.model.sync_report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, selection_of, sync_live, watch
 from workspace_sync.reload.file_events import Ignored, Watcher

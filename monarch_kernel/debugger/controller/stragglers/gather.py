@@ -9,7 +9,7 @@ import msgspec
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks
-from monarch_kernel.debugger.controller.stragglers.report import LAST, StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import LAST, StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.rank.hang.entry_times import collective_times
 from monarch_kernel.debugger.source_locations import Label, SourceLocation

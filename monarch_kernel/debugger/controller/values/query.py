@@ -22,7 +22,7 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import Diff, FailureKind, ValueFailure
+from monarch_kernel.debugger.controller.values.diff_report import Diff, FailureKind, ValueFailure
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.debugger.model.readings import Reading

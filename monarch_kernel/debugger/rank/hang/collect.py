@@ -28,7 +28,7 @@ from monarch_kernel.debugger.model.evidence import (
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
-from monarch_kernel.debugger.rank.process import existing_tracer, rank_of
+from monarch_kernel.debugger.rank.rank_debugger import existing_tracer, rank_of
 from monarch_kernel.debugger.source_locations import (
     SourceLocation,
     is_user,

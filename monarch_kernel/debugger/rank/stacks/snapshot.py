@@ -263,7 +263,7 @@ def _owner_of(running: Running) -> tuple[str, str]:
 
 def _stops() -> dict[int, str]:
     """Why threads are stopped, as the tracer of this process knows it."""
-    debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.process")
+    debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.rank_debugger")
     engine = debugger.existing_tracer() if debugger is not None else None
     if engine is None:
         return {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
-from monarch_kernel.debugger.rank.process import rank_of
+from monarch_kernel.debugger.rank.rank_debugger import rank_of
 from monarch_kernel.debugger.rank.values import kept_values
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, is_steady
 from monarch_kernel.debugger.rank.values.evaluation import Question, evaluate, evaluate_in

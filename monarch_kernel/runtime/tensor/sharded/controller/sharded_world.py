@@ -19,7 +19,7 @@ from monarch_kernel.runtime.tensor.sharded.rank import rebinding, sharing, state
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.healing.report import HostSource
+    from monarch_kernel.runtime.actor.healing.healed import HostSource
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh

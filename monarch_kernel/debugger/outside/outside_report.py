@@ -14,7 +14,7 @@ from monarch_kernel.debugger.controller.hang import phrases, verdict
 from monarch_kernel.debugger.controller.hang.judge import judge
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.stacks.pyspy import read_snapshot
-from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 from monarch_kernel.debugger.model.evidence import STANDS, UNASKED, UNSEEN_GROUP, WAITS, Evidence
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.outside.evidence import evidence_of, woken
