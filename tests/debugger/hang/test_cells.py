@@ -52,7 +52,7 @@ def test_an_ordinary_cell_that_waits_for_actors_says_it_too(mesh: Kernel) -> Non
         "        while current_rank().rank == 1:\n            time.sleep(0.01)\n"
         "        dist.barrier()\n"
         "trainers = get_mesh('m').spawn('trainers', Trainer)\n"
-        "still, hang_monitor.STILL = hang_watch.STILL, 3.0"
+        "still, hang_monitor.STILL = hang_monitor.STILL, 3.0"
     )
     cell = mesh.send("await trainers.step.call()")
     cell.until(lambda out: "rank 1" in ever(out))
