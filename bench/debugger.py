@@ -31,7 +31,7 @@ from monarch_kernel.debug import diff, get_debugger, stacks
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Stop, StopFrame
 from monarch_kernel.debugger.rank import common_point
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
-from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, Routed, WatchProcs, encode
+from monarch_kernel.protocol.messages import OK, Call, Create, Introduce, Reply, ReportProcs, Routed, encode
 from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.process import get_system
 from monarch_kernel.runtime.actor.system import shutdown
@@ -95,7 +95,7 @@ class SimulatedRank(fleet.Rank):
         self._hub: Any = None
         self._uid = ""
         self._stops = 0
-        agent.handlers.setdefault(WatchProcs, lambda *_: None)  # no rank dies here
+        agent.handlers.setdefault(ReportProcs, lambda *_: None)  # no rank dies here
         super().__init__(poller, agent, name, number)
 
     def _on_message(self, link: Link, message: Any, body: Any) -> None:
@@ -285,9 +285,9 @@ def best(n=300_000, rounds=7):
     return min(found)
 best(rounds=2)
 off = best()
-from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 from monarch_kernel.debugger.model.stops import Breakpoint
-engine = StopEngine(lambda event: None, lambda *a: False, lambda: ("", "", ""))
+engine = StopTracer(lambda event: None, lambda *a: False, lambda: ("", "", ""))
 loaded = best()
 begin = time.perf_counter()
 engine.arm([Breakpoint(1, __file__, other.__code__.co_firstlineno + 1)])

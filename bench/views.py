@@ -29,7 +29,7 @@ from monarch_kernel.protocol.messages import (
     ObserveRank,
     ProcRef,
     ProcSpec,
-    WatchProcs,
+    ReportProcs,
     encode,
 )
 from monarch_kernel.protocol.observation import ActorActivity, ProcFigures, RankActivity
@@ -103,7 +103,7 @@ class BusyHost(HostObserver):
         self.ranks: dict[str, BusyRank] = {}
         self._all: dict[str, Proc] = {}
         super().__init__(agent, self._all)
-        agent.handlers[WatchProcs] = lambda *_: None
+        agent.handlers[ReportProcs] = lambda *_: None
         agent.handle(Observe, self._on_observe_all)
 
     def _on_observe_all(self, link: Any, message: Observe, body: Any) -> None:

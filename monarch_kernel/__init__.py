@@ -156,9 +156,9 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
 
 def get_mesh(name: str) -> Any:
     """The newest proc mesh, or the joined job, with this name (``%mesh ls`` lists them)."""
-    from monarch_kernel.engines import engine
+    from monarch_kernel.engines import tool_runtime
 
-    return engine().get_mesh(name)
+    return tool_runtime().get_mesh(name)
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:

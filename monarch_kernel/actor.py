@@ -20,7 +20,7 @@ with NoCollection():
     from monarch_kernel.runtime.actor.definition import Actor, concurrent_endpoint, endpoint
     from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, SupervisionError
     from monarch_kernel.runtime.actor.healing.heal_mesh import heal_mesh
-    from monarch_kernel.runtime.actor.healing.report import Healed, HealError, Replacement
+    from monarch_kernel.runtime.actor.healing.healed import Healed, HealError, Replacement
     from monarch_kernel.runtime.actor.hosts.attachment import attach, attach_to_workers
     from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, default_bootstrap_cmd
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, local_proc_mesh, proc_mesh, this_host, this_proc

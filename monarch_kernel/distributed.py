@@ -8,8 +8,8 @@ import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[repo
 from monarch_kernel.runtime.tensor.rank.offers import offer
 from monarch_kernel.runtime.tensor.sharded.controller.adoption import adopt
 from monarch_kernel.runtime.tensor.sharded.controller.factories import arange, empty, full, ones, rand, randn, zeros
-from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import Mesh, distribute
+from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import FallbackWarning
 from monarch_kernel.runtime.tensor.training.controller.checkpoints import load_checkpoint, save_checkpoint
 from monarch_kernel.runtime.tensor.training.controller.module_to_mesh import module_to_mesh
 from monarch_kernel.runtime.tensor.training.controller.remote_module import RemoteModule

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
         StartTimeoutError,
         SubmissionRefusedError,
     )
-    from monarch_kernel.pool.worker import TaskInterrupted
+    from monarch_kernel.pool.pool_executor import TaskInterrupted
     from monarch_kernel.protocol.keys.guarded_files import KeyFileError, KeyFileExistsError
     from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
     from monarch_kernel.protocol.worker_addresses import AddressError
-    from monarch_kernel.runtime.actor.healing.report import HealError
+    from monarch_kernel.runtime.actor.healing.healed import HealError
     from monarch_kernel.runtime.actor.hosts.attachment import AttachTimeoutError
     from monarch_kernel.runtime.actor.kept.kept_host import KeptError
     from monarch_kernel.runtime.host.devices import DeviceError
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         RanksDifferWarning,
         RemoteException,
     )
-    from monarch_kernel.runtime.tensor.sharded.controller.joining import FallbackWarning
+    from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import FallbackWarning
     from monarch_kernel.runtime.transfer.backend_settings import (
         RDMAReadTransferWarning,
         RDMATcpFallbackWarning,
@@ -138,8 +138,8 @@ _LOADED_AT_FIRST_USE = {
     "DeviceError": "monarch_kernel.runtime.host.devices",
     "DeviceMeshError": "monarch_kernel.runtime.tensor.controller.errors",
     "DriverError": "monarch_kernel.debugger.controller.viewers",
-    "FallbackWarning": "monarch_kernel.runtime.tensor.sharded.controller.joining",
-    "HealError": "monarch_kernel.runtime.actor.healing.report",
+    "FallbackWarning": "monarch_kernel.runtime.tensor.sharded.controller.sharded_world",
+    "HealError": "monarch_kernel.runtime.actor.healing.healed",
     "HistoryQueryError": "monarch_kernel.watch.history.query",
     "IncompatibleError": "workspace_sync.model.errors",
     "InfeasibleError": "monarch_kernel.launchers.base",
@@ -174,7 +174,7 @@ _LOADED_AT_FIRST_USE = {
     "SubmissionRefusedError": "monarch_kernel.launchers.base",
     "SyncError": "workspace_sync.model.errors",
     "TamperedError": "workspace_sync.model.errors",
-    "TaskInterrupted": "monarch_kernel.pool.worker",
+    "TaskInterrupted": "monarch_kernel.pool.pool_executor",
     "WorkspaceBusyError": "workspace_sync.model.errors",
 }
 

@@ -7,7 +7,7 @@ script.
 """
 
 from monarch_kernel.engines.join.announcements import JoinError
-from monarch_kernel.engines.join.door import prepare, prepare_or_warn, ray_worker
+from monarch_kernel.engines.join.listener import prepare, prepare_or_warn, ray_worker
 
 __all__ = ["JoinError", "prepare", "ray_worker"]
 

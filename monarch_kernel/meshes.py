@@ -12,6 +12,7 @@ This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens
 from monarch_kernel.private_files import listens
 from monarch_kernel.protocol.kept_mesh import KeptInfo, KeptMesh, KeptRank
 from monarch_kernel.runtime.actor.healing.heal_mesh import actor_meshes_on, respawn_actors
+from monarch_kernel.runtime.actor.kept.inspection import KeptError, kept, kept_logs, kept_place, kept_ranks
 from monarch_kernel.runtime.actor.kept.kept_host import (
     KeptHost,
     attach,
@@ -21,7 +22,6 @@ from monarch_kernel.runtime.actor.kept.kept_host import (
     kept_host_of,
     taken_over,
 )
-from monarch_kernel.runtime.actor.kept.looking import KeptError, kept, kept_logs, kept_place, kept_ranks
 from monarch_kernel.runtime.actor.meshes.mesh_registry import get_mesh, list_proc_meshes, on_change
 from monarch_kernel.runtime.mesh.rankset import format_points, format_ranks, name_ranks, parse_ranks
 from monarch_kernel.workers import make_job_folder, remove_job_folder, start_daemon

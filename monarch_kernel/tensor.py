@@ -60,7 +60,7 @@ from monarch_kernel.runtime.tensor.rank.calls import call_ended, keep_result
 from monarch_kernel.runtime.tensor.replay.compiled import Compiled, compile  # noqa: A004  # Monarch's name
 from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedMesh, set_meta
 from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates
-from monarch_kernel.runtime.tensor.simulation.report import SimulatedRanks, SimulationReport
+from monarch_kernel.runtime.tensor.simulation.simulation_report import SimulatedRanks, SimulationReport
 from monarch_kernel.runtime.tensor.simulation.simulator import Simulator, SimulatorInterface
 
 __all__ = [

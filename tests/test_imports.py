@@ -151,11 +151,11 @@ ALLOWED: dict[str, set[str]] = {
     f"{ENGINES}.join": {PROTOCOL, *OFFERED, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
     # Meeting points have the runtime's authenticated links.
     **{
-        f"{ENGINES}.join.meeting_{part}": {
+        f"{ENGINES}.join.{part}": {
             *(PROTOCOL, ENGINES, f"{ENGINES}.join", "monarch_kernel.private_files"),
             *(f"{RUNTIME}.node.{module}" for module in ("audit", "descriptors", "link", "poller", "tcp")),
         }
-        for part in ("caller", "place", "point", "seal")
+        for part in ("gateway_caller", "gateway_machines", "join_gateway", "gateway_seal")
     },
     "monarch_kernel.join": {f"{ENGINES}.join"},
     # A command parses options, and calls one function of what it runs.
@@ -192,7 +192,7 @@ EXCEPTIONS = {
     # The nodes of a Slurm job whose processes are read from outside.
     f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue", f"{LAUNCHERS}.base"},
     # A job that has a driver refuses another one, as the debugger of a mesh does.
-    f"{ENGINES}.join.guest": {f"{DEBUGGER}.controller.viewers"},
+    f"{ENGINES}.join.joined_process": {f"{DEBUGGER}.controller.viewers"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
@@ -342,7 +342,7 @@ CIRCLES: dict[str, set[str]] = {
     },
     "the debugger's agents and its hub call each other, and its package gives the hub": {
         DEBUGGER,
-        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "process")),
+        *(f"{DEBUGGER}.rank.{module}" for module in ("agent", "rank_debugger")),
         *(
             f"{DEBUGGER}.controller.{module}"
             for module in ("breakpoints", "collective_timeouts", "hub", "hub_actor", "query", "registry")

@@ -1,9 +1,11 @@
-"""A class has one name in the whole package: what is read in one file is not mistaken for what stands in another."""
+"""A class has one name in the whole package, and a thing one word: docs/architecture.md has the glossary."""
 
 from __future__ import annotations
 
 import ast
 import collections
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ INTERNAL = {
     "TensorUseError": "a TypeError; programs catch MixedTensorsError or BorrowError",
     "UnreachableError": "an OSError, as launchers raise it for an engine that does not answer",
     "ApiRefusedError": "a LaunchError, with the words of the API server of Kubernetes",
-    "PlaceError": "the error of the cell shows its text",
+    "CellLocationError": "the error of the cell shows its text",
     "FrameTooLongError": "a ValueError for senders; a receiver ends the connection",
     "SealBrokenError": "a JoinError has its text",
     "PipeClosed": "the rank says what has become of the process",
@@ -57,6 +59,40 @@ INTERNAL = {
     "Unsound": "becomes the reason why a module is not reloaded",
     "Unfit": "the data plane tries the next backend",
     "WorkFailure": "a transfer over RDMA cards turns it into RDMAError",
+}
+
+# Retired words -> the standard terms, and the modules (a pattern) in which the word is itself the standard term.
+RETIRED: dict[tuple[str, ...], tuple[str, str]] = {
+    ("engine", "engines"): ("provider, transfer, tracer, tool runtime", r"monarch_kernel\.runtime\.tensor\b.*"),
+    ("worker", "workers"): ("executor", r"monarch_kernel\.(?!pool\b|runtime\.tensor\b).*"),
+    ("place", "places"): ("location, coordinates, placement", ""),
+    ("watch", "watched", "watcher", "watches", "watching"): (
+        "monitor, watchpoint, events",
+        r"monarch_kernel\.watch\b.*",
+    ),
+    ("join", "joined", "joining", "joins"): ("form", r"monarch_kernel\.(join|engines|kernel|cli)\b.*"),
+    ("door", "doors"): ("listener", ""),
+    ("meeting", "meetings"): ("gateway", ""),
+    ("guest", "guests"): ("attached process", ""),
+    ("patience",): ("timeout", ""),
+    ("asking",): ("query, request", ""),
+    ("looking",): ("inspection", ""),
+    ("told",): ("reported", ""),
+    ("said",): ("received", ""),
+    ("found",): ("result", ""),
+}
+# Names that have a retired word nevertheless, and why.
+KEPT_WORDS = {
+    **dict.fromkeys(("EngineJob", "engine_job"), "monarch_kernel.job offers EngineJob; the module has its name"),
+    **dict.fromkeys(("QueryEngineClient", "patch_tensor_engine"), "Monarch's name"),
+    "engines": "the package is to become runtime/guest and join",
+    **dict.fromkeys(("Meeting", "count_meetings", "join", "meetings"), "monarch_kernel.spmd offers it"),
+    "said_first": "monarch_kernel.introspection offers it",
+    "kept_place": "monarch_kernel.meshes offers it",
+    "place_ranks": "monarch_kernel.workers offers it; a verb",
+    "in_place": "an idiom, of no location",
+    **dict.fromkeys(("NanWatching", "nan_watch", "watch_nan"), "monarch_kernel.tensor offers watch_nan"),
+    **dict.fromkeys(("Watcher", "watch"), "workspace_sync offers watch, which returns a Watcher"),
 }
 
 
@@ -94,3 +130,69 @@ def test_every_exception_can_be_imported_from_errors_or_stays_inside(name: str) 
     where = f"{public.__name__}.__all__"
     assert (name in public.__all__) != (name in INTERNAL), f"add {name} to {where}, or to INTERNAL here"
     assert name in INTERNAL or issubclass(getattr(public, name), BaseException)
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """(module, name) of each module by the last part of its path, and of each public class and function at its top."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            module = ".".join(parts)
+            yield module, parts[-1]
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
+                    yield module, node.name
+
+
+def retired_in(module: str, name: str) -> list[str]:
+    """The retired words of a name in snake or camel case, with the terms to use in that module instead."""
+    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+    return [
+        f"{word}: {instead}"
+        for retired, (instead, where) in RETIRED.items()
+        for word in retired
+        if word in words and not re.fullmatch(where, module)
+    ]
+
+
+def test_retired_words_are_found_in_names() -> None:
+    assert retired_in("monarch_kernel.kernel.cell", "CellPlace") == ["place: location, coordinates, placement"]
+    assert retired_in("monarch_kernel.launchers.job", "all_engines") and retired_in(
+        "monarch_kernel.pool.pool", "Worker"
+    )
+    assert not retired_in("monarch_kernel.runtime.tensor.controller.engine", "TensorEngine")
+    assert not retired_in("monarch_kernel.actor", "Replacement")
+
+
+def test_no_name_has_a_retired_word_but_a_few() -> None:
+    wrong: dict[str, list[str]] = collections.defaultdict(list)
+    for module, name in names():
+        wrong[name] += [f"{name} in {module}: instead of {each}" for each in retired_in(module, name)]
+    wrong = {name: lines for name, lines in wrong.items() if lines}
+    assert wrong.keys() == KEPT_WORDS.keys(), "\n".join(
+        line for name in wrong.keys() - KEPT_WORDS.keys() for line in wrong[name]
+    )
+
+
+# Files of Python, torch and programs, which are recognised by name.
+FOREIGN_FILES = {
+    *("threading.py", "queue.py", "concurrent/futures/thread.py", "bdb.py", "pdb.py", "*/_sysconfigdata_*.py"),
+    *("c10d_logger.py", "distributed_c10d.py", "graph.py", "train.py", "__init__.py", "__main__.py"),
+}
+
+
+def test_files_that_are_named_in_code_exist() -> None:
+    files = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    missing = []
+    for file in sorted(files):
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+                name = node.value
+                if (
+                    " " not in name
+                    and name not in FOREIGN_FILES
+                    and not any(f"/{each}".endswith(f"/{name}") for each in files)
+                ):
+                    missing.append(f"{file}:{node.lineno} names {name}")
+    assert not missing, missing

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
         TamperedError,
         WorkspaceBusyError,
     )
-    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
+    from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.model.workspace import CondaEnvironment, Workspace
     from workspace_sync.mounts import gather_mount, remotemount
+    from workspace_sync.reload.file_events import watch
     from workspace_sync.reload.live import rollback, sync
-    from workspace_sync.reload.watch import watch
     from workspace_sync.session import forget, status, verify
 
 #: The names of each module.
 _MODULES = {
     "model.errors": "IncompatibleError MountError ScanError StoreError SyncError TamperedError WorkspaceBusyError",
-    "model.report": "Forgotten HostReport Phases StaleModule SyncProgress SyncReport",
+    "model.sync_report": "Forgotten HostReport Phases StaleModule SyncProgress SyncReport",
     "model.workspace": "CondaEnvironment Workspace",
     "mounts": "gather_mount remotemount",
     "reload.live": "rollback sync",
-    "reload.watch": "watch",
+    "reload.file_events": "watch",
     "session": "forget status verify",
 }
 _PLACES = {name: f"workspace_sync.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -20,10 +20,10 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView, table_text
 from workspace_sync import session
 from workspace_sync.model.errors import ScanError, SyncError
-from workspace_sync.model.report import SyncProgress, SyncReport
+from workspace_sync.model.sync_report import SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.receipt import DIGITS, forgotten_table, kept_text, progress_line, receipt_table, trees_table
-from workspace_sync.reload import WatchEvent, watch
+from workspace_sync.reload import SyncEvent, watch
 from workspace_sync.reload.live import rollback, sync
 from workspace_sync.transfer.messages import Collected, HostState
 
@@ -144,7 +144,7 @@ def _sync(options: argparse.Namespace) -> int:
 def _watch(options: argparse.Namespace) -> int:
     """Sync at every save, until Ctrl-C."""
 
-    def tell(event: WatchEvent) -> None:
+    def tell(event: SyncEvent) -> None:
         print(_json(event) if options.json else f"{time.strftime('%H:%M:%S')} {event.text}", flush=True)
 
     with watch(_hosts(options), _workspace(options), on_event=tell, how=None) as watcher:

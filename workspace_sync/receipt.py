@@ -10,7 +10,7 @@ from monarch_kernel.display.quantities import duration, text_size
 from monarch_kernel.display.tables import TableView
 
 if TYPE_CHECKING:
-    from workspace_sync.model.report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
+    from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, StaleModule, SyncProgress, SyncReport
     from workspace_sync.store.records import Generation
     from workspace_sync.transfer.messages import HostState
 

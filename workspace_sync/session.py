@@ -21,10 +21,10 @@ from monarch_kernel.workers import Placement, place_ranks, unplace_ranks
 from workspace_sync.environment import LockFile, check_compatible, facts, read_lock
 from workspace_sync.model import errors
 from workspace_sync.model.errors import IncompatibleError, ScanError, SyncError, WorkspaceBusyError
-from workspace_sync.model.report import Forgotten, HostReport, Phases, SyncProgress, SyncReport
+from workspace_sync.model.sync_report import Forgotten, HostReport, Phases, SyncProgress, SyncReport
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Announcement, ContentTaker
-from workspace_sync.sources import ENVIRONMENT, TREE, FoundWorkspace, WorkspaceSource, source_of
+from workspace_sync.sources import ENVIRONMENT, TREE, ScannedWorkspace, WorkspaceSource, source_of
 from workspace_sync.transfer.agent import agents_of
 from workspace_sync.transfer.calls import PATIENCE, Answer, Calls
 from workspace_sync.transfer.messages import Collected, Failed, HostState, Remains
@@ -300,7 +300,7 @@ class SyncClient:
 
     def _find(
         self, source: WorkspaceSource, taker: ContentTaker | None = None, cancelled: Callable[[], bool] | None = None
-    ) -> FoundWorkspace:
+    ) -> ScannedWorkspace:
         began = time.monotonic()
         found = source.find(self._workspace, None if self._progress is None else self._scanned, taker, cancelled)
         self._phases.scan += time.monotonic() - began
@@ -310,7 +310,7 @@ class SyncClient:
         if self._progress is not None and not self._sends:  # what hosts get is the better measure then
             self._progress(SyncProgress("scan", done, total))
 
-    def _find_and_send(self, source: WorkspaceSource) -> tuple[FoundWorkspace, StagingRun | None]:
+    def _find_and_send(self, source: WorkspaceSource) -> tuple[ScannedWorkspace, StagingRun | None]:
         """Scan a workspace of which nothing is known here, and send what is read to hosts that have nothing of it.
 
         Returns:
@@ -353,7 +353,7 @@ class SyncClient:
             run.close()
 
     def _to_hosts(
-        self, found: FoundWorkspace, source: WorkspaceSource, dry_run: bool, early: StagingRun | None
+        self, found: ScannedWorkspace, source: WorkspaceSource, dry_run: bool, early: StagingRun | None
     ) -> SyncReport:
         changes = Changes(found.parts)
         report = SyncReport(self._workspace.id, found.digest(TREE), hashed=found.hashed, dry_run=dry_run)
@@ -439,7 +439,7 @@ class SyncClient:
             run.abort()
         self._phases.switch = time.monotonic() - began
 
-    def _announcements(self, found: FoundWorkspace) -> Iterator[Announcement | None]:
+    def _announcements(self, found: ScannedWorkspace) -> Iterator[Announcement | None]:
         """Describe the first syncs of hosts."""
         parts = {name for state in self._states.values() for name in state.parts}
         if found.tree is not None and not parts:
@@ -455,7 +455,7 @@ class SyncClient:
             else:
                 print(about, file=sys.stderr)
 
-    def _check_environment(self, found: FoundWorkspace, report: SyncReport) -> None:
+    def _check_environment(self, found: ScannedWorkspace, report: SyncReport) -> None:
         """Refuse hosts on which the environment cannot run, before anything is sent to them."""
         env = found.environment
         if env is None:
@@ -480,7 +480,7 @@ class SyncClient:
         makers = {host.key: self._maker_of(host, by_store) for host in self._hosts}
         report.hosts = [self._host_report(host, makers[host.key], report, run) for host in self._hosts]
         if not report.dry_run and (report.digest or run is not None):
-            place(self._workspace, self._placed(makers, run))
+            apply_placements(self._workspace, self._placed(makers, run))
         report.phases = self._phases
         report.seconds = time.monotonic() - self._began
         if report.failed:
@@ -596,7 +596,7 @@ def placement(workspace: Workspace, folder: str, env: CondaEnvironment | None = 
     return Placement(folders, variables, os.path.join(prefix, "bin", "python"))
 
 
-def place(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
+def apply_placements(workspace: Workspace, hosts: Iterable[tuple[ToolHost, str, bool]]) -> None:
     """Start new ranks in the trees of some hosts.
 
     Args:

@@ -18,9 +18,9 @@ from workspace_sync.environment import (
     environment,
     environment_manifest,
     follow,
-    joined,
+    with_sources,
 )
-from workspace_sync.model.manifest import Manifest, join, printable
+from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning import ContentTaker, Index, Scan, read_first, scan
 from workspace_sync.transfer.parts import Part
@@ -36,7 +36,7 @@ _SAVE_PATIENCE = 10.0
 
 
 @dataclass
-class FoundWorkspace:
+class ScannedWorkspace:
     """A workspace as it is now.
 
     Attributes:
@@ -92,7 +92,7 @@ class WorkspaceSource:
         progress: Callable[[int, int], None] | None,
         taker: ContentTaker | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> FoundWorkspace:
+    ) -> ScannedWorkspace:
         """Scan the folders and the environment.
 
         Args:
@@ -105,7 +105,7 @@ class WorkspaceSource:
             ScanError: they cannot be read, or change without pause; or the tree has a folder of the name that editable
                 installs get.
         """
-        found = FoundWorkspace()
+        found = ScannedWorkspace()
         roots = workspace.roots()
         about = environment(workspace.env) if workspace.env is not None else None
         followed = Followed({}, []) if about is None else follow(editables(about), roots)
@@ -121,7 +121,7 @@ class WorkspaceSource:
             found.sources = scan(sources, self._indexes[SOURCES], progress=progress, save=False)
             scans.append(found.sources)
         if scans:
-            manifest = scans[0].manifest if len(scans) == 1 else joined(scans[0].manifest, scans[1].manifest)
+            manifest = scans[0].manifest if len(scans) == 1 else with_sources(scans[0].manifest, scans[1].manifest)
             found.parts.append(
                 Part(TREE, manifest, partial(read_first, [each.read for each in scans]), self._remembered(TREE))
             )
@@ -138,7 +138,7 @@ class WorkspaceSource:
             found.parts.append(Part(ENVIRONMENT, env.manifest, env.read, self._remembered(ENVIRONMENT)))
         return found
 
-    def remember(self, found: FoundWorkspace) -> None:
+    def remember(self, found: ScannedWorkspace) -> None:
         """Keep the manifests that hosts have now, so that the next sync sends only what differs from them."""
         manifests = {part.name: part.manifest for part in found.parts}
         self._last.update(manifests)
@@ -262,5 +262,5 @@ def _modules(tree: Manifest, place: bytes) -> set[bytes]:
     if folder is None:
         return set()
     found = {name[:-3] for name in folder.files if name.endswith(b".py")}
-    found |= {name for name in folder.folders if b"__init__.py" in tree.folders[join(place, name)].files}
+    found |= {name for name in folder.folders if b"__init__.py" in tree.folders[entry_path(place, name)].files}
     return found - _EVERYWHERE

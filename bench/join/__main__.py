@@ -165,9 +165,9 @@ def join_simulated(count: int, at_once: int = 4) -> dict[str, float]:
 
 def joined(name: str, count: int, what: str) -> dict[str, float]:
     """How long joining takes, and until the tools have answered for the first time (seconds)."""
-    from monarch_kernel.engines import engine
+    from monarch_kernel.engines import tool_runtime
 
-    jobs: Any = engine().joined_jobs()
+    jobs: Any = tool_runtime().joined_jobs()
     end = time.monotonic() + PATIENCE
     while sum(len(job.ranks) for job in jobs.joinable() if job.name == name) < count:
         if time.monotonic() > end:

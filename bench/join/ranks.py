@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from monarch_kernel.engines.join import announcements
-from monarch_kernel.engines.join.door import Door
 from monarch_kernel.engines.join.identity import RankIdentity
+from monarch_kernel.engines.join.listener import JoinListener
 
 #: Greater than the spaces that Linux numbers (32 bits).
 _SPACES = 1 << 40
@@ -19,11 +19,11 @@ _SPACES = 1 << 40
 def main() -> None:
     """Announce the ranks, say so, and wait."""
     name, first, count, world = sys.argv[1], *map(int, sys.argv[2:])
-    doors: list[Door] = []
+    doors: list[JoinListener] = []
     try:
         for rank in range(first, first + count):
             announcements.pid_space = lambda rank=rank: _SPACES + rank
-            doors.append(Door(name, RankIdentity(rank, world, rank - first, "bench")))
+            doors.append(JoinListener(name, RankIdentity(rank, world, rank - first, "bench")))
         print("ready", flush=True)
         sys.stdin.read()
     finally:

@@ -2,7 +2,7 @@
 
 from monarch_kernel.runtime.tensor.api.randomness import get_rng_state as get_rng_state_remote
 from monarch_kernel.runtime.tensor.api.randomness import random_seed as random_seed_remote
-from monarch_kernel.runtime.tensor.api.randomness import seed_by_place as set_manual_seed_remote
+from monarch_kernel.runtime.tensor.api.randomness import seed_by_index as set_manual_seed_remote
 from monarch_kernel.runtime.tensor.api.randomness import set_rng_state as set_rng_state_remote
 
 seed_remote = random_seed_remote

@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
 def _candidates(words: Sequence[str]) -> Iterable[str]:
     """What the last word may be, after the others."""
     from monarch_kernel.__main__ import command_parser, commands
-    from monarch_kernel.launchers.asking import add_engine_options, engine_of, job_ids, places
+    from monarch_kernel.launchers.host_request import add_provider_options, job_ids, provider_of, source_names
 
     if len(words) == 1:
         return commands()
@@ -60,9 +60,9 @@ def _candidates(words: Sequence[str]) -> Iterable[str]:
     parser = command_parser(command)
     if parser is None or "--" in words[1:-1]:
         return ()
-    on = engine_of(parser, words[1:-1])
+    on = provider_of(parser, words[1:-1])
     if command == "up" and on:
-        add_engine_options(parser, on)
+        add_provider_options(parser, on)
     options = {name: action for action in parser._actions for name in action.option_strings}
     action = options.get(before)
     if action is not None and action.nargs != 0:
@@ -71,4 +71,4 @@ def _candidates(words: Sequence[str]) -> Iterable[str]:
         return [name for name in options if name.startswith("--")]
     if command in _JOB_COMMANDS:
         return job_ids()
-    return set(places()) - {"local", *job_ids()} if command == "up" and not on else ()
+    return set(source_names()) - {"local", *job_ids()} if command == "up" and not on else ()

@@ -24,7 +24,7 @@ from monarch_kernel.cli.lines import (
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.launchers.remote_command import CommandPlace
+    from monarch_kernel.launchers.remote_command import CommandCoordinates
 
 #: A longer line is shown in several (characters).
 _LONGEST_LINE = 2**20
@@ -111,12 +111,12 @@ def _output(options: argparse.Namespace, places: int) -> _Whole | _Folded | _Lin
 class _Whole:
     """The output of one place, as it is."""
 
-    def wrote(self, place: CommandPlace, data: bytes) -> None:
+    def wrote(self, place: CommandCoordinates, data: bytes) -> None:
         """Show what it wrote."""
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+    def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
         """Nothing is left to show."""
 
 
@@ -129,13 +129,13 @@ class _Lines:
     """
 
     def __init__(
-        self, line: Callable[[CommandPlace, str], str], end: Callable[[CommandPlace, int], str] | None
+        self, line: Callable[[CommandCoordinates, str], str], end: Callable[[CommandCoordinates, int], str] | None
     ) -> None:
         self._line = line
         self._end = end
         self._texts: dict[int, _Text] = {}
 
-    def wrote(self, place: CommandPlace, data: bytes) -> None:
+    def wrote(self, place: CommandCoordinates, data: bytes) -> None:
         """Show the lines that this completes."""
         text = self._texts.setdefault(place.rank, _Text(place))
         text.add(data)
@@ -147,7 +147,7 @@ class _Lines:
             sys.stdout.write("".join(self._line(place, f"{line}\n") for line in lines))
             sys.stdout.flush()
 
-    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+    def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
         """Show lines without an end, and how the command ended."""
         for text in self._texts.values():
             if text.text:
@@ -169,11 +169,11 @@ class _Folded:
     def __init__(self) -> None:
         self._texts: dict[int, _Text] = {}
 
-    def wrote(self, place: CommandPlace, data: bytes) -> None:
+    def wrote(self, place: CommandCoordinates, data: bytes) -> None:
         """Keep what it wrote."""
         self._texts.setdefault(place.rank, _Text(place)).add(data)
 
-    def end(self, ends: Iterable[tuple[CommandPlace, int]]) -> None:
+    def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
         """Show all of it; without exit codes, too, if the command was interrupted."""
         codes = {place.rank: code for place, code in ends}
         groups: dict[tuple[str, int], list[int]] = {}
@@ -190,7 +190,7 @@ class _Folded:
 class _Text:
     """What a place has written and is not shown yet."""
 
-    def __init__(self, place: CommandPlace) -> None:
+    def __init__(self, place: CommandCoordinates) -> None:
         self.place = place
         self.text = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -200,9 +200,9 @@ class _Text:
         self.text += self._decoder.decode(data)
 
 
-def _json_line(place: CommandPlace, line: str) -> str:
+def _json_line(place: CommandCoordinates, line: str) -> str:
     return json.dumps({**place.plain(), "output": line}) + "\n"
 
 
-def _json_end(place: CommandPlace, code: int) -> str:
+def _json_end(place: CommandCoordinates, code: int) -> str:
     return json.dumps({**place.plain(), "code": code}) + "\n"

@@ -17,7 +17,13 @@ _LINES = 100
 
 def add_up_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel up``; those of the engine that the line names, too."""
-    from monarch_kernel.launchers.asking import add_engine_options, argument_of, engine_of, memory_size, seconds
+    from monarch_kernel.launchers.host_request import (
+        add_provider_options,
+        argument_of,
+        memory_size,
+        provider_of,
+        seconds,
+    )
 
     parser.description = (
         "Asks an engine for hosts, and waits for them. They are a job of the list, which a notebook attaches to "
@@ -43,8 +49,8 @@ def add_up_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="trust the project's file with this profile as it is")
     add_json(parser)
     # Completion reads other words than those of its process.
-    if sys.argv[1:2] == ["up"] and (on := engine_of(parser, sys.argv[2:])):
-        add_engine_options(parser, on)
+    if sys.argv[1:2] == ["up"] and (on := provider_of(parser, sys.argv[2:])):
+        add_provider_options(parser, on)
     parser.set_defaults(run=guarded(_up))
 
 
@@ -82,7 +88,7 @@ def add_kill_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _up(options: argparse.Namespace) -> int:
-    from monarch_kernel.launchers.asking import ask, given_options
+    from monarch_kernel.launchers.host_request import ask, given_options
     from monarch_kernel.launchers.listing import plain_host
 
     given = {

@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from monarch_kernel.engines.join.jobs import jobs_of
     from monarch_kernel.engines.join.listing import JoinableList
-    from monarch_kernel.engines.join.places import refreshed
+    from monarch_kernel.engines.join.rank_machines import refreshed
 
     found = JoinableList(jobs_of(refreshed()))
     if options.json:
@@ -85,7 +85,7 @@ def _uninstall(options: argparse.Namespace) -> int:
 
 
 def _meet(options: argparse.Namespace) -> int:
-    from monarch_kernel.engines.join.meeting_point import serve
+    from monarch_kernel.engines.join.join_gateway import serve
 
     serve(options.what or "", options.audit, lambda url: print(f"Ranks and notebooks meet at {url}", flush=True))
     return 0

@@ -221,11 +221,11 @@ def _query(options: argparse.Namespace) -> int:
 def _profile(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.services import QueryEngineClient
     from monarch_kernel.private_files import write_own_file
-    from monarch_kernel.watch.profiler import place
+    from monarch_kernel.watch.profiler import trace_path
 
     client = _client() if options.source is None else QueryEngineClient(options.source.rstrip("/"))
     found = client.profile(options.time)
-    path = place(options.output, ".json.gz")
+    path = trace_path(options.output, ".json.gz")
     write_own_file(str(path), found)
     print(f"{path}: open it in https://ui.perfetto.dev")
     return 0

@@ -1,6 +1,6 @@
 """The mesh debugger: stop, inspect and compare every rank. ``monarch_kernel.debug`` has its public names.
 
-* ``rank``: the code that runs in ranks, from the debug agent to the stop engine. A rank loads none of it before a query
+* ``rank``: the code that runs in ranks, from the debug agent to the tracer. A rank loads none of it before a query
   or a ``breakpoint()``, and then only the parts that it needs.
 * ``controller``: the code that runs in the controller: breakpoints, stops, viewers, queries, and reports on answers.
 * ``commands``: shared by the prompt, the magics and the terminal. ``terminal`` and ``dap`` serve terminals and IDEs.

@@ -12,7 +12,7 @@ from typing import Any, cast
 from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.model.stops import Stop
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import client_path
 
 
@@ -54,7 +54,7 @@ def evidence_at_client(evidence: Evidence) -> Evidence:
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, Place):
+    if isinstance(value, SourceLocation):
         if value.file not in names:
             names[value.file] = client_path(value.file) or value.file
         return value._replace(file=names[value.file])

@@ -22,9 +22,9 @@ class Frontend:
 
     def mesh(self) -> str | None:
         """The name of the mesh in use, for commands that name none; None if there are none or several."""
-        from monarch_kernel.engines import engine
+        from monarch_kernel.engines import tool_runtime
 
-        names = {mesh.name for mesh in engine().list_proc_meshes()}
+        names = {mesh.name for mesh in tool_runtime().list_proc_meshes()}
         return names.pop() if len(names) == 1 else None
 
     def cell(self, number: int) -> tuple[str, str]:
@@ -45,10 +45,10 @@ class Frontend:
         Raises:
             CommandError: there is no such mesh.
         """
-        from monarch_kernel.engines import engine
+        from monarch_kernel.engines import tool_runtime
 
         try:
-            return engine().get_mesh(mesh).extent
+            return tool_runtime().get_mesh(mesh).extent
         except LookupError as error:
             raise CommandError(str(error)) from None
 

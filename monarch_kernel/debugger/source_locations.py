@@ -53,7 +53,7 @@ _START = ("<string>", "<module>")
 Label = Callable[[str], str | None]
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """A line of code.
 
     Attributes:
@@ -171,10 +171,10 @@ def is_user_frame(frame: FrameType) -> bool:
     return is_user_code(code) and (code.co_filename, code.co_name) != _START
 
 
-def place_of(frame: FrameType) -> Place:
+def location_of(frame: FrameType) -> SourceLocation:
     """Where a frame is."""
     code = frame.f_code
-    return Place(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of_code(code))
+    return SourceLocation(code.co_filename, frame.f_lineno or 0, code.co_qualname, kind_of_code(code))
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -189,10 +189,10 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return next(filter(is_user_frame, outwards(frame)), None)
 
 
-def user_place(thread: int) -> Place | None:
+def user_location(thread: int) -> SourceLocation | None:
     """Where user code is in a thread (by its identifier) of this process; None if none runs there."""
     frame = user_frame(current_frames().get(thread))
-    return None if frame is None else place_of(frame)
+    return None if frame is None else location_of(frame)
 
 
 def is_readable_source(file: str) -> bool:

@@ -1,8 +1,8 @@
 """The runtime under the tools (kernel, magics, debugger): this package's own, or another one (docs/engines.md).
 
-``engine()`` is the engine of this process; the tools ask it for all that a runtime does (``interface.ToolEngine``). A
-controller has the one that ``MONARCH_KERNEL_ENGINE`` names, or that ``use`` has chosen before the tools were first
-used; a process that another engine's tools enter has that one.
+``tool_runtime()`` is the one of this process; the tools ask it for all that a runtime does
+(``interface.ToolRuntime``). A controller has the one that ``MONARCH_KERNEL_ENGINE`` names, or that ``use`` has chosen
+before the tools were first used; a process that another runtime's tools enter has that one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from monarch_kernel import environment
 from monarch_kernel.engines import own
 
 if TYPE_CHECKING:
-    from monarch_kernel.engines.interface import ToolEngine
+    from monarch_kernel.engines.interface import ToolRuntime
 
-__all__ = ["engine", "use"]
+__all__ = ["tool_runtime", "use"]
 
-_engine: ToolEngine | None = None
+_engine: ToolRuntime | None = None
 
 
-def engine() -> ToolEngine:
+def tool_runtime() -> ToolRuntime:
     """The engine of this process."""
     return _engine or use(environment.ENGINE.get())
 
 
-def use(chosen: str | ToolEngine) -> ToolEngine:
+def use(chosen: str | ToolRuntime) -> ToolRuntime:
     """Choose the engine of this process.
 
     Args:
@@ -38,13 +38,13 @@ def use(chosen: str | ToolEngine) -> ToolEngine:
         ImportError: what the engine needs is not installed; the message says what.
     """
     global _engine
-    found: ToolEngine
+    found: ToolRuntime
     if not isinstance(chosen, str):
         found = chosen
     elif chosen == own.NAME:
         found = own
     elif chosen == "torchmonarch":
-        found = import_module("monarch_kernel.engines.torchmonarch").make_engine()
+        found = import_module("monarch_kernel.engines.torchmonarch").make_runtime()
     else:
         raise ValueError(f"there is no engine {chosen!r}; there are {own.NAME!r} and 'torchmonarch'")
     if _engine is not None and _engine.NAME != found.NAME:

@@ -235,7 +235,7 @@ class KeptFunctions(Protocol):
         ...
 
 
-class ToolEngine(ProcessFunctions, MeshFunctions, OutputFunctions, KeptFunctions, Protocol):
+class ToolRuntime(ProcessFunctions, MeshFunctions, OutputFunctions, KeptFunctions, Protocol):
     """A runtime under the tools."""
 
     #: What `MONARCH_KERNEL_ENGINE` calls it.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from monarch_kernel.actor import Future, ProcMesh
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Awaited
-from monarch_kernel.kernel.debug.hang_watch import HangWatch, is_worth_telling
+from monarch_kernel.kernel.debug.hang_monitor import HangMonitor, is_worth_telling
 from monarch_kernel.kernel.output.cell_output import CellOutput
 from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
@@ -66,7 +66,7 @@ class _Waiting:
     before: dict[int, int]
     first: dict[int, float] = field(default_factory=dict[int, float])
     output: CellOutput | None = None
-    watch: HangWatch | None = None
+    watch: HangMonitor | None = None
     concerned: list[ProcMesh] = field(default_factory=list[ProcMesh])
     ended: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -97,19 +97,19 @@ class CallProgress:
         self._thread: threading.Thread | None = None
         self._asleep = False
         self._closed = False
-        self._unsubscribe = engine().on_change(self._start)
+        self._unsubscribe = tool_runtime().on_change(self._start)
 
     def begin(self, key: str) -> None:
         """Record that this thread begins a cell."""
         self.end()
-        before = {call.number: call.waiters for call in engine().awaited_here()}
+        before = {call.number: call.waiters for call in tool_runtime().awaited_here()}
         with self._changed:
             if self._closed:
                 return
             self._cells[threading.get_ident()] = _Waiting(key, time.monotonic(), before)
             if self._asleep:
                 self._changed.notify()
-        if self._thread is None and engine().list_proc_meshes():
+        if self._thread is None and tool_runtime().list_proc_meshes():
             self._start()
 
     def _start(self) -> None:
@@ -159,13 +159,13 @@ class CallProgress:
             pause = max(TICK, SHARE * (time.monotonic() - now))
 
     def _look(self, cell: _Waiting, now: float) -> None:
-        pending = {call.number: call for call in engine().awaited_here() if not call.tool}
+        pending = {call.number: call for call in tool_runtime().awaited_here() if not call.tool}
         waited_for = [call for call in pending.values() if call.waiters > cell.before.get(call.number, 0)]
         cell.first = {call.number: cell.first.get(call.number, now) for call in waited_for}
         shown = [call for call in waited_for if now - cell.first[call.number] >= LONG]
         line = ""
         if shown:
-            meshes = engine().list_proc_meshes()
+            meshes = tool_runtime().list_proc_meshes()
             line = self._line(cell, shown, meshes, now)
             said = self._why_still(cell, shown, meshes, now)
             if line and said:
@@ -207,7 +207,7 @@ class CallProgress:
         waiting = {proc for call in calls for proc in call.procs}
         cell.concerned = [mesh for mesh in meshes if not waiting.isdisjoint(_procs(mesh))]
         if cell.watch is None:
-            cell.watch = HangWatch(lambda: _verdict(cell.concerned), now)
+            cell.watch = HangMonitor(lambda: _verdict(cell.concerned), now)
         standing = frozenset((call.number, call.procs) for call in calls)
         return cell.watch.tick(standing, bool(cell.concerned), now)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class CellPlace:
+class CellLocation:
     """Where in a program a cell runs, if that is not the namespace of cells and their own thread.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cell:
     filename: str
     raw: str
     quiet: bool = False
-    place: CellPlace | None = None
+    place: CellLocation | None = None
     setup: bool = False
 
 

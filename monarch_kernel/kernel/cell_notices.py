@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from monarch_kernel.actor import ActorMesh
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.workers import placement_of
 from workspace_sync.receipt import names
@@ -60,7 +60,7 @@ class EnvironmentChanges:
 
     def _concerned(self) -> list[str]:
         """The meshes with hosts that have a synced tree."""
-        if "sync" not in engine().OFFERS:
+        if "sync" not in tool_runtime().OFFERS:
             return []
         return [name for name, mesh in self._session.proc_meshes().items() if any(placement_of(mesh))]
 

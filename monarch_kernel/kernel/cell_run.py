@@ -14,11 +14,11 @@ from monarch_kernel.actor import ActorError, ActorMesh, Future, SupervisionError
 from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import Answers, ask
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
-from monarch_kernel.kernel.debug.hang_watch import HangWatch
+from monarch_kernel.kernel.debug.hang_monitor import HangMonitor
 from monarch_kernel.kernel.interrupts.press_logic import ESCALATION_WINDOW
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.mesh_parts import MeshPart
@@ -28,7 +28,7 @@ from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.router import OutputRouter
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.progress import CodeLocation, Progress
-from monarch_kernel.kernel.rank.cell_places import BEGIN, waits
+from monarch_kernel.kernel.rank.cell_locations import BEGIN, waits
 from monarch_kernel.kernel.rank.executor import CellExecutor, CellReply
 from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
@@ -121,7 +121,7 @@ class CellRun:
         self._ended = ended
         self._started = time.monotonic()
         self._progress = Progress(self.ranks, self._started)
-        self._hang = HangWatch(lambda: hang(managed.procs), self._started)
+        self._hang = HangMonitor(lambda: hang(managed.procs), self._started)
         self._samples: deque[Future[Whereabouts | None]] = deque()
         self._stuck: dict[int, int] = {}
         self._broken = False
@@ -425,7 +425,7 @@ class CellRun:
     @property
     def outlives_kernel(self) -> bool:
         """Whether the cell continues after this kernel has ended."""
-        return engine().kept_host_of(self.managed.procs) is not None
+        return tool_runtime().kept_host_of(self.managed.procs) is not None
 
     def describe(self) -> str:
         """See `InterruptTarget`."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from monarch_kernel import aliases, environment
 from monarch_kernel.debugger.frontend import use_frontend
-from monarch_kernel.display.places import use_label
-from monarch_kernel.engines import engine
+from monarch_kernel.display.locations import use_label
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import use_display
 from monarch_kernel.kernel.call_progress import MapProgress
 from monarch_kernel.kernel.cell_text import is_mesh_cell
@@ -58,7 +58,7 @@ class _Extension:
 
         use_display(lazy_shell.__name__)
         undo.callback(use_display, "")
-        undo.callback(engine().subscribe(notebook.router.on_event))
+        undo.callback(tool_runtime().subscribe(notebook.router.on_event))
         undo.callback(on_progress(MapProgress(notebook)))
         undo.callback(provide(notebook.watched.source))
         call_errors.install(ip)
@@ -73,7 +73,7 @@ class _Extension:
             undo.callback(CommTarget(ip.kernel).close)
             comms = RankComms(ip.kernel, notebook.session, notebook.parent_of)
             undo.callback(comms.close)
-            undo.callback(engine().subscribe(comms.on_event))
+            undo.callback(tool_runtime().subscribe(comms.on_event))
 
         for name, callback in (("pre_run_cell", notebook.before_cell), ("post_run_cell", notebook.after_cell)):
             ip.events.register(name, callback)

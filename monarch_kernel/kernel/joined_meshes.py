@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import format_ranks
@@ -50,10 +50,10 @@ def join(
     Returns:
         One line for the user.
     """
-    if name in session.proc_meshes() and not engine().is_joined(session.proc_meshes()[name]):
+    if name in session.proc_meshes() and not tool_runtime().is_joined(session.proc_meshes()[name]):
         raise UsageError(f"%mesh join: there is a mesh {name!r} here already; stop it first (%mesh down {name})")
     began = time.monotonic()
-    jobs = engine().joined_jobs()
+    jobs = tool_runtime().joined_jobs()
     if not jobs.notices:
         jobs.notices.subscribe(_say)
     _tell_of_reformed(session, jobs)
@@ -117,9 +117,9 @@ def leave(session: MeshSession, name: str | None) -> str:
         One line for the user.
     """
     procs = session.find(name, "%mesh leave")
-    if not engine().is_joined(procs):
+    if not tool_runtime().is_joined(procs):
         raise UsageError(f"%mesh leave: mesh {procs.name} is this kernel's own; %mesh down {procs.name} stops it")
-    engine().joined_jobs().leave(procs)
+    tool_runtime().joined_jobs().leave(procs)
     session.let_go(procs.name)
     left = f"; {session.chosen} is in use now" if session.chosen else ""
     return f"job {procs.name}: left, and it goes on{left}"

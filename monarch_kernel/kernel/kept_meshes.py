@@ -7,7 +7,7 @@ import os
 from IPython.core.error import UsageError
 
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.managed_mesh import recall
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo
@@ -19,14 +19,14 @@ def kept_by_others() -> list[KeptInfo]:
     Raises:
         KeptError: their folder belongs to another user.
     """
-    here = {host.name for host in engine().held()}
-    return [info for info in engine().kept() if info.name not in here]
+    here = {host.name for host in tool_runtime().held()}
+    return [info for info in tool_runtime().kept() if info.name not in here]
 
 
 def is_kept(name: str, command: str) -> bool:
     """Whether this is a kept mesh of this user."""
     try:
-        return any(info.name == name for info in engine().kept())
+        return any(info.name == name for info in tool_runtime().kept())
     except KeptError as error:
         raise UsageError(f"{command}: there is no mesh {name!r} here, and {error}") from None
 
@@ -37,7 +37,7 @@ def attach(session: MeshSession, name: str, force: bool = False) -> KeptHost:
     if label in session.proc_meshes():
         raise UsageError(f"%mesh attach: there is a mesh {label!r} here already; stop or detach it first")
     try:
-        host = engine().attach(name, force)
+        host = tool_runtime().attach(name, force)
     except (KeptError, ValueError) as error:
         raise UsageError(f"%mesh attach: {error}{_force_hint(error, force)}") from None
     for procs in host.proc_meshes:
@@ -55,7 +55,7 @@ def detach(session: MeshSession, name: str | None) -> str:
         One line for the user.
     """
     procs = session.find(name, "%mesh detach")
-    host = engine().kept_host_of(procs)
+    host = tool_runtime().kept_host_of(procs)
     if host is None:
         raise UsageError(
             f"%mesh detach: mesh {procs.name} ends with this kernel; only a mesh that was started with "
@@ -76,7 +76,7 @@ def end_elsewhere(name: str, force: bool) -> str:
         One line for the user.
     """
     try:
-        info = engine().end_kept(name, force)
+        info = tool_runtime().end_kept(name, force)
     except KeptError as error:
         raise UsageError(f"%mesh down: {error}; --force stops it anyway") from None
     count = sum(mesh.alive for mesh in info.meshes)

@@ -25,7 +25,7 @@ from monarch_kernel.kernel.debug.mux import DEADLINE, SETTINGS, MonarchDebugger
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.interrupts.mesh_target import running_meshes
 from monarch_kernel.kernel.interrupts.sigint_handler import SigintHandler
-from monarch_kernel.kernel.interrupts.sigint_watch import SigintWatch
+from monarch_kernel.kernel.interrupts.sigint_monitor import SigintMonitor
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.traceback_frames import cut
 
@@ -112,7 +112,7 @@ class MonarchKernel(IPythonKernel):
         relay.default_targets = running_meshes
         self.interrupts = relay
         self._sigint = SigintHandler(relay)
-        self._watch = SigintWatch(self._sigint)
+        self._watch = SigintMonitor(self._sigint)
         self.shell.sigint = self._sigint
         self.faults = FaultNotices(self.shell)
         self._running: dict[str, Any] | None = None  # the execute request that is running
@@ -295,7 +295,7 @@ async def stop_runtime(log: logging.Logger, deadline: float = SHUTDOWN_DEADLINE)
 
     def stop() -> None:
         try:
-            engines.engine().shut_down(deadline)
+            engines.tool_runtime().shut_down(deadline)
         except Exception:
             log.exception("The meshes of this kernel could not be stopped")
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.actor import ActorMesh, Extent, ProcMesh
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
 from monarch_kernel.kernel.rank.executor import CellExecutor
@@ -76,7 +76,7 @@ class ManagedMesh:
     def get_ready(self) -> None:
         """Wait for the ranks, and set up `torch.distributed`: its environment, and a process group if requested."""
         self.executor.initialized.get(UP_TIMEOUT)
-        if not engine().is_joined(self.procs):  # a job has its own process groups
+        if not tool_runtime().is_joined(self.procs):  # a job has its own process groups
             self.join()
 
     def join(self) -> None:
@@ -91,7 +91,9 @@ class ManagedMesh:
 
     def is_group_broken(self) -> bool:
         """Whether the process group of some rank was shut down, to end a wait."""
-        return not engine().is_joined(self.procs) and any(self.executor.group_broken.call().get(UP_TIMEOUT).values())
+        return not tool_runtime().is_joined(self.procs) and any(
+            self.executor.group_broken.call().get(UP_TIMEOUT).values()
+        )
 
     def rejoin(self) -> None:
         """Make all ranks leave their process group, whether ours or the user's, and set up a new rendezvous."""
@@ -131,7 +133,7 @@ class ManagedMesh:
     @property
     def is_alive(self) -> bool:
         """Whether the mesh is still up, rather than stopped."""
-        return any(mesh is self.procs for mesh in engine().list_proc_meshes())
+        return any(mesh is self.procs for mesh in tool_runtime().list_proc_meshes())
 
     # -- some ranks, sorted, as few slices -----------------------------------------------------
 
@@ -153,14 +155,14 @@ class ManagedMesh:
 
 def remember(managed: ManagedMesh) -> None:
     """Store on a kept mesh what the next kernel needs to run cells there."""
-    host = engine().kept_host_of(managed.procs)
+    host = tool_runtime().kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
     """The mesh that an earlier kernel stored with `remember`, or None."""
-    host = engine().kept_host_of(procs)
+    host = tool_runtime().kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:
         return None

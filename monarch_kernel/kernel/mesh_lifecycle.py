@@ -12,13 +12,13 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
-from monarch_kernel.kernel.engine_hosts import EngineHosts
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
 from monarch_kernel.kernel.kept_meshes import attach, end_elsewhere, is_kept, kept_by_others
 from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOptions, remember
 from monarch_kernel.kernel.mesh_parts import parts
+from monarch_kernel.kernel.provider_hosts import ProviderHosts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import replacing
 from monarch_kernel.launchers.base import LaunchError
@@ -35,7 +35,7 @@ KILL_TIMEOUT = 5.0
 Sync = Callable[[HostMesh], str]
 
 
-def up(session: MeshSession, options: UpOptions, sync: Sync, place: EngineHosts | None = None) -> str:
+def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHosts | None = None) -> str:
     """Start a mesh and use it.
 
     Args:
@@ -54,8 +54,8 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: EngineHosts 
         preload = (*preload, "torch")  # imported once, before the ranks are forked
     devices = 0
     try:
-        host = engine().keep(options.name, options.idle) if options.keep else None
-        hosts = host.hosts if host is not None else engine().this_host()
+        host = tool_runtime().keep(options.name, options.idle) if options.keep else None
+        hosts = host.hosts if host is not None else tool_runtime().this_host()
         if place is not None:
             hosts = place.hosts()
             devices = place.devices_each(options.dims)
@@ -89,7 +89,7 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: EngineHosts 
         raise
     session.adopt(managed)
     if place is not None:
-        session.engine_hosts[options.name] = place
+        session.provider_hosts[options.name] = place
     session.choose(options.name)
     took = duration(time.monotonic() - started)
     group = f", torch.distributed over {options.dist}" if options.dist else ""
@@ -107,7 +107,7 @@ def check_free(session: MeshSession, name: str) -> None:
             f"%mesh up: there is a mesh {name!r} already ({len(taken)} ranks); --reuse takes it as it is, "
             f"--replace stops it first; or give another name"
         )
-    if (place := session.engine_hosts.get(name)) is not None and place.waiting:
+    if (place := session.provider_hosts.get(name)) is not None and place.waiting:
         raise UsageError(
             f"%mesh up: hosts for mesh {name!r} are waited for ({place.describe()}); %mesh down {name} cancels that"
         )
@@ -159,23 +159,23 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
     Returns:
         One line for the user.
     """
-    place = None if name is None else session.engine_hosts.get(name)
+    place = None if name is None else session.provider_hosts.get(name)
     if name is not None and place is not None and name not in session.proc_meshes():  # waited for, or stopped by code
-        del session.engine_hosts[name]
+        del session.provider_hosts[name]
         return f"mesh {name}: {place.end()}"
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
-    if engine().is_joined(procs):  # its processes are not this kernel's to stop
+    if tool_runtime().is_joined(procs):  # its processes are not this kernel's to stop
         return leave(session, procs.name)
     count = len(procs)
-    host = engine().kept_host_of(procs)
+    host = tool_runtime().kept_host_of(procs)
     if host is not None and len(host.proc_meshes) == 1:
         host.down()
     else:
         procs.stop("%mesh down").get(UP_TIMEOUT)
     session.let_go(procs.name)
-    place = session.engine_hosts.pop(procs.name, None)
+    place = session.provider_hosts.pop(procs.name, None)
     ended = "" if place is None else f"; {place.end()}"
     left = f"; {session.chosen} is in use now" if session.chosen else ""
     return f"mesh {procs.name}: {count} rank{'s' * (count != 1)} stopped{ended}{left}"
@@ -190,7 +190,7 @@ def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
             f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so its options are not known; "
             "start it again the way it was started"
         )
-    place = session.engine_hosts.pop(found.name, None)  # its hosts stay
+    place = session.provider_hosts.pop(found.name, None)  # its hosts stay
     down(session, found.name)
     try:
         return up(session, managed.options, sync, place)
@@ -207,10 +207,10 @@ def heal(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str:
         A few lines for the user.
     """
     managed = session.managed(mesh.name)
-    host = engine().kept_host_of(mesh)
+    host = tool_runtime().kept_host_of(mesh)
     was_kept = host is None or host.is_kept
     done: list[Healed] = []
-    place = session.engine_hosts.get(mesh.name)
+    place = session.provider_hosts.get(mesh.name)
     spares = None if place is None else place.job
     try:
         for part in parts(mesh, mesh.flatten("ranks"), mesh.extent, ranks):
@@ -275,7 +275,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
             stopped.setdefault("a cell" if name == "cells.run" else name, []).append(rank)
     told = [f"{what} on {_ranks(who)}" for what, who in stopped.items()]
     idle = "no cell runs there, and the job's own program is never interrupted"
-    idle = idle if engine().is_joined(mesh) else "nothing is running there"
+    idle = idle if tool_runtime().is_joined(mesh) else "nothing is running there"
     text = f"mesh {mesh.name}: interrupted {', '.join(told)}" if told else f"mesh {mesh.name}: {idle}"
     if silent:
         who = _ranks(silent)
@@ -287,7 +287,7 @@ def _pending_calls(mesh: ProcMesh) -> dict[int, frozenset[int]]:
     """For each rank of a mesh, the calls of this process that it has not answered."""
     ranks = {ref.id: rank for rank, ref in enumerate(mesh._target().procs)}
     found: dict[int, set[int]] = {}
-    for call in engine().awaited_here():
+    for call in tool_runtime().awaited_here():
         for proc in call.procs:
             if proc in ranks:
                 found.setdefault(ranks[proc], set()).add(call.number)

@@ -16,7 +16,7 @@ from IPython.core.error import UsageError
 
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.frontend import Frontend
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, trace_records
 from monarch_kernel.kernel.audit_log import AuditLog, outcome_of
 from monarch_kernel.kernel.call_progress import CallProgress
@@ -24,17 +24,17 @@ from monarch_kernel.kernel.cell import Cell, check_syntax, remember_source
 from monarch_kernel.kernel.cell_notices import CellPlans, EnvironmentChanges, StaleClasses
 from monarch_kernel.kernel.cell_text import blank_lines, ends_quietly, header_lines, is_mesh_cell
 from monarch_kernel.kernel.debug.stop_prompt import StopPrompt
+from monarch_kernel.kernel.notebook_facts import NotebookFacts
 from monarch_kernel.kernel.output.cell_errors import CellSyntaxError
 from monarch_kernel.kernel.output.cell_output import CellOutput
+from monarch_kernel.kernel.output.own_output import OwnOutput
 from monarch_kernel.kernel.output.publisher import Publisher, publisher_for
 from monarch_kernel.kernel.output.router import OutputRouter
-from monarch_kernel.kernel.output.stream_watch import OwnOutput
 from monarch_kernel.kernel.output.transcript import Source
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.sync_run import Workspaces
 from monarch_kernel.kernel.usage_errors import nearest
-from monarch_kernel.kernel.watched_facts import WatchedFacts
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 
@@ -83,7 +83,7 @@ class NotebookFrontend(Frontend):
             return self._notebook.session.find(mesh, "debug").extent
         except UsageError:
             with suppress(LookupError):
-                return engine().get_mesh(mesh).extent
+                return tool_runtime().get_mesh(mesh).extent
         return super().extent(mesh)
 
 
@@ -113,7 +113,7 @@ class Notebook:
         #: Hosts of jobs whose walltime ends soon.
         self.walltimes = WalltimeNotices(self)
         #: What watches learn from this notebook.
-        self.watched = WatchedFacts(session, self._numbers, self.walltimes)
+        self.watched = NotebookFacts(session, self._numbers, self.walltimes)
         self._latest = ""  # the key of the cell that began last
         #: What cells cost on meshes, below each, if asked for.
         self.plans = CellPlans()
@@ -317,7 +317,7 @@ class Notebook:
         return key, self.router.get(key) or CellOutput(publisher)
 
     def _tooltip(self, sources: frozenset[Source]) -> str:
-        meshes = {mesh.name: mesh for mesh in engine().list_proc_meshes()}
+        meshes = {mesh.name: mesh for mesh in tool_runtime().list_proc_meshes()}
         lines: list[str] = []
         for name in sorted({source.mesh for source in sources}):
             ranks = sorted(source.rank for source in sources if source.mesh == name)
@@ -364,7 +364,7 @@ def _let_output_arrive() -> None:
     """
     deadline = time.monotonic() + ARRIVAL
     # A query about one rank of each mesh reaches its agent, and costs the agent little.
-    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in engine().list_proc_meshes()]
+    asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in tool_runtime().list_proc_meshes()]
     for answer in asked:
         with suppress(Exception):  # a dead or stuck agent must not prevent the cell from ending
             answer.get(max(0.0, deadline - time.monotonic()))

@@ -7,10 +7,10 @@ import weakref
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.engines import engine
-from monarch_kernel.kernel.engine_hosts import EnginePlaces
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.interrupts.press_logic import Interruption
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, recall, remember
+from monarch_kernel.kernel.provider_hosts import ProviderPlacements
 from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.subscriptions import Subscribers
 
@@ -22,7 +22,7 @@ class MeshSession:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
         #: The hosts of meshes that an engine has given, by the names of the meshes; also those that are waited for.
-        self.engine_hosts = EnginePlaces()
+        self.provider_hosts = ProviderPlacements()
         #: For each mesh, what `%mesh interrupt` last interrupted there.
         self.interrupted: weakref.WeakKeyDictionary[ProcMesh, Interruption] = weakref.WeakKeyDictionary()
         #: Notified when another mesh is chosen.
@@ -37,7 +37,7 @@ class MeshSession:
     def proc_meshes(self) -> dict[str, ProcMesh]:
         """All meshes of this process by name; of two with the same name, the newer one."""
         self._forget_stopped()
-        return {mesh.name: mesh for mesh in engine().list_proc_meshes()}
+        return {mesh.name: mesh for mesh in tool_runtime().list_proc_meshes()}
 
     def managed(self, name: str) -> ManagedMesh | None:
         """The mesh of that name if it runs cells: `%mesh up` started it, or a cell has run on it."""
@@ -95,7 +95,7 @@ class MeshSession:
 
     def _check_not_lost(self, name: str | None, command: str) -> None:
         """Raise UsageError if this was a kept mesh that another process has taken over."""
-        for lost, why in engine().taken_over().items():
+        for lost, why in tool_runtime().taken_over().items():
             if name in (None, lost):
                 raise UsageError(f"{command}: {why}; %mesh attach {lost} --force takes it back")
 

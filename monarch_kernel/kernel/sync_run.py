@@ -14,7 +14,7 @@ from IPython.display import display
 
 from monarch_kernel.actor import HostMesh, ProcMesh
 from monarch_kernel.display.tables import table_text
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell_line import shown_line
 from monarch_kernel.kernel.output.mesh_tables import HostTree
 from monarch_kernel.kernel.session import MeshSession
@@ -25,9 +25,9 @@ from workspace_sync.receipt import forgotten_table, kept_text, names, progress_l
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook
-    from workspace_sync.model.report import SyncProgress, SyncReport
+    from workspace_sync.model.sync_report import SyncProgress, SyncReport
     from workspace_sync.model.workspace import Links, Workspace
-    from workspace_sync.reload import LiveReport, ModuleSelection, Watcher, WatchEvent
+    from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, Watcher
     from workspace_sync.reload.client import How
     from workspace_sync.transfer.messages import HostState
 
@@ -49,7 +49,7 @@ class Workspaces:
     def __init__(self) -> None:
         self.last: Workspace | None = None
         self._watcher: Watcher | None = None
-        self._line: WatchLine | None = None
+        self._line: SyncEventLine | None = None
 
     def chosen(
         self,
@@ -102,7 +102,7 @@ class Workspaces:
 
         self.unwatch()
         self.last = workspace
-        line = self._line = WatchLine(notebook)
+        line = self._line = SyncEventLine(notebook)
         self._watcher = watch(
             hosts,
             workspace,
@@ -121,7 +121,7 @@ class Workspaces:
         return f"no longer watched: {', '.join(map(str, self.last.roots() if self.last else ()))}"
 
 
-class WatchLine:
+class SyncEventLine:
     """The line of a watch, which is updated in the cell that began it.
 
     Args:
@@ -132,7 +132,7 @@ class WatchLine:
         self._router = notebook.router
         self._output = notebook.progress_output()
 
-    def on_event(self, event: WatchEvent) -> None:
+    def on_event(self, event: SyncEvent) -> None:
         """Show an event. Called on the watcher's thread."""
         output = self._output
         if output is None:
@@ -171,7 +171,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
     """
     meshes = session.proc_meshes()
     if name is None and not meshes:
-        return engine().this_host()
+        return tool_runtime().this_host()
     if name is None or name in meshes:
         return session.find(name, command)
     value = variables.get(name)
@@ -184,7 +184,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
 
 def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
     """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
-    if "sync" not in engine().OFFERS or engine().is_joined(mesh) or not any(placement_of(mesh)):
+    if "sync" not in tool_runtime().OFFERS or tool_runtime().is_joined(mesh) or not any(placement_of(mesh)):
         return []
     from workspace_sync import SyncError, status
     from workspace_sync.sources import ENVIRONMENT, TREE

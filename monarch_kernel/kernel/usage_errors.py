@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from IPython.core.error import UsageError
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 
 
 def usage_error(command: str, message: str) -> UsageError:
@@ -27,9 +27,9 @@ def replacing(mesh: str, whom: str = "them") -> str:
 
     It depends on the engine, and on what has started the ranks.
     """
-    if any(each.name == mesh and engine().is_joined(each) for each in engine().list_proc_meshes()):
+    if any(each.name == mesh and tool_runtime().is_joined(each) for each in tool_runtime().list_proc_meshes()):
         return f"what has started this job decides whether it starts {whom} again"
-    if "heal" in engine().OFFERS:
+    if "heal" in tool_runtime().OFFERS:
         return f"%mesh heal {mesh} replaces {whom}"
     return f"%mesh restart {mesh} starts the whole mesh again"
 
@@ -40,8 +40,8 @@ def check_drives(procs: ProcMesh, what: str) -> None:
     Args:
         what: what was asked for.
     """
-    if engine().is_joined(procs):
-        other = engine().driver_of(procs)
+    if tool_runtime().is_joined(procs):
+        other = tool_runtime().driver_of(procs)
         if other:
             raise UsageError(
                 f"{what}: {other} has control of job {procs.name}, and this notebook looks on; "

@@ -200,9 +200,9 @@ async def _exec(
 ) -> int:
     import asyncio
 
-    from monarch_kernel.launchers.remote_command import CommandPlace, HostCommand, run_command
+    from monarch_kernel.launchers.remote_command import CommandCoordinates, HostCommand, run_command
 
-    def wrote(place: CommandPlace, data: bytes) -> None:
+    def wrote(place: CommandCoordinates, data: bytes) -> None:
         if output_dir is None:
             sys.stdout.write(data.decode("utf-8", "replace"))
         else:

@@ -36,7 +36,7 @@ from monarch_kernel.launchers.base import (
 from monarch_kernel.launchers.job import Job, JobState, checked_meshes
 from monarch_kernel.launchers.registry import JobRecord
 from monarch_kernel.launchers.tunnel import reaches
-from monarch_kernel.launchers.walltime import WalltimeNotice, WalltimeWatch
+from monarch_kernel.launchers.walltime import WalltimeMonitor, WalltimeNotice
 from monarch_kernel.workers import key_text, new_key_text
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class EngineJob(Job):
         self.on_walltime = on_walltime
         self.renew = renew
         self._warn_before = warn_before
-        self._walltime = WalltimeWatch(warn_before, self._walltime_ends)
+        self._walltime = WalltimeMonitor(warn_before, self._walltime_ends)
         self._renewed: dict[int, int] = {}  # hosts that wait in the places of others, by these
         self._renewing = threading.Lock()  # a heal waits for hosts that are being asked for
         self._id = ""
@@ -186,7 +186,7 @@ class EngineJob(Job):
 
     def _end(self) -> None:
         self._walltime.close()
-        self._walltime = WalltimeWatch(self._warn_before, self._walltime_ends)
+        self._walltime = WalltimeMonitor(self._warn_before, self._walltime_ends)
         self._renewed.clear()
         record = registry.read(self._id) if self._id else None
         if record is not None and record.ticket is not None:
@@ -553,7 +553,7 @@ class EngineJob(Job):
         return attach_to_workers(workers=urls, name=name, key_file=self._job_key(), timeout=_ATTACH_TIME)
 
     def _walltime_ends(self, hosts: tuple[HostStatus, ...]) -> None:
-        """Warn of the end of the walltime of hosts; on the thread of ``WalltimeWatch``."""
+        """Warn of the end of the walltime of hosts; on the thread of ``WalltimeMonitor``."""
         renewed, reason = False, ""
         if self.renew:
             outcome: list[str] = []

@@ -78,7 +78,7 @@ def _settle(ready: asyncio.Future[None]) -> None:
 
 
 @dataclass(frozen=True)
-class CommandPlace:
+class CommandCoordinates:
     """Where a command runs.
 
     Attributes:
@@ -120,7 +120,7 @@ class _Runner(Actor):
 
     def __init__(self, host: int, hosts: int) -> None:
         here = current_rank()
-        self._place = CommandPlace(
+        self._place = CommandCoordinates(
             host * here.extent.nelements + here.rank, {**here, "hosts": host}, os.uname().nodename
         )
         self._sizes = {**{name: here.size(name) for name in here}, "hosts": hosts}
@@ -132,7 +132,7 @@ class _Runner(Actor):
         self._reading = asyncio.Lock()  # in the order of the calls
 
     @endpoint
-    async def start(self, command: HostCommand) -> CommandPlace:
+    async def start(self, command: HostCommand) -> CommandCoordinates:
         """Start the command. Returns where it runs; ``read`` tells if it could not be started."""
         words = [sys.executable, "-m", *command.words] if command.module else list(command.words)
         env = {**os.environ, **command.env}
@@ -221,8 +221,8 @@ def run_command(
     command: HostCommand,
     per_host: Mapping[str, int],
     at: Mapping[str, int],
-    wrote: Callable[[CommandPlace, bytes], None],
-) -> list[tuple[CommandPlace, int]]:
+    wrote: Callable[[CommandCoordinates, bytes], None],
+) -> list[tuple[CommandCoordinates, int]]:
     """Run a command on some hosts of a mesh at once, and wait for all of them.
 
     Each gets its place in ``MONARCH_RANK_<dimension>`` and ``MONARCH_SIZE_<dimension>``. An interrupt of this process
@@ -260,14 +260,14 @@ def run_command(
             each.stop("the command has ended").get()
 
 
-def _at(runners: ActorMesh[_Runner], place: CommandPlace) -> ActorMesh[_Runner]:
+def _at(runners: ActorMesh[_Runner], place: CommandCoordinates) -> ActorMesh[_Runner]:
     """The one of a host's that is at this place."""
     return runners.slice(**{name: slice(at, at + 1) for name, at in place.point.items() if name != "hosts"})
 
 
 async def _followed(
-    runners: Sequence[tuple[ActorMesh[_Runner], CommandPlace]], wrote: Callable[[CommandPlace, bytes], None]
-) -> list[tuple[CommandPlace, int]]:
+    runners: Sequence[tuple[ActorMesh[_Runner], CommandCoordinates]], wrote: Callable[[CommandCoordinates, bytes], None]
+) -> list[tuple[CommandCoordinates, int]]:
     """Pass on all output until the command has ended everywhere."""
     interrupted = asyncio.Event()
 
@@ -276,7 +276,7 @@ async def _followed(
             whole.cancel()
         interrupted.set()
 
-    async def at_place(runner: ActorMesh[_Runner], place: CommandPlace) -> int:
+    async def at_place(runner: ActorMesh[_Runner], place: CommandCoordinates) -> int:
         reads = deque(runner.read.call_one() for _ in range(_WINDOW))
         while not isinstance(data := await reads.popleft(), int):
             reads.append(runner.read.call_one())

@@ -68,7 +68,7 @@ class WalltimeNotice:
 news: Subscribers[[WalltimeNotice]] = Subscribers("a callback on the end of a walltime")
 
 
-class WalltimeWatch:
+class WalltimeMonitor:
     """Calls ``warn`` once for each host, on a separate thread, some time before its walltime ends.
 
     Hosts that end at about the same time are told of together: those of one allocation, say.

@@ -1,7 +1,7 @@
 """Independent work over the ranks of a mesh: `map`, `submit`, `scatter` and `gather` of a `ProcMesh`.
 
-The package uses only the public actor API. Two actors on every rank do the work: `Worker` runs functions, `Control`
-interrupts them. `Pool` in the caller's process holds the queue: the next task goes to any idle rank.
+The package uses only the public actor API. Two actors on every rank do the work: `PoolExecutor` runs functions,
+`Control` interrupts them. `Pool` in the caller's process holds the queue: the next task goes to any idle rank.
 """
 
 from monarch_kernel.pool.data import gather, scatter

@@ -32,7 +32,7 @@ def gather(procs: ProcMesh, name: str) -> Any:
     """See `ProcMesh.gather`."""
     values = list(pool_of(procs)._whole.take.call(name).get().values())
     try:
-        return joined(values)
+        return concatenated(values)
     except TypeError as error:
         raise TypeError(f"gather({name!r}): {error}") from None
 
@@ -44,7 +44,7 @@ def parts(total: int, count: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(ends)]
 
 
-def joined(values: Sequence[Any]) -> Any:
+def concatenated(values: Sequence[Any]) -> Any:
     """Pieces of one type, joined."""
     kinds = {type(value) for value in values}
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

@@ -22,7 +22,7 @@ import msgspec
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
-from monarch_kernel.pool.worker import Control, Worker
+from monarch_kernel.pool.pool_executor import Control, PoolExecutor
 from monarch_kernel.runtime.actor.errors import build_actor_error
 
 #: While tasks take less than this on average (seconds), they are sent before the rank is idle.
@@ -81,7 +81,7 @@ class Pool:
     def __init__(self, procs: ProcMesh) -> None:
         self.procs = procs
         self.extent = procs.extent
-        whole = procs.spawn("pool", Worker).flatten("ranks")
+        whole = procs.spawn("pool", PoolExecutor).flatten("ranks")
         self._whole = whole
         self._workers = [whole.slice(ranks=rank) for rank in range(len(procs))]
         control = procs.spawn("pool_control", Control).flatten("ranks")

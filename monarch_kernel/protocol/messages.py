@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.protocol.casts import Cast, CastDrop, CastGroup, CastLost, CastReplies, CastsOver
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.kept_mesh import (
     Adopt,
     EndKept,
@@ -28,7 +29,6 @@ from monarch_kernel.protocol.kept_mesh import (
     Taken,
     TakeOver,
 )
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.observation import Observe, Observed, ObserveRank, RankActivity
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef, Seconds, SegmentRef
@@ -318,7 +318,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     asyncio: bool = False  # the process that asks has it loaded, so these procs will probably have async actors
 
 
-class PlaceRanks(msgspec.Struct, array_like=True, tag=55):
+class SetPlacement(msgspec.Struct, array_like=True, tag=55):
     """From a controller to a host agent: how the controller's ranks start there from now on. Answered with a Reply.
 
     It holds for all procs of that controller, whichever of its processes asks for them.
@@ -386,7 +386,7 @@ class StopProcs(msgspec.Struct, array_like=True, tag=36):
     rest: bool = False  # also kill processes that the sender's ranks have left here, after its last rank here
 
 
-class WatchProcs(msgspec.Struct, array_like=True, tag=37):
+class ReportProcs(msgspec.Struct, array_like=True, tag=37):
     """Report the starts and exits of these procs to the sender, also past ones. Unknown procs may start later."""
 
     procs: list[str]
@@ -615,7 +615,7 @@ Message = (
     | PortGiven
     | PortLeft
     | SpawnProcs
-    | PlaceRanks
+    | SetPlacement
     | ProcStarted
     | ProcExited
     | ProcEnding
@@ -623,7 +623,7 @@ Message = (
     | OutputEnd
     | KillProcs
     | StopProcs
-    | WatchProcs
+    | ReportProcs
     | GetStatus
     | GetLogs
     | Shutdown

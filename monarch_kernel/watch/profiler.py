@@ -57,12 +57,12 @@ class profile:  # noqa: N801  # Monarch's name
         """
         if self._trace is None or self._trace.summary is None:
             raise RuntimeError("there is no trace before the end of the block: with job.profile() as profiled: ...")
-        self.path = place(output)
+        self.path = trace_path(output)
         shutil.copyfile(self._trace.summary.file, self.path)
         return self.path
 
 
-def place(output: os.PathLike[str] | str | None, suffix: str = ".json") -> Path:
+def trace_path(output: os.PathLike[str] | str | None, suffix: str = ".json") -> Path:
     """The file that a trace is written to; its folder is made if it is not there."""
     name = time.strftime("monarch-profile-%Y%m%d-%H%M%S") + suffix
     if output is None:

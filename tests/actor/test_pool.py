@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
 from monarch_kernel.pool import Mapping
-from monarch_kernel.pool.data import joined, parts
+from monarch_kernel.pool.data import concatenated, parts
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
 
@@ -237,8 +237,8 @@ def test_pieces_are_as_equal_as_can_be() -> None:
         assert [item for part in cut for item in range(total)[part]] == list(range(total))
         lengths = [len(range(total)[part]) for part in cut]
         assert max(lengths) - min(lengths) <= 1
-    assert joined([(1,), (), (2, 3)]) == (1, 2, 3)
-    assert joined([b"a", b"b"]) == b"ab"
-    assert joined([range(2), range(2, 4)]) == [0, 1, 2, 3]
+    assert concatenated([(1,), (), (2, 3)]) == (1, 2, 3)
+    assert concatenated([b"a", b"b"]) == b"ab"
+    assert concatenated([range(2), range(2, 4)]) == [0, 1, 2, 3]
     with pytest.raises(TypeError, match="int cannot be joined"):
-        joined([1, 2])
+        concatenated([1, 2])

@@ -61,7 +61,7 @@ def test_a_rank_that_was_not_asked_has_nothing_of_it(procs: Any) -> None:
     mesh.stacks(timeout=PATIENCE)
     loaded = workers.loaded.call_one("monarch_kernel.debugger").get(PATIENCE)
     assert loaded
-    assert "monarch_kernel.debugger.rank.stopping.engine" not in loaded
+    assert "monarch_kernel.debugger.rank.stopping.tracer" not in loaded
     assert not workers.loaded.call_one("debugpy").get(PATIENCE)
 
 

@@ -18,7 +18,7 @@ from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.controller.viewers import DriverError
 from monarch_kernel.debugger.events import RankGone, RankResumed, RankStopped
-from monarch_kernel.debugger.rank import process
+from monarch_kernel.debugger.rank import rank_debugger
 from monarch_kernel.errors import ActorError, SupervisionError
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
@@ -341,7 +341,7 @@ def test_a_request_that_was_overtaken_does_not_arm_older_breakpoints(procs: Any,
     workers = mesh.spawn("worker", Worker)
     debugger.break_at(FILE, line("loop"), mesh=mesh)
     controller = debugger.breakpoint_table._of_process
-    assert ask(mesh, process.arm, (controller, 0), [], timeout=PATIENCE).values == {0: []}
+    assert ask(mesh, rank_debugger.arm, (controller, 0), [], timeout=PATIENCE).values == {0: []}
     asked = workers.count.call(1)
     stopped(debugger, 1)
     debugger.clear()

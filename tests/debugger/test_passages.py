@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_kernel.debugger.rank import common_point
-from monarch_kernel.debugger.rank import process as rank
+from monarch_kernel.debugger.rank import rank_debugger as rank
 
 
 def test_without_a_group_hits_are_counted() -> None:

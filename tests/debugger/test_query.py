@@ -104,7 +104,7 @@ def test_a_rank_that_dies_meanwhile_is_dead_and_not_late(procs: Any, faults: Any
 
 
 def die_if(rank: int) -> None:
-    from monarch_kernel.debugger.rank.process import rank_of
+    from monarch_kernel.debugger.rank.rank_debugger import rank_of
 
     if rank_of()[1] == rank:
         os.kill(os.getpid(), signal.SIGKILL)

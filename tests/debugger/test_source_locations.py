@@ -18,8 +18,8 @@ import pytest
 import monarch_kernel
 from monarch_kernel.debugger import source_locations
 from monarch_kernel.debugger.frontend import Frontend, use_frontend
-from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, Place, kind_of, kind_of_code
-from monarch_kernel.display.places import source_line
+from monarch_kernel.debugger.source_locations import LIBRARY, RUNTIME, USER, SourceLocation, kind_of, kind_of_code
+from monarch_kernel.display.locations import source_line
 from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -93,11 +93,11 @@ def test_what_runs_user_code_is_where_it_is_looked_for(file: str) -> None:
 
 
 def test_a_place_as_text() -> None:
-    place = Place("/w/train.py", 12, "Model.forward.<locals>.inner")
+    place = SourceLocation("/w/train.py", 12, "Model.forward.<locals>.inner")
     assert place.user
     assert place.text() == "train.py:12 in Model.forward.inner"
-    assert Place("/w/train.py", 12, "<module>").text() == "train.py:12"
-    assert Place("/x/7.py", 2, "f").text(lambda file: "Cell In[3]") == "Cell In[3]:2 in f"
+    assert SourceLocation("/w/train.py", 12, "<module>").text() == "train.py:12"
+    assert SourceLocation("/x/7.py", 2, "f").text(lambda file: "Cell In[3]") == "Cell In[3]:2 in f"
 
 
 def test_a_front_end_names_files() -> None:
@@ -107,12 +107,12 @@ def test_a_front_end_names_files() -> None:
 
     use_frontend(Notebook())
     try:
-        assert Place("/x/7.py", 2, "<module>").text() == "Cell In[9]:2"
-        assert Place("/x/8.py", 2, "<module>").text() == "8.py:2"
-        assert Place("/x/7.py", 2, "<module>").text(lambda _file: "mine") == "mine:2"
+        assert SourceLocation("/x/7.py", 2, "<module>").text() == "Cell In[9]:2"
+        assert SourceLocation("/x/8.py", 2, "<module>").text() == "8.py:2"
+        assert SourceLocation("/x/7.py", 2, "<module>").text(lambda _file: "mine") == "mine:2"
     finally:
         use_frontend(None)
-    assert Place("/x/7.py", 2, "<module>").text() == "7.py:2"
+    assert SourceLocation("/x/7.py", 2, "<module>").text() == "7.py:2"
 
 
 def test_the_same_file_by_other_paths(tmp_path: Path) -> None:
@@ -161,12 +161,12 @@ def test_the_user_s_innermost_frame_of_a_thread() -> None:
     thread.start()
     try:
         assert ready.wait(patience(20)) and thread.ident is not None
-        place = source_locations.user_place(thread.ident)
+        place = source_locations.user_location(thread.ident)
         assert place is not None
         assert (place.file, place.name.rpartition(".")[2]) == (__file__, "work")
         assert source_line(place.file, place.line) in ("ready.set()", "done.wait(20)")
     finally:
         done.set()
         thread.join()
-    assert source_locations.user_place(0) is None
+    assert source_locations.user_location(0) is None
     assert source_locations.user_frame(sys._getframe()) is sys._getframe()

@@ -19,7 +19,7 @@ from monarch_kernel.debugger.controller.hub import MeshDebugger
 from monarch_kernel.debugger.controller.stacks import stacks
 from monarch_kernel.debugger.dap.rank_session import RankSession
 from monarch_kernel.debugger.model.evidence import WAITS, Evidence, Operation, Wait
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.workers import Placement, client_path, place_ranks
 from tests.actor.actors import PATIENCE
 from tests.conftest import wait_until
@@ -171,7 +171,7 @@ def test_the_evidence_of_hosts_names_the_same_lines(host: Host) -> None:
     there, here = str(host.tree / "synced_code.py"), str(host.file)
 
     def evidence(file: str) -> Evidence:
-        place = Place(file, 4, "work")
+        place = SourceLocation(file, 4, "work")
         called = Operation("g", 1, "all_reduce", place=place)
         return Evidence(0, WAITS, history={"g": (called,)}, waits=(Wait(called, place=place),), place=place)
 

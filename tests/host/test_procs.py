@@ -11,7 +11,7 @@ import pytest
 from monarch_kernel.protocol import output_records
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.host.exits import describe_exit
-from monarch_kernel.runtime.host.procs import OomWatch, OutputLog
+from monarch_kernel.runtime.host.procs import OomMonitor, OutputLog
 
 
 def test_a_log_keeps_the_newest_and_counts_what_it_dropped(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_how_a_process_ended() -> None:
 
 
 def test_no_news_of_the_out_of_memory_killer_when_it_did_not_strike() -> None:
-    assert OomWatch().news(1.0) == ""
+    assert OomMonitor().news(1.0) == ""
 
 
 def test_the_out_of_memory_killer_is_told_when_it_has_just_struck(tmp_path: Path) -> None:
     cgroup, machine = tmp_path / "memory.events", tmp_path / "vmstat"
     cgroup.write_text("low 0\noom 4\noom_kill 2\noom_group_kill 0\n")
     machine.write_text("nr_free_pages 12\noom_kill 7\n")
-    watch = OomWatch([(str(cgroup), "limit of its cgroup"), (str(machine), "of this machine")])
+    watch = OomMonitor([(str(cgroup), "limit of its cgroup"), (str(machine), "of this machine")])
     assert watch.news(10.0) == ""
     machine.write_text("nr_free_pages 12\noom_kill 8\n")
     # All whom it has killed together are told, and nobody who dies later.

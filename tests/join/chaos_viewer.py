@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.debug import DriverError, diff, get_debugger, hang, stacks
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.kernel.cell import Cell
@@ -65,7 +65,7 @@ class Viewer:
     def join(self) -> str:
         """Join, as a driver or not."""
         hold = 1.0 if self.chance.random() < 0.1 else 0.0
-        self.procs = engine().joined_jobs().join(self.job, drive=self.chance.random() < 0.3, hold=hold)
+        self.procs = tool_runtime().joined_jobs().join(self.job, drive=self.chance.random() < 0.3, hold=hold)
         self.cells = None
         get_debugger().watch(self.procs)
         return "join"
@@ -139,17 +139,17 @@ class Viewer:
 
     def take(self) -> None:
         """Take control."""
-        engine().joined_jobs().drive(self.procs)
+        tool_runtime().joined_jobs().drive(self.procs)
 
     def cut(self) -> None:
         """Lose the network to a rank."""
-        links = list(engine().joined_jobs()._jobs[self.procs._mesh_uid].carrier.links.values())
+        links = list(tool_runtime().joined_jobs()._jobs[self.procs._mesh_uid].carrier.links.values())
         if links:
             self.chance.choice(links)._sock.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
         """Let go."""
-        engine().joined_jobs().leave(self.procs)
+        tool_runtime().joined_jobs().leave(self.procs)
         self.procs = None
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from monarch_kernel.engines.join.announcements import announcements
 from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
-from monarch_kernel.engines.join.places import refreshed
+from monarch_kernel.engines.join.rank_machines import refreshed
 from tests.conftest import needs as needs
 from tests.conftest import wait_until
 from tests.kernel import harness

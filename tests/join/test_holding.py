@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.engines.join.door import prepare
+from monarch_kernel.engines.join.listener import prepare
 from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import Job

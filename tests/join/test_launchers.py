@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
-from monarch_kernel.engines.join.places import refreshed
+from monarch_kernel.engines.join.rank_machines import refreshed
 from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import ROOT

@@ -22,10 +22,10 @@ LINE = TURN.read_text().split("\n").index("    return number + 1") + 1
 CONTROLLER = """
 import sys
 from monarch_kernel.debug import get_debugger
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.executor import CellExecutor
-jobs = engine().joined_jobs()
+jobs = tool_runtime().joined_jobs()
 told = []
 jobs.notices.subscribe(lambda job, text: told.append(text))
 for line in sys.stdin:

@@ -158,7 +158,7 @@ def callers(host: Host) -> set[int]:
     found: set[int] = set()
     for pid in host.pids():
         with suppress(OSError):
-            if b"meeting_caller" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"gateway_caller" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(pid)
     return found
 

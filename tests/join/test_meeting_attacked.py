@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel._version import __version__
-from monarch_kernel.engines.join import meeting_point
-from monarch_kernel.engines.join.meeting_point import MeetingPoint
+from monarch_kernel.engines.join import join_gateway
+from monarch_kernel.engines.join.join_gateway import JoinGateway
+from monarch_kernel.protocol.gateway_messages import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
 from monarch_kernel.protocol.keys.allow_list import SETTLE, add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import read_key_file
-from monarch_kernel.protocol.meeting import MeetAs, MeetClosed, MeetFrame, MeetMachines, MeetOpen
 from monarch_kernel.protocol.messages import PREFIX, Message, decode, encode
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
@@ -181,9 +181,9 @@ def test_one_conversation_of_a_viewer_with_a_machine(point: Point, keys: Keys) -
 
 
 def test_what_one_side_does_not_take_is_kept_up_to_a_limit(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_point, "MOST_WAITING", 8 << 20)
+    monkeypatch.setattr(join_gateway, "MOST_WAITING", 8 << 20)
     poller = Poller()
-    here = MeetingPoint(poller, "tcp://127.0.0.1:0", keys, Audit(poller))
+    here = JoinGateway(poller, "tcp://127.0.0.1:0", keys, Audit(poller))
     port = int(here.url.rpartition(":")[2])
     try:
         with Party(port, keys) as deaf, Party(port, keys) as fine, Party(port, keys) as viewer:
@@ -210,9 +210,9 @@ def test_what_one_side_does_not_take_is_kept_up_to_a_limit(keys: Keys, monkeypat
 
 
 def test_as_many_connections_as_there_is_room_for(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_point, "_MOST_LINKS", 2)
+    monkeypatch.setattr(join_gateway, "_MOST_LINKS", 2)
     poller = Poller()
-    here = MeetingPoint(poller, "tcp://127.0.0.1:0", keys, Audit(poller))
+    here = JoinGateway(poller, "tcp://127.0.0.1:0", keys, Audit(poller))
     port = int(here.url.rpartition(":")[2])
     try:
         with Party(port, keys) as first, Party(port, keys) as second:

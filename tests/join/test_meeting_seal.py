@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.engines.join.meeting_seal import Seal, SealBrokenError
+from monarch_kernel.engines.join.gateway_seal import Seal, SealBrokenError
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
 from monarch_kernel.protocol.keys.allow_list import add_key
 from monarch_kernel.protocol.keys.identity import read_key_file

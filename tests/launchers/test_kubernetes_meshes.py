@@ -16,7 +16,7 @@ from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import HostPhase, LaunchRequest, Secret, WorkerCommand
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes.places import HostPlace
+from monarch_kernel.launchers.kubernetes.placements import HostPlacement
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, MeshPods, PodPattern, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import ORDER, POD_SETS, PodGroup, PodSlot
 from monarch_kernel.launchers.listing import list_jobs
@@ -372,8 +372,8 @@ def test_what_a_jobset_of_several_meshes_is_made_of() -> None:
     assert jobs.makers(PodSlot(name, "two", 1)) == (name, f"{name}-two-0")
     ended = SeenPod({"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}})
     assert not jobs.refills([ended]) and POD_SETS["monarchmesh"].refills([ended])
-    place = HostPlace(PodSlot(name, "two", 1), "two", "c1", returned=True)
-    assert HostPlace.of(place.text()) == place
+    place = HostPlacement(PodSlot(name, "two", 1), "two", "c1", returned=True)
+    assert HostPlacement.of(place.text()) == place
 
 
 def test_what_meshes_may_ask_for_is_checked() -> None:

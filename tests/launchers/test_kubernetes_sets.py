@@ -23,7 +23,7 @@ from monarch_kernel.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_kernel.launchers import registry
 from monarch_kernel.launchers.base import MARKER, HostPhase, Launcher
 from monarch_kernel.launchers.kubernetes import KubernetesLauncher
-from monarch_kernel.launchers.kubernetes.places import HostPlace, held
+from monarch_kernel.launchers.kubernetes.placements import HostPlacement, held
 from monarch_kernel.launchers.kubernetes.pods import HOST_LABEL, SeenPod
 from monarch_kernel.launchers.kubernetes.sets import POD_SETS, PodSlot, admission
 from monarch_kernel.launchers.listing import list_jobs
@@ -288,14 +288,14 @@ def seen(container: str, at: int = 0, created: str = "1", **more: Any) -> tuple[
 
 
 def test_which_container_is_which_host() -> None:
-    first, second = HostPlace(PodSlot("m", "", 0)), HostPlace(PodSlot("m", "", 1), container="c2")
+    first, second = HostPlacement(PodSlot("m", "", 0)), HostPlacement(PodSlot("m", "", 1), container="c2")
     found, new = held({0: first, 1: second}, [seen("c1"), seen("c2", 1)])
     assert {number: pod.container_id for number, pod in found.items()} == {0: "c1", 1: "c2"}
-    assert new == {0: HostPlace(PodSlot("m", "", 0), container="c1")} and HostPlace.of(new[0].text()) == new[0]
+    assert new == {0: HostPlacement(PodSlot("m", "", 0), container="c1")} and HostPlacement.of(new[0].text()) == new[0]
     # Started anew in its Pod: it is that one no more, and the next host of this place is.
     again = seen("c3", 1, lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled", "containerID": "c2"}})
-    found, new = held({1: second, 2: HostPlace(PodSlot("m", "", 1))}, [again])
-    assert found.keys() == {1, 2} and new == {2: HostPlace(PodSlot("m", "", 1), container="c3")}
+    found, new = held({1: second, 2: HostPlacement(PodSlot("m", "", 1))}, [again])
+    assert found.keys() == {1, 2} and new == {2: HostPlacement(PodSlot("m", "", 1), container="c3")}
     gone = found[1].before(1)
     assert (gone.state, gone.reason, gone.exit_code) == (HostPhase.GONE, "OOMKilled (exit 137)", 137)
     # Several have come and gone since, and none has ever announced itself.
@@ -303,10 +303,10 @@ def test_which_container_is_which_host() -> None:
     (again,) = held({1: second}, [seen("c6", 1, lastState=ended)])[0].values()
     assert again.before(1).failed and again.before(1).exit_code == 3
     # One that was never seen waits no longer once another one is asked for in its place.
-    found, new = held({0: first, 1: HostPlace(PodSlot("m", "", 0))}, [seen("c1")])
+    found, new = held({0: first, 1: HostPlacement(PodSlot("m", "", 0))}, [seen("c1")])
     assert found.keys() == {1}
-    assert held({0: HostPlace(PodSlot("m", "", 0), returned=True)}, [seen("c1")]) == ({}, {})
-    assert HostPlace.of(HostPlace(PodSlot("m", "", 0), returned=True).text()) == HostPlace(
+    assert held({0: HostPlacement(PodSlot("m", "", 0), returned=True)}, [seen("c1")]) == ({}, {})
+    assert HostPlacement.of(HostPlacement(PodSlot("m", "", 0), returned=True).text()) == HostPlacement(
         PodSlot("m", "", 0), returned=True
     )
 

@@ -25,8 +25,8 @@ from monarch_kernel.protocol.messages import (
     ProcExited,
     ProcRef,
     Reply,
+    ReportProcs,
     Routed,
-    WatchProcs,
     encode,
 )
 from monarch_kernel.runtime.node import routing
@@ -78,7 +78,7 @@ class Net:
 
         node.handlers[OutputChunk] = on_output
         node.handlers[Ping] = on_ping
-        node.handlers[WatchProcs] = lambda _link, _message, _body: None
+        node.handlers[ReportProcs] = lambda _link, _message, _body: None
         node.listen()
         node.poller.start_background()
         return node
@@ -208,7 +208,7 @@ def test_a_message_for_a_dead_proc_comes_back(net: Net, sites: dict[str, Node]) 
 def test_a_watched_proc_that_exits(net: Net, sites: dict[str, Node]) -> None:
     """Whoever makes a link to a proc of another site watches it."""
     watchers: list[tuple[str, list[str]]] = []
-    sites["b"].handlers[WatchProcs] = lambda link, message, _body: watchers.append((link.peer, message.procs))
+    sites["b"].handlers[ReportProcs] = lambda link, message, _body: watchers.append((link.peer, message.procs))
     asker = sites["rank c"]
     sites["rank b"].handlers[Ping] = lambda *_: None
     pending = net.ask(asker, sites["rank b"].ref)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from monarch_kernel.protocol.gateway_messages import MeetFrame
 from monarch_kernel.protocol.keys import load_keys
-from monarch_kernel.protocol.meeting import MeetFrame
 from monarch_kernel.protocol.messages import encode
 from tests.attacks.__main__ import COUNTS
 from tests.attacks.holder import Holder, framed, hello

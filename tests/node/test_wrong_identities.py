@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from monarch_kernel._version import __version__
-from monarch_kernel.engines.join.meeting_point import MeetingPoint
+from monarch_kernel.engines.join.join_gateway import JoinGateway
+from monarch_kernel.protocol.gateway_messages import MeetAs
 from monarch_kernel.protocol.keys import Keys, load_keys, make_key_file
 from monarch_kernel.protocol.keys.allow_list import SETTLE, AllowList, add_key, revoke_keys
 from monarch_kernel.protocol.keys.identity import Identity, Public, read_key_file
-from monarch_kernel.protocol.meeting import MeetAs
 from monarch_kernel.protocol.messages import encode
 from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.poller import Poller
@@ -209,10 +209,10 @@ def test_a_wrong_identity_gets_nothing_as_a_worker(
 
 
 @pytest.fixture
-def meeting(keys: Keys) -> Iterator[MeetingPoint]:
+def meeting(keys: Keys) -> Iterator[JoinGateway]:
     poller = Poller()
     audit = Audit(poller)
-    made = MeetingPoint(poller, "tcp://127.0.0.1:0", keys, audit)
+    made = JoinGateway(poller, "tcp://127.0.0.1:0", keys, audit)
     yield made
     made.close()
     audit.close()
@@ -221,7 +221,7 @@ def meeting(keys: Keys) -> Iterator[MeetingPoint]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_wrong_identity_gets_nothing_at_a_meeting_point(
-    meeting: MeetingPoint, keys: Keys, alice: Keys, tmp_path: Path, kind: Callable[..., Keys]
+    meeting: JoinGateway, keys: Keys, alice: Keys, tmp_path: Path, kind: Callable[..., Keys]
 ) -> None:
     port = int(meeting.url.rpartition(":")[2])
     words = framed(encode(MeetAs(__version__, False, "a-machine")))

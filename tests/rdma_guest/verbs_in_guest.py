@@ -27,7 +27,7 @@ from monarch_kernel.rdma import (
     get_rdma_backend,
     is_ibverbs_available,
 )
-from monarch_kernel.runtime.transfer import engine as engines
+from monarch_kernel.runtime.transfer import service as engines
 from monarch_kernel.runtime.transfer.memory import memory_of
 from monarch_kernel.runtime.transfer.verbs import backend as verbs_backend
 from monarch_kernel.runtime.transfer.verbs import regions as verbs_regions
@@ -60,7 +60,7 @@ from tests.transfer.test_conformance import (  # noqa: F401  collected here
 
 def backend() -> Verbs:
     """This process's."""
-    return next(b for b in engines.engine().backends if isinstance(b, Verbs))
+    return next(b for b in engines.transfer_service().backends if isinstance(b, Verbs))
 
 
 def route_to(buffer: RDMABuffer) -> Route:

@@ -15,7 +15,7 @@ import pytest
 from monarch_kernel.debugger.model.readings import Stats
 from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.model.stops import Stop, StopFrame
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.join.controller import JoinController
 from monarch_kernel.errors import KeptError, capture
@@ -25,9 +25,9 @@ from monarch_kernel.protocol.faults import Fault, encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.protocol.serialize import dumps_flat
 from workspace_sync.model.errors import SyncError
-from workspace_sync.model.report import SyncReport
+from workspace_sync.model.sync_report import SyncReport
 
-STACK = Stack("thread", "MainThread", (StackFrame(Place("/train.py", 7, "train", "user"), "step()"),))
+STACK = Stack("thread", "MainThread", (StackFrame(SourceLocation("/train.py", 7, "train", "user"), "step()"),))
 DATA = [
     *(None, 1, 2.5, "text", b"bytes", True, (1, [2, {3: {4}}]), frozenset({1}), bytearray(b"x"), 1j, range(3)),
     *(collections.OrderedDict(a=1), collections.deque([1]), datetime.datetime(2026, 1, 1), datetime.timedelta(1)),

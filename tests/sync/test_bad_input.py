@@ -21,7 +21,7 @@ from tests.sync.trees import difference, make_tree, snapshot, write
 from tests.waiting import patience
 from workspace_sync import Workspace, sync, verify
 from workspace_sync.model.errors import ScanError, SyncError
-from workspace_sync.model.report import SyncReport
+from workspace_sync.model.sync_report import SyncReport
 from workspace_sync.store import Store
 
 Hosts = Callable[..., StoreHosts]

@@ -44,7 +44,7 @@ def test_actors_get_what_their_ranks_have(four: Any) -> None:
 
 
 def _left(_: Any) -> int:
-    from monarch_kernel.runtime.tensor.rank.current_worker import here
+    from monarch_kernel.runtime.tensor.rank.current_executor import here
 
     return len(here().store.lent)
 

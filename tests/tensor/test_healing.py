@@ -16,7 +16,7 @@ import monarch_kernel
 from monarch_kernel.actor import this_host
 from monarch_kernel.distributed import Mesh, distribute, module_to_mesh
 from monarch_kernel.runtime.tensor.controller import engine as engine_module
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.tensor import DeviceMeshError, RemoteException, call_on_shard_and_fetch, inspect, remote
 from tests import deaths
 from tests.conftest import alive, wait_until

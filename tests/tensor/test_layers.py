@@ -109,7 +109,7 @@ def test_layers_under_activate(four: Any, name: str) -> None:
     _close(found, expected)
 
 
-@pytest.mark.filterwarnings("ignore::monarch_kernel.runtime.tensor.sharded.controller.joining.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::monarch_kernel.runtime.tensor.sharded.controller.sharded_world.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_on_tensors_that_are_cut(mesh: Mesh, name: str) -> None:
     make, shape, batch = LAYERS[name]

@@ -11,7 +11,7 @@ from torch import nn, optim
 
 from monarch_kernel.actor import ActorError
 from monarch_kernel.distributed import Mesh, RemoteModule
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from tests.conftest import wait_until
 
 

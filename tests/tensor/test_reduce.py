@@ -154,9 +154,9 @@ def test_a_rank_whose_input_failed_takes_part(grid: Any, kind: str, scatter: boo
 def test_a_rank_that_fails_in_a_collective_frees_the_others(grid: Any) -> None:
     def meet(t: Any) -> Any:
         from monarch_kernel.runtime.tensor.rank import groups
-        from monarch_kernel.runtime.tensor.rank.current_worker import here
+        from monarch_kernel.runtime.tensor.rank.current_executor import here
 
-        with groups.meeting():
+        with groups.group_block():
             if here().rank == 2:
                 raise OSError("rank 2 fails before it meets the others")
             group = groups.group_of(0, (0, 1, 2, 3))
@@ -177,7 +177,7 @@ def test_a_dead_rank_frees_the_others() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 3}, name="three")
 
     def die(t: Any) -> Any:
-        from monarch_kernel.runtime.tensor.rank.current_worker import here
+        from monarch_kernel.runtime.tensor.rank.current_executor import here
 
         if here().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -223,6 +223,6 @@ def test_stages_of_a_pipeline_give_gradients_one_by_one(four: Any) -> None:
 
 
 def _held() -> int:
-    from monarch_kernel.runtime.tensor.rank.current_worker import here
+    from monarch_kernel.runtime.tensor.rank.current_executor import here
 
     return len(here().store.values)

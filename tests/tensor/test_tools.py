@@ -9,7 +9,7 @@ import torch
 
 from monarch_kernel import tensor as tensors
 from monarch_kernel.debug import diff
-from monarch_kernel.display.places import source_line
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.distributed import Mesh, distribute
 from monarch_kernel.runtime.tensor.rank.held import TensorPart
 from monarch_kernel.tensor import (
@@ -142,10 +142,10 @@ def test_without_a_watch_programs_are_the_compiled_ones(four: Any) -> None:
 
 
 def _programs() -> tuple[str, bool]:
-    from monarch_kernel.runtime.tensor.rank.current_worker import here
+    from monarch_kernel.runtime.tensor.rank.current_executor import here
 
     worker = here()
-    return type(worker.programs).__name__, worker.nan_watch is None
+    return type(worker.programs).__name__, worker.nan_check is None
 
 
 # -- memory -----------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monarch_kernel.runtime.transfer.engine import engine
+from monarch_kernel.runtime.transfer.service import transfer_service
 from monarch_kernel.runtime.transfer.tcp.backend import Tcp
 
 
 def tcp() -> Tcp:
     """The one for TCP."""
-    return next(backend for backend in engine().backends if isinstance(backend, Tcp))
+    return next(backend for backend in transfer_service().backends if isinstance(backend, Tcp))

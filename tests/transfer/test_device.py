@@ -12,9 +12,9 @@ from monarch_kernel.actor import Actor, endpoint, this_host
 from monarch_kernel.rdma import RDMAAction, RDMABuffer, RDMAError
 from monarch_kernel.runtime.transfer import device
 from monarch_kernel.runtime.transfer.buffer import _arrived
-from monarch_kernel.runtime.transfer.engine import engine
 from monarch_kernel.runtime.transfer.handle import Op, encode_handle
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, memory_of
+from monarch_kernel.runtime.transfer.service import transfer_service
 from tests.transfer.arrays import SHAPES, contents
 
 torch = pytest.importorskip("torch")
@@ -84,7 +84,7 @@ class Pretender(Actor):
     @endpoint
     def register(self, name: str) -> RDMABuffer:
         self.view, memory = as_device(name)
-        return _arrived(encode_handle(engine().register(memory)))
+        return _arrived(encode_handle(transfer_service().register(memory)))
 
     @endpoint
     def contents(self) -> bytes:
@@ -127,10 +127,10 @@ def test_local_device_memory_goes_through_the_cpu(backend: str, pretender: Any, 
     forced(backend)
     buffer = pretender.words.call_one().get()
     view, memory = as_device("columns")
-    engine().transfer([Op(False, buffer._handle, 0, memory, 240)], 60).get()
+    transfer_service().transfer([Op(False, buffer._handle, 0, memory, 240)], 60).get()
     assert contents(view) == np.arange(30).tobytes()
     view[...] = 0
-    engine().transfer([Op(True, buffer._handle, 0, memory, 120)], 60).get()
+    transfer_service().transfer([Op(True, buffer._handle, 0, memory, 120)], 60).get()
     into = np.zeros(30, "i8")
     buffer.read_into(into).get()
     assert into.tolist() == [0] * 15 + list(range(15, 30))

@@ -282,9 +282,9 @@ class Holder(Actor):
 
     @endpoint
     def hold(self, buffer: RDMABuffer) -> int:
-        from monarch_kernel.runtime.transfer.engine import engine
+        from monarch_kernel.runtime.transfer.service import transfer_service
 
-        assert engine().peer(buffer._handle).hold(buffer._handle.slot, buffer._handle.key)
+        assert transfer_service().peer(buffer._handle).hold(buffer._handle.slot, buffer._handle.key)
         return os.getpid()
 
 

@@ -27,7 +27,7 @@ from monarch_kernel.rdma import (
     get_rdma_backend,
 )
 from monarch_kernel.runtime.transfer import backend_settings
-from monarch_kernel.runtime.transfer.engine import engine
+from monarch_kernel.runtime.transfer.service import transfer_service
 from monarch_kernel.runtime.transfer.tcp import backend as tcp_backend
 from monarch_kernel.runtime.transfer.tcp import connection as tcp_connection
 from monarch_kernel.runtime.transfer.tcp import rendezvous
@@ -89,7 +89,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, forced: Callable[[str], None]) ->
     monkeypatch.delenv(environment.RDMA_TCP_FALLBACK.name, raising=False)
 
     def move(address: str = "") -> None:
-        node = engine().node
+        node = transfer_service().node
         monkeypatch.setattr(node, "ref", msgspec.structs.replace(node.ref, site="another", gateway_address=address))
 
     yield move
@@ -248,7 +248,7 @@ def test_without_a_token_nobody_gets_in(data_port: rendezvous.DataPort, caplog: 
 
 def test_many_refusals_are_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     """One at once, and one with their number; not a line each in the user's terminal."""
-    data_port = rendezvous.DataPort(engine().node.poller, "127.0.0.1")
+    data_port = rendezvous.DataPort(transfer_service().node.poller, "127.0.0.1")
     try:
         for _ in range(50):
             with socket.create_connection(data_port.address) as sock:
@@ -423,7 +423,7 @@ def test_an_owner_listens_only_where_it_can_be_reached(elsewhere: Callable[..., 
 
 
 def test_where_a_process_can_listen() -> None:
-    here = engine().node.ref
+    here = transfer_service().node.ref
 
     def at(address: str) -> str:
         return rendezvous.host_of(msgspec.structs.replace(here, site="another", gateway_address=address), here)
@@ -467,7 +467,7 @@ def test_falling_back_to_tcp_is_said_once_and_can_be_ruled_out(elsewhere: Callab
         configure(backend="tcp")
         buffer.read_into(into).get()  # who asks for it by name gets it
         configure(backend="auto", allow_tcp_fallback=True)
-        engine()._warned = False
+        transfer_service()._warned = False
         buffer.read_into(into).get()
     finally:
         os.environ.pop(environment.RDMA_TCP_FALLBACK.name, None)

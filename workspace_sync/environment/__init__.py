@@ -9,7 +9,7 @@ from workspace_sync.environment.editables import EditableInstall, Followed, edit
 from workspace_sync.environment.facts import MachineFacts, Needs, check_compatible, facts
 from workspace_sync.environment.kinds import Changed, Environment, changed_distributions, distributions, environment
 from workspace_sync.environment.locked import LockFile, clear, made_from_lock, read_lock
-from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, joined
+from workspace_sync.environment.manifests import EnvironmentScan, environment_manifest, with_sources
 from workspace_sync.environment.packing import pack, unpack
 from workspace_sync.environment.rewriter import Rewriter
 
@@ -33,9 +33,9 @@ __all__ = [
     "environment_manifest",
     "facts",
     "follow",
-    "joined",
     "made_from_lock",
     "pack",
     "read_lock",
     "unpack",
+    "with_sources",
 ]

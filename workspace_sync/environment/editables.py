@@ -227,7 +227,7 @@ def _rebuilding(installs: Iterable[EditableInstall]) -> list[str]:
     ]
 
 
-def places(install: EditableInstall, dirs: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+def tree_paths(install: EditableInstall, dirs: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
     """Return the places in the tree of an editable install's paths, longest path first: (path as in the file, place).
 
     Args:

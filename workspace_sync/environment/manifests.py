@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workspace_sync.environment.editables import editables, places
+from workspace_sync.environment.editables import editables, tree_paths
 from workspace_sync.environment.facts import Needs, python_id
 from workspace_sync.environment.kinds import Environment, environment, read_config
 from workspace_sync.environment.prefixes import (
@@ -39,7 +39,7 @@ from workspace_sync.environment.prefixes import (
     read_records,
 )
 from workspace_sync.model.errors import IncompatibleError, ScanError
-from workspace_sync.model.manifest import Folder, Manifest, ManifestDelta, Rewrite, delta, join, printable, seal
+from workspace_sync.model.manifest import Folder, Manifest, ManifestDelta, Rewrite, delta, entry_path, printable, seal
 from workspace_sync.model.workspace import CondaEnvironment, Workspace
 from workspace_sync.scanning import Index, Scan, read_first, scan
 
@@ -86,7 +86,7 @@ class EnvironmentScan:
         read_first([each.read for each in self.scans], digest, into)
 
 
-def joined(tree: Manifest, sources: Manifest) -> Manifest:
+def with_sources(tree: Manifest, sources: Manifest) -> Manifest:
     """The tree of a workspace with the folder of its environment's editable installs.
 
     Raises:
@@ -182,7 +182,7 @@ def _leading_to_tree(about: Environment, manifest: Manifest, prefix: bytes, dirs
     contents = Contents(about.folder, prefix)
     for install in editables(about):
         path = os.fsencode(install.file)
-        there = places(install, dirs)
+        there = tree_paths(install, dirs)
         if not there or manifest.file(path) is None:
             continue
         made.rewrites[path] = Rewrite("text", prefix, 0, (), there)
@@ -362,7 +362,7 @@ def _decide_python(manifest: Manifest, contents: Contents) -> Decisions:
 
 def with_base(manifest: Manifest, base: Manifest, environment: Environment) -> Manifest:
     """The manifest of a venv with its Python in it."""
-    folders = {join(_PYTHON, path) if path else _PYTHON: folder.copy() for path, folder in base.folders.items()}
+    folders = {entry_path(_PYTHON, path) if path else _PYTHON: folder.copy() for path, folder in base.folders.items()}
     folders.update(manifest.folders)
     root = folders[b""] = folders[b""].copy()
     root.folders[_PYTHON] = base.digest

@@ -37,7 +37,7 @@ from workspace_sync.model.manifest import (
     ManifestError,
     delta,
     digest_of,
-    join,
+    entry_path,
     patched,
     printable,
 )
@@ -419,7 +419,7 @@ class _Unpacking:
         folders: list[tuple[bytes, Folder]] = sorted(self._manifest.folders.items(), reverse=True)
         for path, folder in folders:
             for name, target in folder.links.items():
-                link = join(path, name)
+                link = entry_path(path, name)
                 os.symlink(target, link, dir_fd=self._folder)
                 self._made.append((link, False))
         for path, folder in folders:

@@ -48,7 +48,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
 
 
-def join(folder: bytes, name: bytes) -> bytes:
+def entry_path(folder: bytes, name: bytes) -> bytes:
     """The path of an entry of a folder."""
     return folder + b"/" + name if folder else name
 
@@ -307,9 +307,9 @@ def delta(old: Manifest | None, new: Manifest) -> ManifestDelta:
         if a is not None and a.digest == b.digest:
             continue
         folders[path] = b
-        todo += (join(path, name) for name in b.folders)
+        todo += (entry_path(path, name) for name in b.folders)
         if a is not None:
-            gone += (join(path, name) for name in a.folders.keys() - b.folders.keys())
+            gone += (entry_path(path, name) for name in a.folders.keys() - b.folders.keys())
     return ManifestDelta(old.digest, new.digest, folders, gone)
 
 
@@ -336,7 +336,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
     for path, folder in change.folders.items():
         _check(path, folder)
         for name, digest in folder.folders.items():
-            below = folders.get(join(path, name))
+            below = folders.get(entry_path(path, name))
             if below is None or below.digest != digest:
                 raise ManifestError(
                     f"folder {printable(path)!r} lists a subfolder {printable(name)!r} that it does not have"
@@ -344,7 +344,7 @@ def patched(base: Manifest | None, change: ManifestDelta) -> Manifest:
         if folder_digest(folder) != folder.digest:
             raise ManifestError(f"the digest of folder {printable(path)!r} does not hold")
     # No digest covers a folder that no other lists: none may stay behind, be smuggled in, or be taken away alone.
-    unlisted = [join(path, name) for path, old in before.items() for name in old.folders]
+    unlisted = [entry_path(path, name) for path, old in before.items() for name in old.folders]
     for path in (*change.folders, *change.gone, *unlisted):
         parent, _, name = path.rpartition(b"/")
         listed = path == b"" or (parent in folders and name in folders[parent].folders)
@@ -363,7 +363,7 @@ def _remove(folders: dict[bytes, Folder], path: bytes) -> None:
         path = todo.pop()
         folder = folders.pop(path, None)
         if folder is not None:
-            todo += (join(path, name) for name in folder.folders)
+            todo += (entry_path(path, name) for name in folder.folders)
 
 
 def _check(path: bytes, folder: Folder) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, join
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, entry_path
 from workspace_sync.mounts.blocks import HostBlocks
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, FuseSession, InodeTable, Listed, Request
 
@@ -206,7 +206,7 @@ class ManifestTree:
 
     def _enter(self, parent: bytes, folder: Folder, name: bytes) -> Entered | None:
         """Look a name up in a folder, and count that."""
-        path = join(parent, name)
+        path = entry_path(parent, name)
         what: FileEntry | bytes | None
         if name in folder.files:
             what = folder.files[name]

@@ -6,9 +6,9 @@ modes of ``%autoreload``.
 """
 
 from workspace_sync.reload.client import contact, enter, folders_of, refresh, refresh_here, stale_modules
+from workspace_sync.reload.file_events import SyncEvent, Watcher, watch
 from workspace_sync.reload.live import LiveReport, meshes_on, sync_live
-from workspace_sync.reload.report import ModuleReport, ModuleSelection, RankReport, Refreshed, selection_of
-from workspace_sync.reload.watch import Watcher, WatchEvent, watch
+from workspace_sync.reload.refresh_report import ModuleReport, ModuleSelection, RankReport, Refreshed, selection_of
 
 __all__ = [
     "LiveReport",
@@ -16,7 +16,7 @@ __all__ = [
     "ModuleSelection",
     "RankReport",
     "Refreshed",
-    "WatchEvent",
+    "SyncEvent",
     "Watcher",
     "contact",
     "enter",

@@ -13,7 +13,7 @@ from monarch_kernel.actor import Actor, context, endpoint
 from monarch_kernel.introspection import StillBusy, between_messages
 from workspace_sync.reload.in_place import error_of, imports_here, reload_here, stale_here
 from workspace_sync.reload.loaded import Folders, enter_new_tree, loaded_modules
-from workspace_sync.reload.report import FAILED, KEPT, RELOADED, ModuleReport, ModuleSelection, RankReport
+from workspace_sync.reload.refresh_report import FAILED, KEPT, RELOADED, ModuleReport, ModuleSelection, RankReport
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, str]]

@@ -29,7 +29,7 @@ from workspace_sync.reload.classes import ClassUpdate, Unsound
 from workspace_sync.reload.functions import FunctionUpdate, class_bodies_of, functions_of
 from workspace_sync.reload.journal import Journal
 from workspace_sync.reload.loaded import Folders, Loaded, is_extension, loaded_modules
-from workspace_sync.reload.report import FAILED, KEPT, RELOADED, STALE, ModuleReport
+from workspace_sync.reload.refresh_report import FAILED, KEPT, RELOADED, STALE, ModuleReport
 
 #: Names that every module has from the import system.
 _OF_IMPORT = frozenset(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from monarch_kernel.display.quantities import memory, text_size
-from workspace_sync.model.manifest import Manifest, join, printable
+from workspace_sync.model.manifest import Manifest, entry_path, printable
 from workspace_sync.scanning.index import Record
 
 #: A first sync of more is announced.
@@ -121,7 +121,7 @@ def left_out(records: dict[bytes, Record], reasons: list[str]) -> list[LeftOut]:
             counted = folders if why.folder else files
             counted[reason] = counted.get(reason, 0) + 1
             sizes[reason] = sizes.get(reason, 0) + why.size
-            examples.setdefault(reason, join(place, name))
+            examples.setdefault(reason, entry_path(place, name))
     found = [
         LeftOut(reasons[reason], files.get(reason, 0), folders.get(reason, 0), sizes[reason], example)
         for reason, example in examples.items()

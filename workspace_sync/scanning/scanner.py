@@ -11,7 +11,7 @@ from threading import Lock
 import msgspec
 
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, digest_of, join, printable, seal
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, digest_of, entry_path, printable, seal
 from workspace_sync.model.workspace import Workspace
 from workspace_sync.scanning.announcement import Announcement, LeftOut, announce, left_out, sizes_in
 from workspace_sync.scanning.hashing import ContentTaker, FileToRead, Hashed, Outcome, ScanPlan, hash_files, read_at
@@ -106,7 +106,9 @@ def _read(
                 progress(done, max(total, done))
 
     files = [
-        FileToRead(each.path, each.size, each.known, join(each.folder, walk.found[each.folder].items[each.item][0]))
+        FileToRead(
+            each.path, each.size, each.known, entry_path(each.folder, walk.found[each.folder].items[each.item][0])
+        )
         for each in walk.to_hash
     ]
     outcomes = hash_files(files, report, cancelled, taker)
@@ -168,7 +170,7 @@ def _assembled(walk: Walk, roots: dict[bytes, bytes]) -> Manifest:
             changed.add(place)
     for place, found in walk.found.items():
         for name in found.record.subfolders:
-            found.record.folder.folders[name] = folders[join(place, name)].digest
+            found.record.folder.folders[name] = folders[entry_path(place, name)].digest
     return seal(folders, changed)
 
 
@@ -288,7 +290,7 @@ class Scan:
 
     def path_of(self, place: bytes, name: bytes = b"") -> bytes:
         """Return the client's path of a folder of the tree, or of a file in it."""
-        return join(path_at_client(self._roots, place), name) if name else path_at_client(self._roots, place)
+        return entry_path(path_at_client(self._roots, place), name) if name else path_at_client(self._roots, place)
 
     def _pieces(self) -> tuple[dict[bytes, _Place], dict[bytes, list[_Place]]]:
         """Locate each piece and its copies."""

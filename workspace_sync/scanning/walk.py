@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from workspace_sync.model.errors import ScanError
-from workspace_sync.model.manifest import MODE_BITS, Folder, join, printable
+from workspace_sync.model.manifest import MODE_BITS, Folder, entry_path, printable
 from workspace_sync.model.workspace import Links, is_environment
 from workspace_sync.scanning.chunking import Cuts
 from workspace_sync.scanning.index import Index, LeftOutEntry, Record
@@ -280,7 +280,7 @@ class Walker:
             if self._links == "follow" and os.path.islink(path):
                 base = path
                 chain = (*chain, os.path.realpath(path))
-            self._todo.append(_Folder(path, join(folder.place, name), within, base, chain))
+            self._todo.append(_Folder(path, entry_path(folder.place, name), within, base, chain))
 
     def _gone(self, folder: _Folder) -> None:
         """A folder vanished after its parent was listed."""

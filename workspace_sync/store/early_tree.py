@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 
 from workspace_sync.model.errors import StoreError, TamperedError
-from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, FileEntry, Manifest, digest_of, join, printable
+from workspace_sync.model.manifest import DIGEST_SIZE, EarlyFile, FileEntry, Manifest, digest_of, entry_path, printable
 from workspace_sync.store.cloning import digest_of_file, umask
 from workspace_sync.store.failures import explain
 from workspace_sync.store.objects import Objects, write_all
@@ -188,7 +188,7 @@ def emptied(tree: TreeFolder, objects: Objects | None) -> None:
 
 def _empty(tree: TreeFolder, path: bytes, objects: Objects | None) -> None:
     for name in tree.names(path):
-        inside = join(path, name)
+        inside = entry_path(path, name)
         about = tree.stat(inside)
         if about is not None and stat.S_ISDIR(about.st_mode):
             os.chmod(tree.folder(inside), 0o700)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, join, printable, seal
+from workspace_sync.model.manifest import MODE_BITS, FileEntry, Folder, Manifest, entry_path, printable, seal
 from workspace_sync.store.cloning import digest_of_file
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
@@ -73,7 +73,7 @@ def _folder_problems(
     tree: TreeFolder, held: HeldManifest, path: bytes, folder: Folder, pool: ThreadPoolExecutor
 ) -> Iterator[Problem]:
     def problem(name: bytes, what: str) -> Problem:
-        return Problem(f"{tree.path}/{printable(join(path, name))}", what)
+        return Problem(f"{tree.path}/{printable(entry_path(path, name))}", what)
 
     try:
         fd = tree.folder(path)
@@ -93,7 +93,7 @@ def _folder_problems(
 
     def check(name: bytes) -> str:
         entry = folder.files[name]
-        return _file_problem(fd, name, held.mode(entry), held.content(join(path, name), entry))
+        return _file_problem(fd, name, held.mode(entry), held.content(entry_path(path, name), entry))
 
     for name, what in zip(names, pool.map(check, names) if len(names) > _FEW else map(check, names)):
         if what:
@@ -160,18 +160,18 @@ def glanced(
         except OSError:
             return examined(tree, [held], aside, unfinished=False, stopped=stopped)
         for name, entry in folder.files.items():
-            content = held.content(join(path, name), entry)
+            content = held.content(entry_path(path, name), entry)
             try:
                 about = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
-                changed.append(join(path, name))
+                changed.append(entry_path(path, name))
                 continue
             size = content[1] if content is not None else -1
             if (about.st_mtime_ns, about.st_size) == (entry.mtime, size) and about.st_mode == held.mode(entry) | _FILE:
                 continue
-            if not stat.S_ISREG(about.st_mode) or _match(fd, name, join(path, name), [(held, folder)]) is None:
-                aside(join(path, name))
-                changed.append(join(path, name))
+            if not stat.S_ISREG(about.st_mode) or _match(fd, name, entry_path(path, name), [(held, folder)]) is None:
+                aside(entry_path(path, name))
+                changed.append(entry_path(path, name))
     return without(held, set(changed)) if changed else held
 
 
@@ -212,21 +212,21 @@ def examined(
                 about = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISDIR(about.st_mode) and any(name in each.folders for _, each in here):
                     folder.folders[name] = b""
-                    todo.append(join(path, name))
+                    todo.append(entry_path(path, name))
                 elif stat.S_ISREG(about.st_mode) and any(name in each.files for _, each in here):
                     files.append(name)
                 elif stat.S_ISLNK(about.st_mode) and _is_link(fd, name, here):
                     folder.links[name] = os.fsencode(os.readlink(name, dir_fd=fd))
                 else:
-                    aside(join(path, name))
+                    aside(entry_path(path, name))
 
             def match(
                 name: bytes, path: bytes = path, fd: int = fd, here: Sequence[tuple[HeldManifest, Folder]] = here
             ) -> tuple[FileEntry, tuple[bytes, int]] | None:
-                return _match(fd, name, join(path, name), here)
+                return _match(fd, name, entry_path(path, name), here)
 
             for name, found in zip(files, pool.map(match, files) if len(files) > _FEW else map(match, files)):
-                whole = join(path, name)
+                whole = entry_path(path, name)
                 if found is not None:
                     folder.files[name], content = found
                     if found[0].rewrite is not None:

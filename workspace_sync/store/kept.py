@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from monarch_kernel.private_files import PrivateFolder
-from workspace_sync.model.manifest import Folder, Manifest, join, printable
+from workspace_sync.model.manifest import Folder, Manifest, entry_path, printable
 from workspace_sync.store.processes import open_files, resolved
 from workspace_sync.store.tree import CACHES, TreeFolder, folder_time
 
@@ -43,7 +43,7 @@ def strays_in(tree: TreeFolder, path: bytes, folder: Folder) -> Iterator[bytes]:
     for name in names:
         if name in folder.files or name in folder.links or name in folder.folders or name in CACHES:
             continue
-        yield join(path, name)
+        yield entry_path(path, name)
 
 
 class Keeper:
@@ -84,7 +84,7 @@ class Keeper:
         elif there is not None and stat.S_ISDIR(about.st_mode) and stat.S_ISDIR(there.st_mode):
             for name in source.names(path):
                 if name not in CACHES:
-                    self.move(part, source, join(path, name), target, manifest)
+                    self.move(part, source, entry_path(path, name), target, manifest)
             source.remove_folder(path)
         else:
             self.keep(part, source, path)
@@ -158,7 +158,7 @@ def inventory(tree: TreeFolder) -> Inventory:
         except OSError:
             continue  # it has just been removed, or replaced
         for name in names:
-            path = join(folder, name)
+            path = entry_path(folder, name)
             about = tree.stat(path)
             if about is None:
                 continue

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workspace_sync.model.errors import StoreError, TamperedError
-from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, join, printable
+from workspace_sync.model.manifest import FileEntry, Folder, Manifest, changes, digest_of, entry_path, printable
 from workspace_sync.store.cloning import Facts, copy, digest_of_file, reflink, umask
 from workspace_sync.store.early_tree import EarlyTree
 from workspace_sync.store.examination import HeldManifest, without
@@ -27,7 +27,7 @@ from workspace_sync.store.failures import ExplainedErrors, explain
 from workspace_sync.store.kept import Keeper
 from workspace_sync.store.objects import write_all
 from workspace_sync.store.processes import open_files, resolved
-from workspace_sync.store.sources import ContentPlace, Sources
+from workspace_sync.store.sources import ContentLocation, Sources
 from workspace_sync.store.tree import Descriptor, TreeFolder
 
 if TYPE_CHECKING:
@@ -287,13 +287,13 @@ class SlotChange:
         """Remove all that the manifest names below a folder, and the folder; what else is left there is kept."""
         folder = self.have.manifest.folders[path]
         for name in folder.folders:
-            self._remove(join(path, name), 0)
+            self._remove(entry_path(path, name), 0)
         for name, target in folder.links.items():
-            self._remove(join(path, name), target)
+            self._remove(entry_path(path, name), target)
         for name, entry in folder.files.items():
-            self._remove(join(path, name), entry)
+            self._remove(entry_path(path, name), entry)
         self._remove_compiled([path])
-        cache = join(path, b"__pycache__")
+        cache = entry_path(path, b"__pycache__")
         if self.tree.stat(cache) is not None:
             self.tree.remove_folder(cache)
         if not self.tree.remove_folder(path):
@@ -334,7 +334,7 @@ class SlotChange:
         """Remove the compiled files of changed modules: the size and time in them may fit the new source, too."""
         for folder in folders:
             stems = self._stems.pop(folder, None)
-            cache = join(folder, b"__pycache__")
+            cache = entry_path(folder, b"__pycache__")
             if not stems:
                 continue
             try:
@@ -348,7 +348,7 @@ class SlotChange:
             with self._explain(cache):
                 for name in names:
                     if name.partition(b".")[0] in stems and name.endswith(b".pyc") and name not in ours:
-                        self.tree.unlink(join(cache, name))
+                        self.tree.unlink(entry_path(cache, name))
 
     # -- folders, links, files --------------------------------------------------------------------------
 
@@ -498,7 +498,7 @@ class SlotChange:
         self._reused(path, entry, content)
         return True
 
-    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace) -> bool:
+    def _from_tree(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation) -> bool:
         """Make a file from one of another tree: by a hard link where that is safe, else from its content."""
         try:
             fd = place.donor.tree.open_file(place.path)
@@ -511,7 +511,9 @@ class SlotChange:
         self.sources.damaged(place)
         return False
 
-    def _linked(self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentPlace, fd: int) -> bool:
+    def _linked(
+        self, path: bytes, entry: FileEntry, content: tuple[bytes, int], place: ContentLocation, fd: int
+    ) -> bool:
         """Make a file a hard link to one of another tree, if neither may be written to; returns whether it is."""
         if not self.target.read_only or not place.donor.held.read_only:
             return False
@@ -581,7 +583,7 @@ class SlotChange:
             for digest, offset, size in entry.pieces():
                 self._fill(fd, path, entry, digest, offset, size)
 
-    def _is_whole(self, place: ContentPlace, content: tuple[bytes, int]) -> bool:
+    def _is_whole(self, place: ContentLocation, content: tuple[bytes, int]) -> bool:
         entry = place.donor.held.manifest.file(place.path)
         return entry is not None and place.donor.held.content(place.path, entry) == content
 

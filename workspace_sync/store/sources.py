@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workspace_sync.model.manifest import FileEntry, Folder, digest_of, join, printable
+from workspace_sync.model.manifest import FileEntry, Folder, digest_of, entry_path, printable
 from workspace_sync.store.examination import HeldManifest, Problem
 from workspace_sync.store.objects import Objects
 from workspace_sync.store.tree import Descriptor, TreeFolder
@@ -31,7 +31,7 @@ class Donor:
 
 
 @dataclass(frozen=True)
-class ContentPlace:
+class ContentLocation:
     """Expected location of some content.
 
     Attributes:
@@ -65,7 +65,7 @@ class Sources:
         self.objects = objects
         self.donors = donors
         self._more = more
-        self._places: dict[bytes, ContentPlace] = {}
+        self._places: dict[bytes, ContentLocation] = {}
         self._listed: set[bytes] | None = None
         self._known: dict[tuple[bytes, object], tuple[bytes, int]] = {}
         #: Content that was damaged when it was to be used.
@@ -90,12 +90,12 @@ class Sources:
 
     # -- whole files ---------------------------------------------------------------------------------------
 
-    def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[ContentPlace]:
+    def near(self, path: bytes, content: tuple[bytes, int]) -> Iterator[ContentLocation]:
         """Locate a whole file at the same path of other trees."""
         for donor in self.donors:
             entry = donor.held.manifest.file(path)
             if entry is not None and donor.held.content(path, entry) == content:
-                yield ContentPlace(donor, path, 0, content[1])
+                yield ContentLocation(donor, path, 0, content[1])
 
     def open_object(self, digest: bytes) -> int | None:
         """Open an object; None: there is none."""
@@ -108,11 +108,11 @@ class Sources:
         if self._listed is not None:
             self._listed.add(digest)
 
-    def place(self, digest: bytes) -> ContentPlace | None:
+    def place(self, digest: bytes) -> ContentLocation | None:
         """Return the location that ``locate`` has found."""
         return self._places.get(digest)
 
-    def damaged(self, place: ContentPlace) -> None:
+    def damaged(self, place: ContentLocation) -> None:
         """Record that content does not match its digest."""
         if place.donor.steady:
             path = f"{place.donor.tree.path}/{printable(place.path)}"
@@ -139,22 +139,22 @@ class Sources:
             self._search(left, self._more(lacking))
 
     def _search(self, left: set[bytes], donors: Sequence[Donor]) -> None:
-        def found(digest: bytes, place: ContentPlace) -> None:
+        def found(digest: bytes, place: ContentLocation) -> None:
             if digest in left:
                 left.discard(digest)
                 self._places[digest] = place
 
         for donor in donors:
             for path, (digest, size) in donor.held.rewritten.items():
-                found(digest, ContentPlace(donor, path, 0, size))
+                found(digest, ContentLocation(donor, path, 0, size))
             for path, folder in donor.held.manifest.folders.items():
                 if left.isdisjoint(_digests(folder)):
                     continue
                 for name, entry in folder.files.items():
                     if entry.rewrite is None:
-                        found(entry.digest, ContentPlace(donor, join(path, name), 0, entry.size))
+                        found(entry.digest, ContentLocation(donor, entry_path(path, name), 0, entry.size))
                         for digest, offset, size in entry.pieces() if entry.chunks else ():
-                            found(digest, ContentPlace(donor, join(path, name), offset, size))
+                            found(digest, ContentLocation(donor, entry_path(path, name), offset, size))
 
     def piece(self, digest: bytes, size: int) -> bytes | None:
         """The content of a piece; None: this host does not have it."""
@@ -196,7 +196,7 @@ def _digests(folder: Folder) -> frozenset[bytes]:
     return found
 
 
-def _read(place: ContentPlace) -> bytes | None:
+def _read(place: ContentLocation) -> bytes | None:
     try:
         fd = place.donor.tree.open_file(place.path)
     except OSError:

@@ -29,7 +29,7 @@ from monarch_kernel.debugger.commands.stop_text import (
     RankNames,
     clock,
     columns,
-    place,
+    location_text,
     stack_text,
     stopped_text,
     why,
@@ -304,7 +304,7 @@ class Console(InspectionCommands):
 
         def where(stop: Stop) -> str:
             frame = shown_frame(stop.frames)
-            return place(frame, self._label) if frame is not None else ""
+            return location_text(frame, self._label) if frame is not None else ""
 
         def alike(at: RankStop) -> Hashable:
             return at.mesh, at.stop.actor, at.stop.endpoint, where(at.stop), why(at.stop)
@@ -509,7 +509,7 @@ class Console(InspectionCommands):
             rows.append((names.stops(group), f"{stack_text(stop, self._set.index(stop), self._label)}\n{stop.text}"))
         if peers and peers != stops:
             frame = shown_frame(peers[0].stop.frames)
-            where = "" if frame is None else f", at {place(frame, self._label)}"
+            where = "" if frame is None else f", at {location_text(frame, self._label)}"
             text = f"failed in a collective because the ranks above had left it{where}"
             rows.append((names.stops(peers), text))
         self._say(f"{name} failed {duration(newest.age)} ago:\n{columns(rows)}")

@@ -13,7 +13,7 @@ from monarch_kernel.debugger.commands.stop_text import (
     answers,
     columns,
     frame_source,
-    place,
+    location_text,
     source_text,
     stack_text,
     why,
@@ -82,7 +82,7 @@ class InspectionCommands:
         rows: list[tuple[str, str]] = []
         for group in grouped(stops, lambda at: (at.mesh, frame_key(self._set.frame(at.stop)))):
             frame = self._set.frame(group[0].stop)
-            text = place(frame, self._label) if frame is not None else "no frame"
+            text = location_text(frame, self._label) if frame is not None else "no frame"
             line = frame_source(frame) if frame is not None else ""
             rows.append((names.stops(group), f"{text}\n    {line}" if line else text))
         self._show(rows, stops)
@@ -98,7 +98,7 @@ class InspectionCommands:
                 continue
             lines = self._frontend.lines(frame.file)
             text = source_text(frame, lines, around) if len(lines) >= frame.line else frame.source or "no source"
-            rows.append((names.stops(group), f"{place(frame, self._label)}\n{text}"))
+            rows.append((names.stops(group), f"{location_text(frame, self._label)}\n{text}"))
         self._show(rows, stops)
 
     def _do_print(self, rest: str) -> None:

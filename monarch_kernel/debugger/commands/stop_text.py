@@ -8,7 +8,7 @@ from monarch_kernel.debugger.events import Key, RankStop
 from monarch_kernel.debugger.frames import frames_of_a_stack, shown_frame
 from monarch_kernel.debugger.model.stops import Stop, StopFrame
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.display.places import source_line
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.meshes import format_ranks
 
 _RUNS = 8
@@ -22,7 +22,7 @@ def file_name(file: str, label: Label | None = None) -> str:
     return file.replace("\\", "/").rpartition("/")[2] or file
 
 
-def place(frame: StopFrame, label: Label | None = None) -> str:
+def location_text(frame: StopFrame, label: Label | None = None) -> str:
     """The location of a frame: `train.py:12 in Model.forward`."""
     where = f"{file_name(frame.file, label)}:{frame.line}"
     return where if frame.name in ("", "<module>") else f"{where} in {frame.name}"
@@ -109,7 +109,7 @@ def stopped_text(groups: Sequence[Sequence[RankStop]], label: Label | None = Non
         stop = group[0].stop
         frame = shown_frame(stop.frames)
         reasons = list(dict.fromkeys(filter(None, (why(at.stop) for at in group))))
-        text = place(frame, label) if frame is not None else "no frame"
+        text = location_text(frame, label) if frame is not None else "no frame"
         if reasons:
             text += f"  ({'; '.join(reasons[:2])}{'; …' if len(reasons) > 2 else ''})"
         line = frame_source(frame) if frame is not None else ""
@@ -125,7 +125,7 @@ def stack_text(stop: Stop, current: int, label: Label | None = None, *, everythi
     lines: list[str] = []
     for frame in reversed(frames):
         mark = ">" if frame.index == current else " "
-        lines.append(f"{mark} {place(frame, label)}")
+        lines.append(f"{mark} {location_text(frame, label)}")
         line = frame_source(frame)
         if line:
             lines.append(f"      {line}")

@@ -21,12 +21,12 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.debugger.controller.collective_timeouts import stops_alone
 from monarch_kernel.debugger.controller.common_point import CommonPoint
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
-from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
+from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.events import BreakpointsChanged, MeshBreakpoint, RankStop
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint
-from monarch_kernel.debugger.rank import process
+from monarch_kernel.debugger.rank import rank_debugger
 from monarch_kernel.debugger.rank.collective_wait import partners_here
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 
 log = logging.getLogger(__name__)
 
@@ -254,10 +254,10 @@ class Breakpoints:
         self._orders += 1
         return self._of_process, self._orders
 
-    def _specs(self, watched: WatchedMesh, rank: int) -> list[Breakpoint]:
+    def _specs(self, watched: DebuggedMesh, rank: int) -> list[Breakpoint]:
         return [each.spec for each in self._by_id.values() if each.holds_on(watched.name, rank)]
 
-    def _arm(self, meshes: Sequence[WatchedMesh] | None, new: Collection[str] = ()) -> None:
+    def _arm(self, meshes: Sequence[DebuggedMesh] | None, new: Collection[str] = ()) -> None:
         """Arm the ranks of these meshes (None: of all) with their current breakpoints; waits up to `ARM_TIMEOUT`.
 
         Args:
@@ -269,14 +269,14 @@ class Breakpoints:
             with self._lock:
                 self._beginning.difference_update(new)
 
-    def _arm_all(self, meshes: Sequence[WatchedMesh] | None, new: Collection[str]) -> None:
+    def _arm_all(self, meshes: Sequence[DebuggedMesh] | None, new: Collection[str]) -> None:
         if meshes is None:
             if self._any_everywhere():
                 self._registry.watch_all()
             meshes = self._registry.all()
         deadline = time.monotonic() + ARM_TIMEOUT
         for watched in meshes:
-            if engine().driver_of(watched.whole.procs):
+            if tool_runtime().driver_of(watched.whole.procs):
                 continue  # another viewer arms its ranks
             with self._lock:
                 order = self._next_order()
@@ -286,7 +286,7 @@ class Breakpoints:
                 begun = {specs: self._begun(watched, specs) for specs in alike}
             for specs, ranks in alike.items():
                 left = max(0.1, deadline - time.monotonic())
-                armed = process.arm, order, list(specs), begun[specs]
+                armed = rank_debugger.arm, order, list(specs), begun[specs]
                 answers = ask_agents(watched.agents, watched.whole, *armed, ranks=ranks, timeout=left)
                 for rank, bound in answers.values.items():
                     self._on_bound(watched, rank, bound)
@@ -295,7 +295,7 @@ class Breakpoints:
             self._agree(watched, alike, new)
         self._registry.tell(BreakpointsChanged())
 
-    def _begun(self, watched: WatchedMesh, specs: Iterable[Breakpoint]) -> list[str]:
+    def _begun(self, watched: DebuggedMesh, specs: Iterable[Breakpoint]) -> list[str]:
         """The points of breakpoints that are decided: a rank that is armed now is taken to have reached them.
 
         The lock is held.
@@ -304,7 +304,7 @@ class Breakpoints:
         return [key for key in keys if (watched.whole.uid, key) not in self._undecided]
 
     def _agree(
-        self, watched: WatchedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
+        self, watched: DebuggedMesh, alike: Mapping[tuple[Breakpoint, ...], Sequence[int]], new: Collection[str]
     ) -> None:
         """Let new breakpoints, which are armed now, take effect on all of their ranks together."""
         until = time.monotonic() + ARM_TIMEOUT
@@ -313,7 +313,7 @@ class Breakpoints:
             if ranks:
                 self._agree_on(watched, key, ranks, max(0.1, until - time.monotonic()))
 
-    def _agree_on(self, watched: WatchedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
+    def _agree_on(self, watched: DebuggedMesh, key: str, ranks: Sequence[int], timeout: float) -> None:
         def over() -> bool:
             return self._made_for(key) is None or self._registry.by_uid(watched.whole.uid) is not watched
 
@@ -327,7 +327,7 @@ class Breakpoints:
         CommonPoint(ask, key, ranks, lambda why: self._note(watched, key, why), over, decided).begin(timeout)
         self._note_apart(watched, key, ranks, ask)
 
-    def _note_apart(self, watched: WatchedMesh, key: str, ranks: Sequence[int], ask: Callable[..., Answers]) -> None:
+    def _note_apart(self, watched: DebuggedMesh, key: str, ranks: Sequence[int], ask: Callable[..., Answers]) -> None:
         """Note why ranks cannot stop at a new breakpoint together: those that go on will wait for those that stop."""
         made = self._made_for(key)
         if made is None or (len(ranks) == watched.size and not made.spec.first):
@@ -336,7 +336,7 @@ class Breakpoints:
         if why:
             self._note(watched, key, why)
 
-    def _note(self, watched: WatchedMesh, key: str, why: str) -> None:
+    def _note(self, watched: DebuggedMesh, key: str, why: str) -> None:
         made = self._made_for(key)
         if made is not None:
             known = made.apart.get(watched.name)
@@ -347,13 +347,13 @@ class Breakpoints:
         with self._lock:
             return next((each for each in self._by_id.values() if each.spec.together == key), None)
 
-    def _arm_rank(self, watched: WatchedMesh, rank: int) -> None:
+    def _arm_rank(self, watched: DebuggedMesh, rank: int) -> None:
         """Arm one rank, without waiting."""
         agent = watched.agents.flatten("ranks").slice(ranks=slice(rank, rank + 1))
         with self._lock:
             order, specs = self._next_order(), self._specs(watched, rank)
             begun = self._begun(watched, specs)
-        asked = agent.run.call_one(cloudpickle.dumps((process.arm, (order, specs, begun))))
+        asked = agent.run.call_one(cloudpickle.dumps((rank_debugger.arm, (order, specs, begun))))
 
         def done(future: Any) -> None:
             with self._lock:
@@ -373,25 +373,25 @@ class Breakpoints:
 
         asked.add_done_callback(done)
 
-    def _on_bound(self, watched: WatchedMesh, rank: int, bound: Sequence[Bound]) -> None:
+    def _on_bound(self, watched: DebuggedMesh, rank: int, bound: Sequence[Bound]) -> None:
         with self._lock:
             for each in bound:
                 if each.id in self._by_id:
                     self._by_id[each.id].bound[watched.name, rank] = each
 
-    def _of(self, watched: WatchedMesh) -> _OfMesh:
+    def _of(self, watched: DebuggedMesh) -> _OfMesh:
         return self._meshes.setdefault(watched.whole.uid, _OfMesh())
 
     # -- notifications of the registry, before those of viewers ----------------------------------------
 
-    def on_agent(self, watched: WatchedMesh, rank: int) -> None:
+    def on_agent(self, watched: DebuggedMesh, rank: int) -> None:
         """Arm a rank whose process has an agent now."""
         with self._lock:
             any_there = bool(self._specs(watched, rank))
-        if any_there and not engine().driver_of(watched.whole.procs, ask=False):
+        if any_there and not tool_runtime().driver_of(watched.whole.procs, ask=False):
             self._arm_rank(watched, rank)
 
-    def on_process_ended(self, watched: WatchedMesh, rank: int) -> None:
+    def on_process_ended(self, watched: DebuggedMesh, rank: int) -> None:
         """Forget the state of breakpoints in that process, and release its votes; the lock is held."""
         for each in self._by_id.values():
             each.bound.pop((watched.name, rank), None)
@@ -399,13 +399,13 @@ class Breakpoints:
             if isinstance(vote, First):
                 vote.released(rank)
 
-    def on_stop_ended(self, watched: WatchedMesh, at: RankStop) -> None:
+    def on_stop_ended(self, watched: DebuggedMesh, at: RankStop) -> None:
         """Release the vote of a stop that is over, so that another rank may be the first; the lock is held."""
         vote = self._of(watched).votes.get(at.stop.breakpoint)
         if isinstance(vote, First):
             vote.released(at.rank)
 
-    def on_mesh_ended(self, watched: WatchedMesh) -> None:
+    def on_mesh_ended(self, watched: DebuggedMesh) -> None:
         """Forget a mesh that is no longer watched; the lock is held."""
         self._meshes.pop(watched.whole.uid, None)
 

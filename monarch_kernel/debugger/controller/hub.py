@@ -17,13 +17,13 @@ from monarch_kernel.debugger import on_made
 from monarch_kernel.debugger.controller.breakpoints import Breakpoints, check
 from monarch_kernel.debugger.controller.collective_timeouts import Countdown, countdown
 from monarch_kernel.debugger.controller.query import Answers, ask_agents
-from monarch_kernel.debugger.controller.registry import StopRegistry, WatchedMesh
+from monarch_kernel.debugger.controller.registry import DebuggedMesh, StopRegistry
 from monarch_kernel.debugger.controller.sets import StopSet
 from monarch_kernel.debugger.controller.viewers import DriverError, Viewer, Viewers
 from monarch_kernel.debugger.events import Event, Key, MeshBreakpoint, RankErrorRecord, RankStop
 from monarch_kernel.debugger.model.stops import Breakpoint, Evaluation, StopFrame, Variable
-from monarch_kernel.debugger.rank import process
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.rank import rank_debugger
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import on_sources_changed
 from monarch_kernel.subscriptions import Subscription
 
@@ -169,12 +169,12 @@ class MeshDebugger:
         """Stop ranks at their next line of user code."""
         self.viewers.check(viewer)
         self._control(mesh)
-        self._quickly(mesh, ranks, process.pause)
+        self._quickly(mesh, ranks, rank_debugger.pause)
 
     def cancel_pause(self, mesh: Any = None, ranks: Iterable[int] | None = None, viewer: Viewer | None = None) -> None:
         """Let ranks run that `pause` has not stopped yet."""
         self.viewers.check(viewer)
-        self._quickly(mesh, ranks, process.cancel_pause)
+        self._quickly(mesh, ranks, rank_debugger.cancel_pause)
 
     def resume(
         self, stops: Iterable[RankStop], how: str = "continue", line: int = 0, viewer: Viewer | None = None
@@ -192,7 +192,7 @@ class MeshDebugger:
             raise ValueError(f"{how!r} is not a way to continue: use one of {', '.join(HOWS)}")
         self.viewers.check(viewer)
         for watched, ids, ranks in self._addressed(stops):
-            answers = self._ask(watched, ranks, QUICK, process.resume, ids, how, line)
+            answers = self._ask(watched, ranks, QUICK, rank_debugger.resume, ids, how, line)
             for rank, done in answers.values.items():
                 for stop in self._ids_of(ids, rank) - set(done):
                     self.registry.on_resumed(watched.whole.uid, rank, stop, how)  # it was over, and its event was lost
@@ -202,7 +202,7 @@ class MeshDebugger:
     ) -> dict[Key, Evaluation]:
         """Evaluate an expression (or run a statement) in a frame of each stop, on the stopped thread."""
         found: dict[Key, Evaluation] = {}
-        for key, value in self._each(stops, timeout, process.evaluate, frame, source).items():
+        for key, value in self._each(stops, timeout, rank_debugger.evaluate, frame, source).items():
             found[key] = value if isinstance(value, Evaluation) else Evaluation("", error=str(value))
         return found
 
@@ -210,7 +210,7 @@ class MeshDebugger:
         self, stops: Iterable[RankStop], function: Callable[[Any], Any], frame: int = 0, timeout: float = 5.0
     ) -> dict[Key, Any]:
         """Call ``function(frame)`` in each stop, on the stopped thread; an exception it raises replaces the value."""
-        return self._each(stops, timeout, process.call, frame, function)
+        return self._each(stops, timeout, rank_debugger.call, frame, function)
 
     def _each(self, stops: Iterable[RankStop], timeout: float, function: Any, *args: Any) -> dict[Key, Any]:
         found: dict[Key, Any] = {}
@@ -230,16 +230,16 @@ class MeshDebugger:
 
     def scopes(self, key: Key, frame: int) -> list[Variable]:
         """The scopes of a frame of a stop. Raises LookupError if the stop is over."""
-        return self._one(key, process.scopes, frame)
+        return self._one(key, rank_debugger.scopes, frame)
 
     def variables(self, key: Key, ref: int, start: int = 0, count: int = 0) -> list[Variable]:
         """The children of a value of a stop (all if ``count`` is 0). Raises LookupError if the stop is over."""
-        return self._one(key, process.variables, ref, start, count)
+        return self._one(key, rank_debugger.variables, ref, start, count)
 
     def set_variable(self, key: Key, ref: int, name: str, expression: str, viewer: Viewer | None = None) -> Variable:
         """Set a child of a value of a stop."""
         self.viewers.check(viewer)
-        return self._one(key, process.set_variable, ref, name, expression)
+        return self._one(key, rank_debugger.set_variable, ref, name, expression)
 
     def frames(self, key: Key) -> tuple[StopFrame, ...]:
         """The frames of a stop, innermost first. Raises LookupError if the stop is over."""
@@ -264,7 +264,7 @@ class MeshDebugger:
         """The errors of cells and endpoints whose frames ranks keep, the last one first."""
         found = [
             RankErrorRecord(watched.name, rank, error)
-            for watched, answers in self._quickly(mesh, ranks, process.kept_errors, FIRST)
+            for watched, answers in self._quickly(mesh, ranks, rank_debugger.kept_errors, FIRST)
             for rank, errors in answers.values.items()
             for error in errors
         ]
@@ -287,7 +287,7 @@ class MeshDebugger:
                 return []
             key = errors[0].error.key
         found: list[RankStop] = []
-        for watched, answers in self._quickly(mesh, chosen, partial(process.post_mortem, key), FIRST):
+        for watched, answers in self._quickly(mesh, chosen, partial(rank_debugger.post_mortem, key), FIRST):
             for rank, (pid, stop) in answers.values.items():
                 if stop is not None:
                     self.registry.on_stopped(watched.whole.uid, rank, pid, stop)
@@ -296,8 +296,8 @@ class MeshDebugger:
 
     def _control(self, mesh: Any) -> None:
         """Raise DriverError if another viewer has control of a mesh that is a joined job; None: of all meshes."""
-        meshes = engine().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
-        others = [engine().driver_of(each) for each in meshes]
+        meshes = tool_runtime().list_proc_meshes() if mesh is None else [self.registry.find(mesh).whole.procs]
+        others = [tool_runtime().driver_of(each) for each in meshes]
         if others and all(others):
             raise DriverError(
                 f"{others[0]} controls job {meshes[0].name}: watch, ask it to leave, or take over with %mesh join "
@@ -308,7 +308,7 @@ class MeshDebugger:
 
     def _quickly(
         self, mesh: Any, ranks: Iterable[int] | None, function: Callable[[], Any], timeout: float = QUICK
-    ) -> list[tuple[WatchedMesh, Answers]]:
+    ) -> list[tuple[DebuggedMesh, Answers]]:
         if mesh is None:
             self.registry.watch_all()
         chosen = None if ranks is None else sorted(set(ranks))
@@ -321,7 +321,7 @@ class MeshDebugger:
 
     def _ask(
         self,
-        watched: WatchedMesh,
+        watched: DebuggedMesh,
         ranks: Sequence[int] | None,
         timeout: float,
         function: Callable[..., Any],
@@ -329,12 +329,12 @@ class MeshDebugger:
     ) -> Answers:
         return ask_agents(watched.agents, watched.whole, function, *args, ranks=ranks, timeout=timeout)
 
-    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[WatchedMesh, process.Ids, list[int]]]:
+    def _addressed(self, stops: Iterable[RankStop]) -> list[tuple[DebuggedMesh, rank_debugger.Ids, list[int]]]:
         """The meshes of these stops, each with the stops' ids (one number if all are equal) and ranks."""
         by_mesh: dict[str, dict[int, list[int]]] = {}
         for at in stops:
             by_mesh.setdefault(at.mesh, {}).setdefault(at.rank, []).append(at.stop.id)
-        found: list[tuple[WatchedMesh, process.Ids, list[int]]] = []
+        found: list[tuple[DebuggedMesh, rank_debugger.Ids, list[int]]] = []
         for name, ids in by_mesh.items():
             watched = self.registry.named(name)
             distinct = {tuple(each) for each in ids.values()}
@@ -343,7 +343,7 @@ class MeshDebugger:
         return found
 
     @staticmethod
-    def _ids_of(ids: process.Ids, rank: int) -> set[int]:
+    def _ids_of(ids: rank_debugger.Ids, rank: int) -> set[int]:
         return {ids} if isinstance(ids, int) else set(ids.get(rank, ()))
 
     # -- viewers -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
@@ -96,4 +96,4 @@ def hub_actor(mesh: Any = None) -> Any:
     Args:
         mesh: in the controller, the proc mesh whose ranks shall reach it.
     """
-    return engine().controller_actor(ACTOR, DebugHub, TIMEOUT, mesh)
+    return tool_runtime().controller_actor(ACTOR, DebugHub, TIMEOUT, mesh)

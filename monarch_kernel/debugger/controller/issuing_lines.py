@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from monarch_kernel.debugger.model.evidence import Evidence
 from monarch_kernel.debugger.model.stacks import Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.source_locations import Place, kind_of
-from monarch_kernel.display.places import source_line
+from monarch_kernel.debugger.source_locations import SourceLocation, kind_of
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.introspection import issued_at
 
 
@@ -34,7 +34,7 @@ def evidence_of_issued(evidence: Evidence) -> Evidence:
     return replace(evidence, waits=waits, place=evidence.place or place, stack=(place, *evidence.stack))
 
 
-def _is_start(place: Place | None) -> bool:
+def _is_start(place: SourceLocation | None) -> bool:
     """Whether no user code called a collective: PyTorch's record then has the outermost frame of the process."""
     return place is None or place.file == "<string>"
 
@@ -46,6 +46,6 @@ def _with_line(stack: Stack) -> Stack:
     return stack._replace(frames=(StackFrame(place, source_line(place.file, place.line)), *stack.frames))
 
 
-def _place(engine: str, record: int) -> Place | None:
+def _place(engine: str, record: int) -> SourceLocation | None:
     found = issued_at(engine, record)
-    return None if found is None else Place(*found, kind_of(found[0]))
+    return None if found is None else SourceLocation(*found, kind_of(found[0]))

@@ -16,7 +16,7 @@ import cloudpickle
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.events import RankStop
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.runtime.actor.errors import ActorError
@@ -65,7 +65,7 @@ def ask(
         RuntimeError: the mesh was stopped.
     """
     deadline = time.monotonic() + timeout
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     agents = get_debugger().registry.watch_whole(whole).agents
     return ask_agents(agents, whole, function, *args, ranks=ranks, timeout=deadline - time.monotonic())
 
@@ -78,7 +78,7 @@ def ask_agents(
     ranks: Iterable[int] | None = None,
     timeout: float = 1.0,
 ) -> Answers:
-    """`ask`, for a mesh whose agents are known (`registry.WatchedMesh`).
+    """`ask`, for a mesh whose agents are known (`registry.DebuggedMesh`).
 
     Args:
         agents: the agents of all its ranks.

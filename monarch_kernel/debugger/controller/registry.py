@@ -14,7 +14,7 @@ from monarch_kernel.debugger.controller.hub_actor import hub_actor
 from monarch_kernel.debugger.events import Event, Key, RankGone, RankRanOff, RankResumed, RankStop, RankStopped
 from monarch_kernel.debugger.model.stops import Stop
 from monarch_kernel.debugger.rank.agent import DebugAgent
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
@@ -28,7 +28,7 @@ MEMORY = 64
 
 
 @dataclass(slots=True)
-class WatchedMesh:
+class DebuggedMesh:
     """A mesh with agents.
 
     Attributes:
@@ -59,7 +59,7 @@ class StopRegistry:
         self.lock = threading.RLock()
         self.listener: Breakpoints | None = None
         self._changed = threading.Condition(self.lock)
-        self._watched: dict[str, WatchedMesh] = {}
+        self._watched: dict[str, DebuggedMesh] = {}
         self._subscribers: Subscribers[[Event]] = Subscribers("a viewer of the debugger")
         self._hub: Any = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -74,7 +74,7 @@ class StopRegistry:
                 if self._hub is None:
                     self._hub = hub
                     # The callback runs on a thread that polls and must not block, so the actor's thread does the work.
-                    self._unsubscribe = engine().on_change(lambda: hub.changed.broadcast())
+                    self._unsubscribe = tool_runtime().on_change(lambda: hub.changed.broadcast())
         return self._hub
 
     def close(self) -> None:
@@ -85,11 +85,11 @@ class StopRegistry:
             self._watched.clear()
         self.tell()
 
-    def watch(self, mesh: Any) -> WatchedMesh:
+    def watch(self, mesh: Any) -> DebuggedMesh:
         """Spawn agents on a mesh, if it has none, without waiting for them."""
-        return self.watch_whole(engine().whole_of(mesh))
+        return self.watch_whole(tool_runtime().whole_of(mesh))
 
-    def watch_whole(self, whole: Whole) -> WatchedMesh:
+    def watch_whole(self, whole: Whole) -> DebuggedMesh:
         """`watch`, for the mesh of a `Whole`."""
         self.actor()
         hub = hub_actor(whole.procs)  # not under the lock, since spawning it takes time
@@ -102,25 +102,25 @@ class StopRegistry:
                     name += "'"
                 agents = whole.procs.spawn("debugger", DebugAgent, hub, whole.uid, name)
                 entire = Whole(whole.procs, tuple(range(len(whole.procs))), whole.uid)
-                watched = self._watched[whole.uid] = WatchedMesh(entire, name, agents)
+                watched = self._watched[whole.uid] = DebuggedMesh(entire, name, agents)
             return watched
 
     def watch_all(self) -> None:
         """Spawn agents on all meshes of this controller."""
-        for mesh in engine().list_proc_meshes():
+        for mesh in tool_runtime().list_proc_meshes():
             self.watch(mesh)
 
-    def by_uid(self, uid: str) -> WatchedMesh | None:
+    def by_uid(self, uid: str) -> DebuggedMesh | None:
         """The watched mesh with that uid; None if it is not watched."""
         with self.lock:
             return self._watched.get(uid)
 
-    def all(self) -> list[WatchedMesh]:
+    def all(self) -> list[DebuggedMesh]:
         """All watched meshes."""
         with self.lock:
             return list(self._watched.values())
 
-    def named(self, name: str) -> WatchedMesh:
+    def named(self, name: str) -> DebuggedMesh:
         """The mesh of that name; it is watched from now on.
 
         Raises:
@@ -129,13 +129,13 @@ class StopRegistry:
         for watched in self.all():
             if watched.name == name:
                 return watched
-        for procs in reversed(engine().list_proc_meshes()):
+        for procs in reversed(tool_runtime().list_proc_meshes()):
             if procs.name == name:
                 return self.watch(procs)
-        known = ", ".join(procs.name for procs in engine().list_proc_meshes()) or "none"
+        known = ", ".join(procs.name for procs in tool_runtime().list_proc_meshes()) or "none"
         raise ValueError(f"there is no mesh {name!r}; there are {known}")
 
-    def find(self, mesh: Any) -> WatchedMesh:
+    def find(self, mesh: Any) -> DebuggedMesh:
         """Watch a mesh, given itself or by name. Raises ValueError if there is no mesh of that name."""
         return self.named(mesh) if isinstance(mesh, str) else self.watch(mesh)
 
@@ -198,7 +198,7 @@ class StopRegistry:
             if watched is None or stop.id in watched.over.get(rank, ()):
                 return
             point = dict(watched.whole.procs.extent.point(rank).items())
-            at = RankStop(watched.name, rank, point, engine().hosts_of(watched.whole.procs)[rank], pid, stop)
+            at = RankStop(watched.name, rank, point, tool_runtime().hosts_of(watched.whole.procs)[rank], pid, stop)
             known = (rank, stop.id) in watched.stops
             watched.stops[rank, stop.id] = at
         if not known:
@@ -228,7 +228,7 @@ class StopRegistry:
         """Handle that meshes were created or stopped, or that ranks died or were replaced."""
         events: list[Event] = []
         with self.lock:
-            live = {engine().whole_of(mesh).uid: mesh for mesh in engine().list_proc_meshes()}
+            live = {tool_runtime().whole_of(mesh).uid: mesh for mesh in tool_runtime().list_proc_meshes()}
             for uid, watched in list(self._watched.items()):
                 stopped = uid not in live and getattr(watched.whole.procs, "_stopped", False)
                 dead = dict.fromkeys(range(watched.size), "stopped") if stopped else {}
@@ -244,7 +244,7 @@ class StopRegistry:
         if self.listener is not None:
             self.listener.on_new_meshes(new)
 
-    def _ended(self, watched: WatchedMesh, rank: int, cause: str) -> list[Event]:
+    def _ended(self, watched: DebuggedMesh, rank: int, cause: str) -> list[Event]:
         """Handle the death of a rank, which ends its stops; the lock is held. Returns the events for viewers."""
         watched.dead.add(rank)
         watched.over.pop(rank, None)

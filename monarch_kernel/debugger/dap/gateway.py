@@ -23,7 +23,7 @@ from typing import Any
 from monarch_kernel.actor import ActorError, ActorMesh, Channel, ProcMesh, SupervisionError
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.private_files import is_own
 
@@ -58,8 +58,10 @@ class Gateway:
     """
 
     def __init__(self, mesh: ProcMesh, rank: int) -> None:
-        if "debugpy" not in engine().OFFERS:
-            raise NotOffered(f"the engine {engine().NAME} connects no IDE to ranks; use %mesh break and %mesh debug")
+        if "debugpy" not in tool_runtime().OFFERS:
+            raise NotOffered(
+                f"the engine {tool_runtime().NAME} connects no IDE to ranks; use %mesh break and %mesh debug"
+            )
         self.mesh = mesh.name
         self.rank = rank
         #: The value that a client must send as ``token`` in its request ``attach``.

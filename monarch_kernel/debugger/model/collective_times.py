@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 
 class TimedCollective(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class TimedCollective(msgspec.Struct, frozen=True):
     number: int
     op: str
     name: str
-    place: Place | None
+    place: SourceLocation | None
     entered: float
     seconds: float = 0.0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: What a rank is doing, as far as it can tell by itself.
 WAITS = "waits"  # for other ranks, in torch.distributed
@@ -52,7 +52,7 @@ class Operation:
     name: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
-    place: Place | None = None
+    place: SourceLocation | None = None
     done: bool = False
 
     @property
@@ -80,7 +80,7 @@ class Wait:
     peer: int = -1
     root: int = -1
     members: tuple[int, ...] = ()
-    place: Place | None = None
+    place: SourceLocation | None = None
     procs: tuple[str, ...] = ()
 
 
@@ -115,7 +115,7 @@ class UserException:
     """
 
     text: str
-    place: Place | None = None
+    place: SourceLocation | None = None
     cell: str = ""
     when: float = 0.0
     of_peer: bool = False
@@ -158,8 +158,8 @@ class Evidence:
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict[str, ProcessGroup])
     history: Mapping[str, tuple[Operation, ...]] = field(default_factory=dict[str, "tuple[Operation, ...]"])
     waits: tuple[Wait, ...] = ()
-    place: Place | None = None
-    stack: tuple[Place, ...] = ()
+    place: SourceLocation | None = None
+    stack: tuple[SourceLocation, ...] = ()
     failure: UserException | None = None
     endpoint: str = ""
     cell: str = ""

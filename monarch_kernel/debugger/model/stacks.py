@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from monarch_kernel.debugger.source_locations import USER, Place
+from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
 #: What a stack belongs to.
 CODE = "code"  # a cell, or what else a tool runs for the user
@@ -31,7 +31,7 @@ class StackFrame(NamedTuple):
         left_out: how many frames before this one were left out of a very deep stack.
     """
 
-    place: Place
+    place: SourceLocation
     source: str = ""
     span: tuple[int, int] = (0, 0)
     times: int = 1

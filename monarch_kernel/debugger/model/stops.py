@@ -1,4 +1,4 @@
-"""What crosses between a rank's stop engine and the controller: breakpoints in, stops and values out.
+"""What crosses between a rank's tracer and the controller: breakpoints in, stops and values out.
 
 Plain values that pickle. Standard library only.
 """
@@ -26,7 +26,7 @@ class Breakpoint:
         line: 1-based. On a line without code, the next line of the same function that has some.
         condition: an expression of the frame; stop if it is true. If it raises, stop as well, and say so.
         hits: stop at the hit of that number and at all later ones; 0 means 1. Only hits with a true condition count.
-        first: only the first rank to get here stops; the engine asks (see `StopEngine`).
+        first: only the first rank to get here stops; the tracer asks (see `StopTracer`).
         differs: an expression; stop if ranks disagree on its value; the engine asks.
         error: instead of a line: the name of an exception class (or of a class it derives from), bare or with its
             module, or `ANY_ERROR`: stop where an endpoint or a cell has failed with it.
@@ -152,7 +152,7 @@ class Variable:
         name: a variable, attribute, index or key.
         value: its short form, bounded in length.
         type: the name of its class.
-        ref: names it in requests for its children (`StopEngine.variables`) while the stop lasts; 0 if it has none.
+        ref: names it in requests for its children (`StopTracer.variables`) while the stop lasts; 0 if it has none.
         named: how many children have names or keys.
         indexed: how many have an index; they come before those with names, and can be asked for in pages.
     """

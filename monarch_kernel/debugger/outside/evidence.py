@@ -17,8 +17,8 @@ from monarch_kernel.debugger.controller.hang.spied import (
     in_collective,
     is_native,
     is_user_spied,
-    place_of_spied,
-    user_place,
+    location_of_spied,
+    user_location,
 )
 from monarch_kernel.debugger.controller.stacks.pyspy import SpiedFrame, SpiedThread, threads_of
 from monarch_kernel.debugger.model.evidence import (
@@ -39,7 +39,7 @@ from monarch_kernel.debugger.model.evidence import (
 from monarch_kernel.debugger.outside.reading import Moment, OutsideProcess
 from monarch_kernel.debugger.rank.hang.collect import LOADER, MAKING, P2P
 from monarch_kernel.debugger.rank.hang.flight import C10D, public_name
-from monarch_kernel.debugger.source_locations import LIBRARY, Place
+from monarch_kernel.debugger.source_locations import LIBRARY, SourceLocation
 from monarch_kernel.introspection import py_spy
 
 #: The default process group, by the name that PyTorch gives it.
@@ -104,8 +104,8 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
     stopped = py_spy.state_of_letter(figures.state) if figures.state in "Tt" else ""
     main = next((thread for thread in threads if thread.get("os_thread_id") == process.pid), None)
     if main is None or not _acts(main):
-        main = next((thread for thread in threads if user_place(thread) is not None), main)
-    place = (user_place(main) or _library_place(main)) if main is not None else None
+        main = next((thread for thread in threads if user_location(thread) is not None), main)
+    place = (user_location(main) or _library_place(main)) if main is not None else None
     if stopped:
         return replace(known, state=SILENT, why=stopped, place=place)
     if not threads:
@@ -129,7 +129,7 @@ def _evidence(rank: int, process: OutsideProcess, moment: Moment, everyone: tupl
         why=why,
         waits=tuple(waits),
         place=place,
-        stack=tuple(place_of_spied(frame) for frame in reversed(main.get("frames", ())) if is_user_spied(frame)),
+        stack=tuple(location_of_spied(frame) for frame in reversed(main.get("frames", ())) if is_user_spied(frame)),
         ident=hash(tuple((file_of(frame), frame.get("line"), frame.get("name")) for frame in main.get("frames", ()))),
         # A thread that has woken has moved, though it may have taken less than a tick.
         ticks=figures.ticks.get(thread, 0) + figures.switches.get(thread, 0),
@@ -143,7 +143,7 @@ _MOVING = ("backward",)
 def _wait(thread: SpiedThread) -> Wait | None:
     """What a thread waits for; None for nothing that can be seen."""
     frames = list(thread.get("frames", ()))
-    place = user_place(thread)
+    place = user_location(thread)
     native = [frame for frame in frames if is_native(frame)]
     python = [frame for frame in frames if not is_native(frame)]
     # Data loaders and callbacks of users run inside library code, and may be called from anywhere.
@@ -160,7 +160,7 @@ def _wait(thread: SpiedThread) -> Wait | None:
     return None
 
 
-def _in_c10d(calls: Sequence[SpiedFrame], inner: Sequence[SpiedFrame], place: Place | None) -> Wait:
+def _in_c10d(calls: Sequence[SpiedFrame], inner: Sequence[SpiedFrame], place: SourceLocation | None) -> Wait:
     names = [str(frame.get("name") or "").rpartition(".")[2] for frame in calls]
     name = public_name(((file_of(frame), each) for frame, each in zip(calls, names, strict=True)), names[0])
     if MAKING.intersection(names):
@@ -191,15 +191,15 @@ def _values(frame: SpiedFrame) -> dict[str, str]:
 
 
 def _acts(thread: SpiedThread) -> bool:
-    return user_place(thread) is not None or _library_place(thread) is not None
+    return user_location(thread) is not None or _library_place(thread) is not None
 
 
-def _library_place(thread: SpiedThread) -> Place | None:
+def _library_place(thread: SpiedThread) -> SourceLocation | None:
     """Where a thread without user code is: in the innermost line that is neither Python's nor PyTorch's."""
     for frame in thread.get("frames", ()):
         if is_native(frame):
             continue
-        place = place_of_spied(frame)
+        place = location_of_spied(frame)
         installed = "-packages" in place.file or place.kind != LIBRARY
         if installed and _TORCH not in place.file and not place.file.startswith("<"):
             return place

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_kernel.debugger.outside import selection, slurm
+from monarch_kernel.debugger.outside.outside_report import Look
 from monarch_kernel.debugger.outside.processes import LaunchedRank, OutsideError
 from monarch_kernel.debugger.outside.reading import read_processes
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
-from monarch_kernel.debugger.outside.report import Look
 from monarch_kernel.debugger.source_locations import Label
 
 

@@ -119,13 +119,13 @@ def python_version(pid: int) -> tuple[int, int]:
     return (3, int(found[1])) if found else (0, 0)
 
 
-def rank_place(pid: int) -> LaunchedRank:
+def launched_rank(pid: int) -> LaunchedRank:
     """Which rank a process is. Of its environment, nothing else is kept: it may hold secrets."""
     pairs = (item.partition("=") for item in _text(f"/proc/{pid}/environ").split("\0"))
-    return place_in({name: value for name, _, value in pairs})
+    return launched_rank_in({name: value for name, _, value in pairs})
 
 
-def place_in(environ: Mapping[str, str]) -> LaunchedRank:
+def launched_rank_in(environ: Mapping[str, str]) -> LaunchedRank:
     """Which rank a process with this environment is."""
     told = identity(environ)
     local: tuple[int, ...] = ()

@@ -75,7 +75,7 @@ try:
     os.unlink({script!r})
     importlib.invalidate_caches()
     try:
-        from monarch_kernel.engines.join.door import prepare
+        from monarch_kernel.engines.join.listener import prepare
     except ImportError as error:
         raise RuntimeError(
             f"{{error}}. Install monarch_kernel into its environment ({{sys.prefix}}), and join again: the process "

@@ -9,10 +9,10 @@ from monarch_kernel.debugger.outside.processes import (
     OutsideError,
     check_ours,
     command_of,
+    launched_rank,
     own_processes,
     parent_of,
     python_version,
-    rank_place,
 )
 
 
@@ -26,7 +26,7 @@ def named(pids: Sequence[int]) -> dict[int, LaunchedRank]:
         check_ours(pid)
         if python_version(pid) == (0, 0):
             raise OutsideError(f"process {pid} does not run Python, or may not be looked at: {command_of(pid)}")
-    return {pid: rank_place(pid) for pid in dict.fromkeys(pids)}
+    return {pid: launched_rank(pid) for pid in dict.fromkeys(pids)}
 
 
 def torchrun_workers(agent: int = 0) -> dict[int, LaunchedRank]:
@@ -40,7 +40,7 @@ def torchrun_workers(agent: int = 0) -> dict[int, LaunchedRank]:
     """
     if agent:
         check_ours(agent)
-    places = {pid: rank_place(pid) for pid in own_processes()}
+    places = {pid: launched_rank(pid) for pid in own_processes()}
     elastic = {pid: place for pid, place in places.items() if place.elastic and place.rank >= 0}
     workers = topmost({pid: place for pid, place in elastic.items() if python_version(pid) != (0, 0)})
     agents: dict[int, list[int]] = {}

@@ -16,9 +16,9 @@ from monarch_kernel import programs
 from monarch_kernel.debugger.outside.processes import (
     LaunchedRank,
     OutsideError,
+    launched_rank,
     owner_of,
     python_version,
-    rank_place,
 )
 from monarch_kernel.debugger.outside.reading import NATIVE_TIMEOUT, OutsideProcess, as_json, from_json, read_processes
 from monarch_kernel.debugger.outside.remote_exec import PreparedRanks
@@ -174,7 +174,7 @@ def ranks_here(job: str) -> dict[int, LaunchedRank]:
         raise OutsideError(str(error)) from None
     steps = {int(pid): of for pid, of in _listed(said) if int(pid) > 0 and owner_of(int(pid)) == os.getuid()}
     own = os.environ.get("SLURM_STEP_ID", "")
-    places = {pid: rank_place(pid) for pid, of in steps.items() if of != own}
+    places = {pid: launched_rank(pid) for pid, of in steps.items() if of != own}
     return ranks_of_job(places, step, {pid for pid in places if python_version(pid) != (0, 0)})
 
 

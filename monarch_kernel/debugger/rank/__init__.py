@@ -1,1 +1,1 @@
-"""The code that runs in a rank: its debug agent, its stop engine, and the functions that the controller sends."""
+"""The code that runs in a rank: its debug agent, its tracer, and the functions that the controller sends."""

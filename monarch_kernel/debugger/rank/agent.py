@@ -8,8 +8,8 @@ from typing import Any
 import cloudpickle
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.debugger.rank.process import attach, serve
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.rank.rank_debugger import attach, serve
+from monarch_kernel.engines import tool_runtime
 
 
 class DebugAgent(Actor):
@@ -25,7 +25,7 @@ class DebugAgent(Actor):
     __background__ = True
 
     def __init__(self, hub: Any, uid: str, mesh: str) -> None:
-        self._point = engine().actor_here().rank
+        self._point = tool_runtime().actor_here().rank
         self._uid = uid
         attach(hub, uid, mesh, self._point)
 

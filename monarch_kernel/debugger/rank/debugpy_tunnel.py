@@ -71,9 +71,9 @@ class DebugpyTunnel(Actor):
         Raises:
             RuntimeError: it is not installed, or did not start.
         """
-        from monarch_kernel.debugger.rank.process import existing_engine
+        from monarch_kernel.debugger.rank.rank_debugger import existing_tracer
 
-        engine = existing_engine()
+        engine = existing_tracer()
         stops = sum(bool(stop.thread) for stop in engine.stops()) if engine is not None else 0
         if not stops and self._listener is None:
             result: list[Any] = []

@@ -18,10 +18,10 @@ from monarch_kernel.debugger.rank.versions import versions_here
 from monarch_kernel.debugger.reports.job_report import JobReport
 from monarch_kernel.debugger.reports.plain import JobFacts, RankFacts
 from monarch_kernel.display.quantities import duration
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcements, began_at, pid_space
 from monarch_kernel.engines.join.jobs import JoinableJob
-from monarch_kernel.engines.join.places import greet
+from monarch_kernel.engines.join.rank_machines import greet
 
 #: How many collectives a report keeps, of all ranks together, and of each at least.
 _CALLS, _LEAST = 100_000, 20
@@ -46,7 +46,7 @@ def collect(
     Raises:
         JoinError: there is no such job, or none of its ranks can be reached, or a machine cannot.
     """
-    jobs = engine().joined_jobs()
+    jobs = tool_runtime().joined_jobs()
     jobs.add_machines(machines or {}, meet)
     known = [job for job in jobs.joinable() if job.name == name]
     procs = jobs.join(name, looks_on=True)

@@ -11,9 +11,9 @@ import msgspec
 
 from monarch_kernel._version import __version__
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
-from monarch_kernel.debugger.controller.stacks.report import Stacks
-from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
-from monarch_kernel.debugger.outside.report import MOST, STATES
+from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
+from monarch_kernel.debugger.outside.outside_report import MOST, STATES
 from monarch_kernel.debugger.reports.plain import (
     JobFacts,
     PlainReport,

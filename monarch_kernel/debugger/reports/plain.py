@@ -12,8 +12,8 @@ import msgspec
 
 from monarch_kernel.actor import Extent
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
-from monarch_kernel.debugger.controller.stacks.report import Stacks
-from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.model.stacks import Stack, StackSnapshot
 

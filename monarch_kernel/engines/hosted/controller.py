@@ -69,7 +69,7 @@ class HostedMesh:
 
 
 class ToolController(ToolProcess):
-    """The tools' part of a controller, and its engine (``interface.ToolEngine``).
+    """The tools' part of a controller, and its engine (``interface.ToolRuntime``).
 
     Args:
         name: what users call the other runtime.

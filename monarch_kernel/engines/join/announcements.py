@@ -25,9 +25,9 @@ _LONGEST = 107
 #: What comes behind the temporary folder: ``/monarch-join-UID/PID-SPACE.sock``.
 _BEHIND = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: The end of the name of a job's file that reports on its hangs are made under, one at a time; see ``progress_watch``.
+#: The end of the name of a job's file that reports on its hangs are made under, one by one; see ``progress_monitor``.
 HANG = ".hang"
-#: The same of the file under which one process of a machine calls a meeting point; see ``MeetingCall``.
+#: The same of the file under which one process of a machine calls a meeting point; see ``GatewayCall``.
 MEET = ".meet"
 #: Suffixes of the files with the code that an unprepared process runs to be joined, and with its answer;
 #: see ``debugger.outside.remote_exec``.

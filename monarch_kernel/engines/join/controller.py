@@ -26,10 +26,10 @@ from monarch_kernel.engines.hosted.meshes import HOST, HostedProcMesh
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement
 from monarch_kernel.engines.join.frame_loop import FrameLoop
+from monarch_kernel.engines.join.gateway_machines import GatewayMachines
 from monarch_kernel.engines.join.jobs import JoinableJob, job_named, jobs_of
-from monarch_kernel.engines.join.meeting_place import MeetingPlace
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine, at_once
+from monarch_kernel.engines.join.rank_machines import JoinableRank, RankLink, RankMachines, ThisMachine, at_once
 from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.protocol.data_pickles import NotDataError, check_data, without_foreign_exceptions
@@ -88,7 +88,7 @@ class JoinController(ToolController):
         super().__init__("join")
         self._loop = FrameLoop("monarch-join-links", self._note)
         self._loop.start()
-        self._places: list[RankPlace] = [ThisMachine(self._loop)]
+        self._places: list[RankMachines] = [ThisMachine(self._loop)]
         self._jobs: dict[str, JoinedJob] = {}  # by the uid of the mesh
         self._rejoins = False
         self._stop_looking: threading.Event | None = None  # while a thread looks for ranks
@@ -116,13 +116,13 @@ class JoinController(ToolController):
             if each.ended:  # it is reached anew
                 self._let_go_of(each)
         known = {each.name for each in self._machines}
-        begun: list[RemoteMachine | MeetingPlace] = []
+        begun: list[RemoteMachine | GatewayMachines] = []
         try:
             for name, command in commands.items():
                 if name not in known:
                     begun.append(RemoteMachine(name, partial(RelayCommand, name, command, self._loop)))
             if meet and meet not in known:
-                begun.append(MeetingPlace(meet, self._loop))
+                begun.append(GatewayMachines(meet, self._loop))
             for each in begun:
                 each.begin()
         except BaseException:
@@ -132,10 +132,10 @@ class JoinController(ToolController):
         self._places.extend(begun)
 
     @property
-    def _machines(self) -> list[RemoteMachine | MeetingPlace]:
-        return [each for each in self._places if isinstance(each, RemoteMachine | MeetingPlace)]
+    def _machines(self) -> list[RemoteMachine | GatewayMachines]:
+        return [each for each in self._places if isinstance(each, RemoteMachine | GatewayMachines)]
 
-    def _let_go_of(self, machine: RemoteMachine | MeetingPlace) -> None:
+    def _let_go_of(self, machine: RemoteMachine | GatewayMachines) -> None:
         self._places.remove(machine)
         machine.close()
 
@@ -147,7 +147,7 @@ class JoinController(ToolController):
 
     def joinable(self) -> list[JoinableJob]:
         """The jobs of this user that can be joined, on this machine and on those that were added."""
-        return jobs_of(found_at(self._places))
+        return jobs_of(ranks_at(self._places))
 
     def join(
         self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0, looks_on: bool = False
@@ -205,7 +205,7 @@ class JoinController(ToolController):
             joined.carrier.close()
             raise
 
-    def _enter(self, joined: JoinedJob, ranks: dict[int, FoundRank], timeout: float) -> HostedProcMesh:
+    def _enter(self, joined: JoinedJob, ranks: dict[int, JoinableRank], timeout: float) -> HostedProcMesh:
         extent = joined.extent
 
         def make(first: bytes) -> Carrier:
@@ -370,7 +370,7 @@ class JoinController(ToolController):
         if news:
             self.notices.notify(
                 joined.name,
-                f"{told_driver(message)} has taken control; this notebook looks on from now "
+                f"{driver_text(message)} has taken control; this notebook looks on from now "
                 f"(%mesh join {joined.name} --drive takes it back)",
             )
 
@@ -535,7 +535,7 @@ class JoinedJob:
         self,
         controller: JoinController,
         name: str,
-        places: Sequence[RankPlace],
+        places: Sequence[RankMachines],
         drive: bool = False,
         hold: float = 0.0,
         looks_on: bool = False,
@@ -563,10 +563,10 @@ class JoinedJob:
         self._told = 0  # how many ranks its launcher has told of, when it was joined
         self._listed: JoinableJob | None = None
         self._differs_since = 0.0
-        self._at: dict[int, RankPlace] = {}
+        self._at: dict[int, RankMachines] = {}
         self._silent: set[tuple[object, ...]] = set()  # the processes that have not said who they are
 
-    def connect(self) -> dict[int, FoundRank]:
+    def connect(self) -> dict[int, JoinableRank]:
         """Connect to the ranks that are not connected yet.
 
         Returns:
@@ -575,13 +575,13 @@ class JoinedJob:
         Raises:
             JoinError: there is no such job, or none of its ranks answers.
         """
-        listed = found_at(self._places, self.name)
+        listed = ranks_at(self._places, self.name)
         job = job_named(self.name, listed)
         self._listed = job
         known = {each.process for each in list(self._known.values())}
         fresh = [each for each in job.ranks if each.process not in known]
-        ranks: dict[int, FoundRank] = {}
-        at: dict[int, RankPlace] = {}
+        ranks: dict[int, JoinableRank] = {}
+        at: dict[int, RankMachines] = {}
         for place in self._places:
             wanted = [each for each in fresh if listed[each] is place]
             connected = place.connect(wanted, self._on_frame, self._on_closed) if wanted else []
@@ -629,7 +629,7 @@ class JoinedJob:
         self._differs_since = self._differs_since or now
         return len(job.ranks) >= job.told_world or now - self._differs_since >= GATHER
 
-    def _check_versions(self, ranks: dict[int, FoundRank]) -> None:
+    def _check_versions(self, ranks: dict[int, JoinableRank]) -> None:
         """Let go of ranks that this version of the package cannot talk to.
 
         Raises:
@@ -669,11 +669,11 @@ class JoinedJob:
         """Another viewer that has control of a rank, in words; None if there is none."""
         with self.changed:
             told = [each for _, each in sorted(self.drivers.items()) if each.driver not in ("", controller)]
-        return told_driver(told[0]) if told else None
+        return driver_text(told[0]) if told else None
 
     def present_shape(self) -> Extent:
         """The shape that its mesh would have if it were joined now."""
-        ranks: dict[int, FoundRank] = {}
+        ranks: dict[int, JoinableRank] = {}
         for place in self._places:
             own = {each.process for each in place.find(self.name)}
             wanted = {each.process: rank for rank, each in self._known.items() if each.process in own}
@@ -683,7 +683,7 @@ class JoinedJob:
                 ranks[wanted[found.announced.process]] = found
         return self._shape(ranks) if ranks else self.extent
 
-    def _place_of(self, found: FoundRank, job: JoinableJob, taken: Collection[int]) -> int:
+    def _place_of(self, found: JoinableRank, job: JoinableJob, taken: Collection[int]) -> int:
         """The rank of a process; those that know none are numbered as they come."""
         if found.rank >= 0:
             return found.rank
@@ -691,7 +691,7 @@ class JoinedJob:
         return next(at for at in range(len(job.ranks) + len(living)) if at not in taken and at not in living)
 
     @staticmethod
-    def _shape(ranks: dict[int, FoundRank]) -> Extent:
+    def _shape(ranks: dict[int, JoinableRank]) -> Extent:
         """The dimensions in which all ranks that tell of any agree; otherwise one."""
         world = max([max(ranks) + 1, *(found.announced.identity.world for found in ranks.values())])
         told = [found.dims for found in ranks.values() if found.dims]
@@ -740,7 +740,7 @@ class JoinedJob:
             self._controller.on_closed(self, rank)
 
 
-def found_at(places: Sequence[RankPlace], name: str = "") -> dict[RankAnnouncement, RankPlace]:
+def ranks_at(places: Sequence[RankMachines], name: str = "") -> dict[RankAnnouncement, RankMachines]:
     """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
     places = [each for each in places if not each.ended]
     found = at_once(lambda place: place.find(name), places)
@@ -755,7 +755,7 @@ def _not_closed(_of: RankAnnouncement) -> None:
     """Of ranks that are only asked."""
 
 
-def told_driver(told: wire.RankDriver) -> str:
+def driver_text(told: wire.RankDriver) -> str:
     """Which viewer has control, in words."""
     since = time.strftime("%H:%M:%S", time.localtime(told.since))
     return f"the notebook with pid {told.pid} on {told.host} (since {since})"

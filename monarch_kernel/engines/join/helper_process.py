@@ -16,7 +16,7 @@ from monarch_kernel import environment, programs
 from monarch_kernel.engines.join.announcements import join_folder, meet_file
 
 #: The module that calls a meeting point.
-_CALLER = "monarch_kernel.engines.join.meeting_caller"
+_CALLER = "monarch_kernel.engines.join.gateway_caller"
 #: How often ranks check that a process calls it (seconds).
 CALL_PERIOD = 2.0
 #: How much of what the caller says is read (bytes).
@@ -57,10 +57,10 @@ def say(text: str) -> None:
         print(text, file=sys.__stderr__, flush=True)
 
 
-class MeetingCall:
+class GatewayCall:
     """Ensure that one process of this machine calls the meeting point of its ranks.
 
-    All ranks look now and then; the one that gets the lock starts the process (``meeting_caller``), which holds it as
+    All ranks look now and then; the one that gets the lock starts the process (``gateway_caller``), which holds it as
     long as it lives. So another rank starts it again if it, or the rank, has died.
 
     Args:

@@ -27,7 +27,7 @@ def line() -> str:
     return f"import os; {environment.JOIN.name!r} in os.environ and exec({_PROGRAM!r})\n"
 
 
-def place(user: bool = False) -> Path:
+def pth_path(user: bool = False) -> Path:
     """Where it is written.
 
     Args:
@@ -55,7 +55,7 @@ def install(user: bool = False) -> Path:
     Raises:
         JoinError: it cannot be written, or the name is another file's.
     """
-    path = place(user)
+    path = pth_path(user)
     _check_ours(path)
     try:
         if user:
@@ -79,7 +79,7 @@ def uninstall(user: bool = False) -> Path | None:
     Raises:
         JoinError: it cannot be removed, or is another file.
     """
-    path = place(user)
+    path = pth_path(user)
     if not _check_ours(path):
         return None
     try:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from monarch_kernel import environment
 from monarch_kernel.engines.join.announcements import JoinError
-from monarch_kernel.engines.join.door import prepare
 from monarch_kernel.engines.join.holding import USUAL
 from monarch_kernel.engines.join.identity import identity
+from monarch_kernel.engines.join.listener import prepare
 from monarch_kernel.engines.join.own_ranks import prepare_own_ranks
 
 HOLD = "--hold-on-error"

@@ -2,7 +2,7 @@
 
 The viewer starts ``python -m monarch_kernel.engines.join.relay`` there by ssh, srun or the like, which know the user
 and protect the connection; nothing listens on the network. It ends with the connection. (At a meeting point,
-``meeting_caller`` has a relay for each viewer.) Frames are as in
+``gateway_caller`` has a relay for each viewer.) Frames are as in
 ``frame_loop``, and begin with the number of the rank that they are from or for; 0 is the relay itself, in JSON.
 
 This module imports the standard library and the small modules of this package only, so that it starts fast.
@@ -25,7 +25,7 @@ from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import RankAnnouncement, announcements
 from monarch_kernel.engines.join.frame_loop import FrameLink, FrameLoop
 from monarch_kernel.engines.join.outside_stacks import read_stacks
-from monarch_kernel.engines.join.places import Asked, greet, refreshed
+from monarch_kernel.engines.join.rank_machines import Asked, greet, refreshed
 
 CHANNEL = struct.Struct("<I")
 _CHUNK = 1 << 16

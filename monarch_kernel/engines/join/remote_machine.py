@@ -18,7 +18,7 @@ from monarch_kernel._version import __version__
 from monarch_kernel.engines.join.announcements import JoinError, RankAnnouncement, announcement_of
 from monarch_kernel.engines.join.frame_loop import FrameLoop
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
-from monarch_kernel.engines.join.places import HELLO, FoundRank, found_rank
+from monarch_kernel.engines.join.rank_machines import HELLO, JoinableRank, joinable_rank
 from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
 
 #: The module that is the relay.
@@ -112,7 +112,7 @@ class RelayCommand:
 
 
 class RemoteMachine:
-    """The ranks of this user on another machine (``places.RankPlace``).
+    """The ranks of this user on another machine (``rank_machines.RankMachines``).
 
     Args:
         name: of the machine, for people.
@@ -149,10 +149,10 @@ class RemoteMachine:
             self.close()
             raise JoinError(f"{self.name} has monarch_kernel {version}, and this process {__version__}: install one")
 
-    # -- ``places.RankPlace`` --------------------------------------------------------------------------
+    # -- ``rank_machines.RankMachines`` -------------------------------------------------------------------
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``places.RankPlace``; a machine that is gone has none."""
+        """See ``rank_machines.RankMachines``; a machine that is gone has none."""
         answer = self._ask({"do": "find"}, ANSWER)
         found = [announcement_of(each) for each in answer.get("found", ())]
         return [each for each in found if name in ("", each.name)]
@@ -162,13 +162,13 @@ class RemoteMachine:
         wanted: Iterable[RankAnnouncement],
         on_frame: Callable[[RankAnnouncement, bytes], None],
         on_closed: Callable[[RankAnnouncement], None],
-    ) -> list[FoundRank]:
-        """See ``places.RankPlace``."""
+    ) -> list[JoinableRank]:
+        """See ``rank_machines.RankMachines``."""
         ranks = [announcement_key(each) for each in wanted]
 
         def begin(answer: dict[str, Any]) -> None:  # on the thread of the loop, before the first frame of a rank
             for each in answer.get("connected", ()):
-                found = found_rank(each["rank"], near=False)
+                found = joinable_rank(each["rank"], near=False)
                 announced, channel = found.announced, int(each["channel"])
                 found.link = _RelayedLink(self, channel)
                 self._ranks[channel] = (
@@ -177,14 +177,14 @@ class RemoteMachine:
                 )
                 connected.append(found)
 
-        connected: list[FoundRank] = []
+        connected: list[JoinableRank] = []
         self._ask({"do": "connect", "ranks": ranks}, HELLO + ANSWER, begin)
         return connected
 
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``places.RankPlace``."""
+        """See ``rank_machines.RankMachines``."""
         if not ranks:
             return {}
         by_pid = {each.pid: each for each in ranks}
@@ -257,16 +257,16 @@ class RemoteMachine:
 
 
 class _RelayedLink:
-    """A connection to a rank through a relay (``places.RankLink``)."""
+    """A connection to a rank through a relay (``rank_machines.RankLink``)."""
 
     def __init__(self, machine: RemoteMachine, channel: int) -> None:
         self._machine = machine
         self._channel = channel
 
     def send(self, *parts: bytes) -> None:
-        """See ``places.RankLink``."""
+        """See ``rank_machines.RankLink``."""
         self._machine.send(self._channel, *parts)
 
     def close(self) -> None:
-        """See ``places.RankLink``."""
+        """See ``rank_machines.RankLink``."""
         self._machine.close_rank(self._channel)

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from monarch_kernel.engines.join.door import prepare_or_warn
 from monarch_kernel.engines.join.identity import identity
+from monarch_kernel.engines.join.listener import prepare_or_warn
 
 #: Console scripts that start ranks, or have nothing to do with them.
 _SCRIPTS = re.compile(

@@ -16,7 +16,7 @@ import monarch.actor as monarch_actor  # pyright: ignore[reportMissingImports]  
 
 from monarch_kernel import programs
 from monarch_kernel.engines.hosted import wire
-from monarch_kernel.engines.hosted.guest import Guest
+from monarch_kernel.engines.hosted.attached_process import AttachedProcess
 from monarch_kernel.engines.interface import InterruptedEndpoint
 from monarch_kernel.introspection import Running
 from monarch_kernel.thread_frames import current_frames, raise_in_thread
@@ -26,12 +26,12 @@ _MONARCH = os.path.join(os.path.dirname(os.path.abspath(monarch.__file__ or ""))
 _PYTHON = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 _OURS = os.path.join(programs.PACKAGE, "")
 
-_guest: Guest | None = None
+_guest: AttachedProcess | None = None
 _lock = threading.Lock()
 
 
 class MonarchActors:
-    """Monarch's own actors in this process (``guest.ProgramActors``), as their threads show them."""
+    """Monarch's own actors in this process (``attached_process.ProgramActors``), as their threads show them."""
 
     def endpoints_here(self) -> list[Running]:
         """The outermost frame of a Monarch thread that is neither Monarch's nor Python's is an endpoint."""
@@ -81,17 +81,17 @@ def _actor_name(frame: FrameType) -> str:
     return type(me).__name__ if isinstance(me, monarch_actor.Actor) else ""
 
 
-def guest() -> Guest:
+def attached_process() -> AttachedProcess:
     """The tools in this process."""
     global _guest
     with _lock:
         if _guest is None:
-            _guest = Guest(NAME, MonarchActors())
+            _guest = AttachedProcess(NAME, MonarchActors())
             _keep_failures(_guest)
         return _guest
 
 
-def _keep_failures(tools: Guest) -> None:
+def _keep_failures(tools: AttachedProcess) -> None:
     """Keep the frames of exceptions that end endpoints and constructors of Monarch's actors, for post-mortem debugging.
 
     Monarch reports each as an ``ActorError``, which it makes in the rank while the exception has its traceback.
@@ -119,7 +119,7 @@ def _raised_in(error: BaseException) -> FrameType | None:
     return None
 
 
-class ToolDoor(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseClass]  # as above
+class ToolListener(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseClass]  # as above
     """Carries messages between the tools in this rank and those of one controller.
 
     Args:
@@ -130,7 +130,7 @@ class ToolDoor(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseClass] 
     def __init__(self, port: Any, first: bytes) -> None:
         message = wire.decode(first)
         assert isinstance(message, wire.EnterRank)
-        self._guest = guest()
+        self._guest = attached_process()
         self._guest.enter(message, monarch_actor.context().actor_instance.rank.rank, _sender(port))
 
     @monarch_actor.endpoint

@@ -147,13 +147,13 @@ class MonarchDebugger(Debugger):
             return reply
         from monarch_kernel.debugger import get_debugger
         from monarch_kernel.debugger.dap import ERROR_FILTERS, RankSession
-        from monarch_kernel.engines import engine
+        from monarch_kernel.engines import tool_runtime
 
         self._loop = asyncio.get_running_loop()
         if self.ranks is None:
             self._threads = ThreadPoolExecutor(_WORKERS, "monarch-dap")
             self.ranks = RankSession(
-                get_debugger(), self._send, self._later, engine().list_proc_meshes, waited_for, fallback_bundle
+                get_debugger(), self._send, self._later, tool_runtime().list_proc_meshes, waited_for, fallback_bundle
             )
         self.ranks.initialize(message.get("arguments") or {})
         if reply.get("success", True) and isinstance(reply.get("body"), dict):

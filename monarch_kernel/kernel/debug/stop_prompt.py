@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.debug.prompt import PromptSession, PromptShell
 from monarch_kernel.kernel.debug.stop_notices import StopNotices, is_part_of, of_cell, terminal_hint
 
@@ -151,7 +151,7 @@ class StopPrompt:
         ranks: dict[str, set[int]] = {}
         for at in stops:
             ranks.setdefault(at.mesh, set()).add(at.rank)
-        sizes = {mesh.name: len(mesh) for mesh in engine().list_proc_meshes()}
+        sizes = {mesh.name: len(mesh) for mesh in tool_runtime().list_proc_meshes()}
         return all(len(found) == sizes.get(mesh) for mesh, found in ranks.items())
 
     # -- in the cell that waits -------------------------------------------------------------------
@@ -169,7 +169,7 @@ class StopPrompt:
         if loop is not None:
             loop.call_soon_threadsafe(self._in_loop, debugger, running, context=running.context)
         else:
-            engine().call_in_wait(lambda: self._in_wait(debugger, running))
+            tool_runtime().call_in_wait(lambda: self._in_wait(debugger, running))
         self._opened.wait(OPENING)
 
     def _in_loop(self, debugger: MeshDebugger, running: _RunningCell) -> None:

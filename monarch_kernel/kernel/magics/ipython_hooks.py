@@ -21,7 +21,7 @@ from monarch_kernel.kernel.magics.rank_introspection import Introspection
 from monarch_kernel.kernel.magics.value_magics import handle_named
 from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
-from monarch_kernel.launchers.asking import job_ids, places
+from monarch_kernel.launchers.host_request import job_ids, source_names
 from monarch_kernel.meshes import KeptError
 from monarch_kernel.runtime.actor.errors import ActorError
 
@@ -130,7 +130,7 @@ def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
     tensors = [name for name in variables if handle_named(name, shell.user_ns) is not None]
     files = sorted(file.name for file in os.scandir() if file.name.endswith(".py"))
     return Known(
-        meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders, tensors, places, job_ids
+        meshes, session.current, variables, kept, breakpoints, files, of_ranks, _folders, tensors, source_names, job_ids
     )
 
 

@@ -12,7 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel import environment
 from monarch_kernel.display.tables import AsTable, TableView
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.listing import JoinableList
@@ -102,7 +102,7 @@ class JobMagics(Subcommands):
             raise usage_error(found.magic, f"say which job: %mesh jobs {verb} JOB; %mesh jobs lists them")
         if found.lines < 1:
             raise usage_error(found.magic, f"-n takes a number of lines of at least 1, not {found.lines}")
-        listed = list_jobs(self._session.engine_hosts.awaited())
+        listed = list_jobs(self._session.provider_hosts.awaited())
         try:
             chosen = [job_named(name, listed.jobs) for name in names]
             if verb == "logs":
@@ -124,7 +124,7 @@ class JobMagics(Subcommands):
     def _joinable(self, machines: Machines) -> JoinableList | None:
         """The jobs that others have started, and that can be joined; None on an engine that joins none."""
         try:
-            joined = engine().joined_jobs()
+            joined = tool_runtime().joined_jobs()
         except NotOffered:
             return None
         try:
@@ -153,16 +153,16 @@ class JobMagics(Subcommands):
             raise LaunchError("; ".join(failed))
 
     def _end_one(self, job: ListedJob) -> None:
-        ours = {place.job.job_id: name for name, place in self._session.engine_hosts.items()}
+        ours = {place.job.job_id: name for name, place in self._session.provider_hosts.items()}
         mesh = ours.get(job.job)
-        place = self._session.engine_hosts.get(mesh or "")
+        place = self._session.provider_hosts.get(mesh or "")
         said = f"job {job.job} of {job.engine} ended"
         if place is not None and place.waiting:
-            del self._session.engine_hosts[mesh or ""]
+            del self._session.provider_hosts[mesh or ""]
             said = place.end()  # its own launcher knows of starts that go on in this process
         else:
             job.end()
-            self._session.engine_hosts.pop(mesh or "", None)
+            self._session.provider_hosts.pop(mesh or "", None)
         self.say(said + (f", and mesh {mesh} with it" if mesh else ""))
 
     @magic_arguments("mesh join")

@@ -10,27 +10,27 @@ from monarch_kernel.actor import HostMesh
 from monarch_kernel.display.quantities import memory
 from monarch_kernel.kernel import kept_meshes, mesh_lifecycle
 from monarch_kernel.kernel.cell_run import CellRun
-from monarch_kernel.kernel.engine_up import AskedJob, up_on_engine
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.magics.arguments import Arguments, extended_by, mesh_argument, ranks_option
-from monarch_kernel.kernel.magics.status_magics import rank_places
+from monarch_kernel.kernel.magics.status_magics import rank_locations
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.magics.up_arguments import (
     asked_hosts,
     check_for_ranks,
-    check_no_engine,
-    engine_arguments,
+    check_no_provider,
     env_arguments,
     environment_prefix,
     idle_argument,
+    provider_arguments,
     up_arguments,
 )
 from monarch_kernel.kernel.managed_mesh import ManagedMesh, UpOptions
 from monarch_kernel.kernel.mesh_cell import run_again
 from monarch_kernel.kernel.mesh_lifecycle import deaths_of
+from monarch_kernel.kernel.provider_up import AskedJob, up_on_provider
 from monarch_kernel.kernel.sync_run import sync_to
 from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
-from monarch_kernel.launchers.asking import AskedHosts, argument_of, memory_size, seconds
+from monarch_kernel.launchers.host_request import AskedHosts, argument_of, memory_size, seconds
 from monarch_kernel.launchers.profiles import LOCAL
 from monarch_kernel.meshes import name_ranks
 from workspace_sync.receipt import receipt_line
@@ -66,11 +66,11 @@ class LifecycleMagics(Subcommands):
     @argument(
         "--idle", type=float, metavar="HOURS", help="with --keep, --on: ends after so many hours without a kernel (12)"
     )
-    @extended_by(engine_arguments)
+    @extended_by(provider_arguments)
     def up(self, found: Arguments) -> None:
         """Start a mesh of processes on this host, or on hosts of an engine, and use it for the following cells."""
         if found.on in (None, LOCAL):
-            check_no_engine(found)
+            check_no_provider(found)
             self._up(found, up_arguments(found.magic, found.words, found.procs), "", None)
             return
         asked = asked_hosts(found)
@@ -100,7 +100,7 @@ class LifecycleMagics(Subcommands):
         elif asked is None:
             self.say(mesh_lifecycle.up(self._session, options, self._sync))
         else:
-            up_on_engine(
+            up_on_provider(
                 self._notebook, options, asked, self._sync, self.say, wait=not found.no_wait, shared=found.all_devices
             )
 
@@ -225,7 +225,7 @@ class LifecycleMagics(Subcommands):
             for cause in dict.fromkeys(dead.values()):
                 ranks = listed([rank for rank, why in dead.items() if why == cause])
                 self.say(f"  died meanwhile: {ranks}, {cause}; {replacing(mesh.name)}")
-            places = rank_places(self._notebook, mesh, actors=False)
+            places = rank_locations(self._notebook, mesh, actors=False)
             for place in dict.fromkeys(places.values()):
                 ranks = listed([rank for rank, where in places.items() if where == place])
                 self.say(f"  still running a cell: {ranks}, at {place}")

@@ -13,8 +13,8 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.rank.common_point import OF_CELL
-from monarch_kernel.engines import engine
-from monarch_kernel.kernel.cell import Cell, CellPlace
+from monarch_kernel.engines import tool_runtime
+from monarch_kernel.kernel.cell import Cell, CellLocation
 from monarch_kernel.kernel.cell_run import CellRun
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
@@ -113,23 +113,23 @@ class MeshMagics(Magics):
         if made.place is not None and made.place.step and not found.no_wait:
             self._check_runs(found, managed, ranks)
         audit = self._notebook.audit
-        hosts = engine().hosts_of(managed.procs) if audit.is_on else []
+        hosts = tool_runtime().hosts_of(managed.procs) if audit.is_on else []
         named = sorted({hosts[rank] for rank in ranks}) if hosts else []
         with audit.during("mesh cell", cell.rstrip("\n"), mesh=managed.name, ranks=format_ranks(ranks), hosts=named):
             self._run(managed, ranks, made, found)
 
-    def _place(self, managed: ManagedMesh, found: Arguments) -> CellPlace | None:
+    def _place(self, managed: ManagedMesh, found: Arguments) -> CellLocation | None:
         """Where the cell runs in a rank; None: as cells do."""
         together = found.at_step or found.at_collective
         if found.frame is None and not together:
-            return CellPlace(found.module) if found.module else None
+            return CellLocation(found.module) if found.module else None
         options = {
             "--at-step": found.at_step,
             "--at-collective": found.at_collective,
             "--frame": found.frame is not None,
         }
         given = [option for option, is_given in options.items() if is_given]
-        if not engine().is_joined(managed.procs):
+        if not tool_runtime().is_joined(managed.procs):
             raise usage_error(
                 found.magic,
                 f"{given[0]} is for joined jobs; cells of mesh {managed.name} have the main thread of its ranks "
@@ -142,7 +142,7 @@ class MeshMagics(Magics):
                 found.magic, f"frames are counted from 0, the innermost one, so there is no {found.frame}"
             )
         point = f"{OF_CELL}{uuid4().hex}" if together else ""
-        return CellPlace(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
+        return CellLocation(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
 
     def _check_runs(self, found: Arguments, managed: ManagedMesh, ranks: Sequence[int]) -> None:
         """Check that the ranks are not stopped: they would come to no step, and the notebook would wait for them."""

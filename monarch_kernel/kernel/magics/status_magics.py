@@ -13,7 +13,7 @@ from monarch_kernel.actor import ProcMesh, SupervisionError
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import table_html
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument, ranks_option
 from monarch_kernel.kernel.magics.subcommands import Subcommands
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hang.verdict import Verdict
     from monarch_kernel.debugger.controller.stacks import Stacks
     from monarch_kernel.debugger.controller.stragglers import StragglerReport
-    from monarch_kernel.debugger.outside.report import Look
+    from monarch_kernel.debugger.outside.outside_report import Look
 
 #: How long ranks may take to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
@@ -59,14 +59,14 @@ class StatusMagics(Subcommands):
         except KeptError as error:
             others = []
             self.say(f"{error}\n")
-        for name, place in self._session.engine_hosts.items():
+        for name, place in self._session.provider_hosts.items():
             if place.waiting:
                 self.say(f"mesh {name} waits for its hosts: {place.describe()}")
         if not meshes and not others:
             self.say("No mesh is up; %mesh up --procs 4 starts one.")
             return None
         current = self._session.current
-        hosts = {mesh.name: host for host in engine().held() for mesh in host.proc_meshes}
+        hosts = {mesh.name: host for host in tool_runtime().held() for mesh in host.proc_meshes}
         listed: list[MeshSummary] = []
         for name, mesh in meshes.items():
             states = _ask(mesh.status())
@@ -93,7 +93,7 @@ class StatusMagics(Subcommands):
             show_status(self._notebook.shell, mesh, chosen, found.seconds)
             return None
         states = mesh.status().get(ASK_TIMEOUT)
-        places = rank_places(self._notebook, mesh)
+        places = rank_locations(self._notebook, mesh)
         trees = host_trees(self._notebook, mesh, ASK_TIMEOUT)
         older = older_modules(mesh, ASK_TIMEOUT) if trees else {}
         listed: list[RankSummary] = []
@@ -116,7 +116,7 @@ class StatusMagics(Subcommands):
                 )
             )
         warnings = self._notebook.walltimes.of_mesh(mesh)
-        return MeshStatus(mesh.name, listed, kept_here(engine().kept_host_of(mesh)), trees, warnings)
+        return MeshStatus(mesh.name, listed, kept_here(tool_runtime().kept_host_of(mesh)), trees, warnings)
 
     @magic_arguments("mesh logs")
     @mesh_argument()
@@ -134,7 +134,7 @@ class StatusMagics(Subcommands):
         tail = None if found.all or (found.to and found.lines is None) else found.lines or LOG_LINES
         try:
             # One line more tells whether there are more.
-            texts = engine().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
+            texts = tool_runtime().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
         except SupervisionError as error:
             raise usage_error(
                 found.magic, f"the logs of mesh {mesh.name} were lost with its host agent: {error.cause}"
@@ -275,9 +275,9 @@ def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]])
     return f"mesh {mesh}: the output of {name_ranks(list(lines), limit=6)} ({text_size(size)}) is in {path}"
 
 
-def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
+def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
     """The locations of the ranks of a mesh that run a cell or an endpoint."""
-    joined = engine().is_joined(mesh)  # its program is all that runs there, and the tools tell where
+    joined = tool_runtime().is_joined(mesh)  # its program is all that runs there, and the tools tell where
     managed = notebook.session.get(mesh.name, "%mesh status") if joined else notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
@@ -297,7 +297,7 @@ def rank_places(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
     """The ranks of a mesh that this process waits for, and the call of each."""
-    waiting = {proc: f"called: {call.what}" for call in engine().awaited_here() for proc in call.procs}
+    waiting = {proc: f"called: {call.what}" for call in tool_runtime().awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
 

@@ -12,7 +12,7 @@ from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.commands.grammar import CommandError
 from monarch_kernel.debugger.controller.collective_timeouts import extend
 from monarch_kernel.debugger.controller.viewers import DriverError
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.debug.stop_notices import live
 from monarch_kernel.kernel.magics.arguments import (
     Arguments,
@@ -104,7 +104,7 @@ class StopMagics(Subcommands):
                     "No rank is stopped. %mesh break sets a breakpoint, %mesh debug pause stops ranks where they are."
                 )
                 for name, procs in self._session.proc_meshes().items():
-                    if other := engine().driver_of(procs, ask=False):
+                    if other := tool_runtime().driver_of(procs, ask=False):
                         self.say(
                             f"Of job {name}, {other} has control: its stops are its own, and %mesh stacks shows where; "
                             f"%mesh join {name} --drive takes them."

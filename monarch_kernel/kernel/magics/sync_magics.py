@@ -24,7 +24,7 @@ from workspace_sync.receipt import trees_table
 
 if TYPE_CHECKING:
     from monarch_kernel.actor import HostMesh, ProcMesh
-    from workspace_sync.model.report import SyncReport
+    from workspace_sync.model.sync_report import SyncReport
     from workspace_sync.model.workspace import Workspace
     from workspace_sync.reload.client import How
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from monarch_kernel import programs
 from monarch_kernel.job import EngineJob
-from monarch_kernel.kernel.engine_up import AskedJob
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name
+from monarch_kernel.kernel.provider_up import AskedJob
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
-from monarch_kernel.launchers.asking import AskedHosts, add_engine_options, ask, given_options, job_ids
 from monarch_kernel.launchers.base import LaunchError
+from monarch_kernel.launchers.host_request import AskedHosts, add_provider_options, ask, given_options, job_ids
 from monarch_kernel.launchers.listing import id_of
 
 #: More processes than this on one host are rejected as a mistake.
@@ -115,17 +115,17 @@ def env_arguments(command: str, items: Sequence[str]) -> tuple[dict[str, str], s
     return env, "".join(names)
 
 
-def engine_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+def provider_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the options of the engine or profile that the words of a line name."""
     for at, word in enumerate(words):
         on = word.removeprefix("--on=") if word.startswith("--on=") else ""
         on = words[at + 1] if word == "--on" and at + 1 < len(words) else on
         if on:
-            add_engine_options(parser, on)
+            add_provider_options(parser, on)
             return
 
 
-def check_no_engine(found: Arguments) -> None:
+def check_no_provider(found: Arguments) -> None:
     """Raise UsageError if a line without an engine says what hosts it wants."""
     given = [name for name in _AMOUNTS if getattr(found, name) is not None]
     given += [name for name in _FLAGS if getattr(found, name)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
 from monarch_kernel.display import styles
 from monarch_kernel.display.tables import TableView, table_html, table_text
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.cell_values import CellValues
 from monarch_kernel.kernel.output.ansi import ansi_to_html
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, group_lines, grouped
@@ -36,7 +36,7 @@ LONGEST = 2_000
 #: How many kinds of failures of an error are shown, and how much of a message the line of each has (characters).
 MOST_GROUPS, LONGEST_MESSAGE = 20, 160
 #: The receipt of a sync, whose package is loaded when it is first used.
-_RECEIPT = ("workspace_sync.model.report", "SyncReport")
+_RECEIPT = ("workspace_sync.model.sync_report", "SyncReport")
 _ERRORS = (ActorError, SupervisionError, MeshCellError)
 #: How long a table waits for the states of processes (seconds).
 STATUS_TIMEOUT = 1.0
@@ -86,7 +86,7 @@ def _display_of(value: Any) -> MeshDisplay | None:
 
     mesh = value
     if isinstance(value, MeshStatus):
-        mesh = next((each for each in engine().list_proc_meshes() if each.name == value.mesh), None)
+        mesh = next((each for each in tool_runtime().list_proc_meshes() if each.name == value.mesh), None)
     try:
         display = None if mesh is None else show(mesh)
     except (RuntimeError, LookupError):

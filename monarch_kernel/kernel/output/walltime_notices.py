@@ -88,7 +88,7 @@ class WalltimeNotices:
 
     def _placed(self, notice: WalltimeNotice) -> list[str]:
         """The names of meshes that `%mesh up` has started on hosts of that job, or is to start there."""
-        return [name for name, place in self._notebook.session.engine_hosts.items() if place.job.job_id == notice.job]
+        return [name for name, place in self._notebook.session.provider_hosts.items() if place.job.job_id == notice.job]
 
     @staticmethod
     def _meshes(notice: WalltimeNotice, meshes: Iterable[ProcMesh]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import begin_record, install_rank_main, main_names, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
@@ -65,14 +65,14 @@ class CellExecutor(Actor):
     __tool__ = True
     #: The endpoints that give values of the program; the others give data.
     __values__ = frozenset({"pull", "offer"})
-    #: Other viewers of a joined job look on: see `guest.JoinedGuest`.
+    #: Other viewers of a joined job look on: see `joined_process.JoinedProcess`.
     __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 
     def __init__(self) -> None:
-        self._me = engine().actor_here()
+        self._me = tool_runtime().actor_here()
         point = self._me.rank
         self._rank = point.rank
-        of_program = engine().OF_PROGRAM
+        of_program = tool_runtime().OF_PROGRAM
         if not of_program:
             install_rank_main()
         self._names = main_names()
@@ -129,7 +129,7 @@ class CellExecutor(Actor):
             if cell.place is None:
                 reply = self._run(cell, started)
             else:
-                from monarch_kernel.kernel.rank.cell_places import run_at  # few cells need it
+                from monarch_kernel.kernel.rank.cell_locations import run_at  # few cells need it
 
                 reply = run_at(cell.place, self._me, lambda names: self._run(cell, started, names))
         except BaseException as error:  # an interrupt that hit this code instead of the cell
@@ -155,14 +155,14 @@ class CellExecutor(Actor):
         fault = None
         if outcome.error is not None:
             fault = fault_of(outcome.error)
-            engine().keep_failure(outcome.error, cell.id)  # the debugger may stop here
+            tool_runtime().keep_failure(outcome.error, cell.id)  # the debugger may stop here
         try:
             self._shell.after_cell(outcome.value, outcome.error)
         except BaseException as error:  # drawing a figure runs user code
             fault = fault or fault_of(error)
         # Its frames refer to user objects, which must be freed when user code drops them.
         outcome.error = None
-        if not engine().OF_PROGRAM:  # which may be about to make its groups
+        if not tool_runtime().OF_PROGRAM:  # which may be about to make its groups
             tidy_up()
         if fault is not None:
             return self._reply(started, fault=fault)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank.lazy_shell import LazyShell
 from monarch_kernel.kernel.rank.process_group import cpu_ticks
 from monarch_kernel.kernel.rank.user_code import is_foreign, where_is
@@ -69,7 +69,7 @@ class Monitor(Actor):
     __tool__ = True
 
     def __init__(self) -> None:
-        self._rank = engine().actor_here().rank.rank
+        self._rank = tool_runtime().actor_here().rank.rank
         self._main = threading.main_thread().ident or 0
         self._ticks = -1
 
@@ -84,7 +84,7 @@ class Monitor(Actor):
         return Whereabouts(self._rank, *place, self._waits(), CellActivity.cell, CellActivity.file, CellActivity.since)
 
     def _in_endpoint(self) -> Whereabouts | None:
-        for each in engine().endpoints_here():
+        for each in tool_runtime().endpoints_here():
             place = None if each.tool else where_is(each.thread, is_foreign)
             if place is not None:
                 return Whereabouts(self._rank, *place, False, endpoint=each.label)
@@ -95,7 +95,7 @@ class Monitor(Actor):
         """Raise KeyboardInterrupt in that cell, now or as soon as it begins, and in no other."""
         dropped = self._drop(cell)
         if dropped.begun and cell not in CellActivity.ended:
-            engine().interrupt_main_thread()
+            tool_runtime().interrupt_main_thread()
             self._release(cell, None)  # no signal ends a wait in a collective
         return dropped
 
@@ -105,7 +105,7 @@ class Monitor(Actor):
         self._release(cell, frozenset(failed))
 
     def _release(self, cell: str, failed: frozenset[int] | None) -> None:
-        if engine().OF_PROGRAM:  # its process groups are not ours to break
+        if tool_runtime().OF_PROGRAM:  # its process groups are not ours to break
             return
 
         def thread() -> int:

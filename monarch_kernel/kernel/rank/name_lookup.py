@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.rank.lazy_shell import GIVEN, LazyShell
 from monarch_kernel.kernel.rank.monitor import CellActivity
 from monarch_kernel.kernel.rank.value_size import shortened
@@ -76,7 +76,7 @@ def variables_here() -> list[tuple[str, str, str]]:
     if shell is not None:
         names = shell.names
         found += [(name, *_described(names[name])) for name in variables(shell) if name in names]
-    for uid, actor in engine().actors_here().items():
+    for uid, actor in tool_runtime().actors_here().items():
         if actor is None or getattr(type(actor), "__tool__", False):
             continue
         of = uid.rsplit("-", 1)[0]

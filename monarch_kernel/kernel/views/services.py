@@ -13,12 +13,12 @@ from monarch_kernel.debugger import existing_debugger
 from monarch_kernel.debugger.commands import breakpoint_commands
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.frames import user_frames
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.kernel.magics.dispatch import MeshCommands
 from monarch_kernel.kernel.notebook import Notebook
+from monarch_kernel.kernel.notebook_facts import listed
 from monarch_kernel.kernel.rank.name_lookup import MOST, variables_here
 from monarch_kernel.kernel.views.command_lines import ACTIONS, OF_NO_MESH, Click, line_of, lines_wanted
-from monarch_kernel.kernel.watched_facts import listed
 from monarch_kernel.launchers.listing import list_jobs
 from monarch_kernel.output import RankOutput
 from monarch_kernel.watch.model import plain
@@ -155,7 +155,7 @@ class NotebookServices:
     def _log(self, click: Click) -> dict[str, Any]:
         lines = lines_wanted(click)
         mesh = self._notebook.session.proc_meshes()[click.mesh]
-        texts = engine().logs(mesh, ranks=click.all_ranks, tail=lines)
+        texts = tool_runtime().logs(mesh, ranks=click.all_ranks, tail=lines)
         found: list[list[Any]] = []
         for rank in click.all_ranks:
             # What the agent keeps is one text: which stream a line came from is only known as it is written.
@@ -214,7 +214,7 @@ class NotebookServices:
         return {"breakpoints": found}
 
     def _jobs(self, _click: Click) -> dict[str, Any]:
-        places = self._notebook.session.engine_hosts
+        places = self._notebook.session.provider_hosts
         found = list_jobs(places.awaited())
         return {"jobs": [plain(listed(job, places)) for job in found.jobs], "notes": list(found.notes)}
 
@@ -255,7 +255,7 @@ class LogFollower:
         self._dropped = 0
         self._begun: dict[tuple[str, str], str] = {}  # the line that has no end yet, by process and stream
         self._closed = False
-        self._subscription = engine().subscribe(self._on_output)
+        self._subscription = tool_runtime().subscribe(self._on_output)
         threading.Thread(target=self._run, name="monarch-log", daemon=True).start()
 
     def close(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.launchers.asking import memory_size
 from monarch_kernel.launchers.base import LaunchError, Resources, keyless
 from monarch_kernel.launchers.engine_job import TIMEOUT, EngineJob
+from monarch_kernel.launchers.host_request import memory_size
 from monarch_kernel.launchers.job import checked_meshes
 from monarch_kernel.launchers.kubernetes.config import KubeConfig, kubeconfig_text
 from monarch_kernel.launchers.kubernetes.launcher import KubernetesLauncher

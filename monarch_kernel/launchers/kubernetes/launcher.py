@@ -43,7 +43,7 @@ from monarch_kernel.launchers.kubernetes.options import (
     pairs,
     pod_fields,
 )
-from monarch_kernel.launchers.kubernetes.places import Places
+from monarch_kernel.launchers.kubernetes.placements import HostPlacements
 from monarch_kernel.launchers.kubernetes.pods import (
     HOST_LABEL,
     JOB_LABEL,
@@ -384,8 +384,8 @@ class KubernetesLauncher(Launcher):
                 self._apis[context] = KubernetesApi(self._kubeconfig, context, self.PATIENCE, self._settings)
             return self._apis[context]
 
-    def _places(self, data: _Data, job: str) -> Places:
-        return Places(self._api(data.context), data.namespace, job, POD_SETS[data.through])
+    def _places(self, data: _Data, job: str) -> HostPlacements:
+        return HostPlacements(self._api(data.context), data.namespace, job, POD_SETS[data.through])
 
     def _pods(self, api: KubernetesApi, namespace: str, selector: str) -> dict[str, SeenPod]:
         found = api.request("GET", f"{_of(namespace)}/pods", labelSelector=selector)

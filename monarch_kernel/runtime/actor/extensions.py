@@ -157,7 +157,7 @@ MODULES: dict[type[Any], str] = {
     DebuggerFunctions: "monarch_kernel.debug",
     DebugHubAccess: "monarch_kernel.debugger.controller.hub_actor",
     ConsoleServer: "monarch_kernel.debugger.terminal.server",
-    BreakpointHandler: "monarch_kernel.debugger.rank.process",
+    BreakpointHandler: "monarch_kernel.debugger.rank.rank_debugger",
     PoolFunctions: "monarch_kernel.pool",
     WorkspaceFunctions: "workspace_sync.reload.live",
     ViewFunctions: "monarch_kernel.widgets",

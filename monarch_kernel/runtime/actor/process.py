@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.errors import MeshFailure
     from monarch_kernel.runtime.actor.execution.instance import ActorInstance, Instance
     from monarch_kernel.runtime.actor.execution.message_gate import MessageGate
+    from monarch_kernel.runtime.actor.healing.healed import Healed
     from monarch_kernel.runtime.actor.healing.held_calls import HeldCalls
-    from monarch_kernel.runtime.actor.healing.report import Healed
     from monarch_kernel.runtime.actor.hosts.placing import Placements
     from monarch_kernel.runtime.actor.ports.holders import PortHolders
     from monarch_kernel.runtime.actor.ports.port import Port

@@ -621,10 +621,10 @@ def shutdown(timeout: float | None = None) -> None:
 
 def _message_bodies() -> LargeBodies:
     # Most programs never need it.
-    from monarch_kernel.runtime.transfer.engine import engine
     from monarch_kernel.runtime.transfer.message_bodies import MessageBodies
+    from monarch_kernel.runtime.transfer.service import transfer_service
 
-    return MessageBodies(engine())
+    return MessageBodies(transfer_service())
 
 
 process.set_controller_factory(_make_controller)

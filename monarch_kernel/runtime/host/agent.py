@@ -39,17 +39,17 @@ from monarch_kernel.protocol.messages import (
     Message,
     OutputChunk,
     OutputEnd,
-    PlaceRanks,
     ProcEnding,
     ProcExited,
     ProcRef,
     ProcStarted,
     ProcStatus,
     Reply,
+    ReportProcs,
+    SetPlacement,
     Shutdown,
     SpawnProcs,
     StopProcs,
-    WatchProcs,
     encode,
 )
 from monarch_kernel.protocol.observation import GpuFigures
@@ -61,7 +61,7 @@ from monarch_kernel.runtime.host.devices import device_environment
 from monarch_kernel.runtime.host.exits import describe_exit
 from monarch_kernel.runtime.host.fork_requests import fork_request, is_placed, load_env, placed
 from monarch_kernel.runtime.host.host_observer import HostObserver
-from monarch_kernel.runtime.host.procs import ForkClient, OomWatch, Proc
+from monarch_kernel.runtime.host.procs import ForkClient, OomMonitor, Proc
 from monarch_kernel.runtime.host.responsiveness import ResponsivenessMonitor
 from monarch_kernel.runtime.host.stack_reader import PySpy, StackReader
 from monarch_kernel.runtime.node.interfaces import PeerLink
@@ -122,7 +122,7 @@ class Agent:
         self._waits: list[_Wait] = []
         self._paused: list[tuple[Proc, int]] = []
         self._dead: list[Proc] = []
-        self._oom = OomWatch()
+        self._oom = OomMonitor()
         spy = PySpy(self._poller)
         self._stack_reader = StackReader(spy, node.ref.host)
         self._responsiveness = ResponsivenessMonitor(self._node, self._procs.values, self._tell, spy, self._oom.look)
@@ -130,10 +130,10 @@ class Agent:
         self._code = 0
         self._reap_wanted = False
         self._node.handle(SpawnProcs, self._on_spawn)
-        self._node.handle(PlaceRanks, self._on_place)
+        self._node.handle(SetPlacement, self._on_place)
         self._node.handle(KillProcs, self._on_kill)
         self._node.handle(StopProcs, self._on_stop)
-        self._node.handle(WatchProcs, self._on_watch)
+        self._node.handle(ReportProcs, self._on_watch)
         self._node.handle(GetStatus, self._on_status)
         self._node.handle(GetLogs, self._on_logs)
         self._node.handle(AskStacks, self._on_stacks)
@@ -253,7 +253,7 @@ class Agent:
         """Whether the owner or the controller of the requested procs is already gone."""
         return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
 
-    def _on_place(self, link: PeerLink, message: PlaceRanks, _body: Body) -> None:
+    def _on_place(self, link: PeerLink, message: SetPlacement, _body: Body) -> None:
         self._placements[link.peer] = message.placement
         for key in self._passing & self._templates.keys():
             self._retire(key)
@@ -534,7 +534,7 @@ class Agent:
         if proc.stopping:
             self._tell(proc.id, EndProc(proc.stopping))
 
-    def _on_watch(self, link: PeerLink, message: WatchProcs, _body: Body) -> None:
+    def _on_watch(self, link: PeerLink, message: ReportProcs, _body: Body) -> None:
         for name in message.procs:
             proc = self._procs.get(name)
             if proc is None:

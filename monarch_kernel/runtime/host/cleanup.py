@@ -344,7 +344,7 @@ def remove_if_stale(path: str) -> bool:
         return False  # being created, being removed, or not one of ours
 
 
-def remove_run_dir(path: str, lock_fd: int) -> None:
+def remove_inherited_run_dir(path: str, lock_fd: int) -> None:
     """Remove a run folder whose lock this process has inherited."""
     try:
         with PrivateFolder.open(path) as folder:

@@ -18,7 +18,7 @@ def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) 
 
     Args:
         status: exit code, or minus the signal.
-        out_of_memory: where memory ran out, see ``OomWatch``; "" if it did not.
+        out_of_memory: where memory ran out, see ``OomMonitor``; "" if it did not.
         max_rss_bytes: the process's peak memory.
     """
     if status >= 0:

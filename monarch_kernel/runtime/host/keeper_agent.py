@@ -45,9 +45,9 @@ from monarch_kernel.protocol.messages import (
     DeathKind,
     OutputChunk,
     OutputEnd,
-    PlaceRanks,
     ProcRef,
     Reply,
+    SetPlacement,
     Shutdown,
     SpawnProcs,
     encode,
@@ -212,7 +212,7 @@ class KeeperAgent(WorkerAgent):
 
     # -- ranks --------------------------------------------------------------------------------------
 
-    def _on_place(self, link: PeerLink, message: PlaceRanks, body: Body) -> None:
+    def _on_place(self, link: PeerLink, message: SetPlacement, body: Body) -> None:
         if self._holder is not None and link.peer == self._holder.id:
             self._placement = message.placement
         super()._on_place(link, message, body)

@@ -64,7 +64,7 @@ class OwnedAgent(Agent):
     def _clean_up(self) -> None:
         super()._clean_up()
         if self._controller_died(_FAREWELL if self._code == 0 else _LINGER):
-            cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
+            cleanup.remove_inherited_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
         """Whether the controller ended without a farewell; then only this process can remove the run folder."""

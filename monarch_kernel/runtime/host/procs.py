@@ -256,7 +256,7 @@ _PF_EXITING = 0x4
 # -- causes of death --------------------------------------------------------------------------
 
 
-class OomWatch:
+class OomMonitor:
     """Detects whether the kernel's out-of-memory killer has acted recently.
 
     The kernel's counters do not name the killed processes, so the agent calls ``look`` periodically. A kill long before

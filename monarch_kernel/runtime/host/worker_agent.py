@@ -177,7 +177,7 @@ class WorkerAgent(Agent):
 
     def _clean_up(self) -> None:
         super()._clean_up()
-        cleanup.remove_run_dir(self._node.run_dir, self._config.lock_fd)
+        cleanup.remove_inherited_run_dir(self._node.run_dir, self._config.lock_fd)
 
     # -- those it works for -------------------------------------------------------------------
 

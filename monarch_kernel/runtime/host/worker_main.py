@@ -108,7 +108,7 @@ class _FirstFork:
     def fail(self, config: WorkerConfig, error: Exception) -> NoReturn:
         """Report why the worker cannot start, and end."""
         cleanup.kill_below(self._pid)
-        cleanup.remove_run_dir(config.run_dir, config.lock_fd)
+        cleanup.remove_inherited_run_dir(config.run_dir, config.lock_fd)
         report_failure(config.start, error)
         sys.exit(1)
 

@@ -36,8 +36,8 @@ from monarch_kernel.protocol.messages import (
     Refused,
     Release,
     Reply,
+    ReportProcs,
     SegmentRef,
-    WatchProcs,
     decode,
     encode,
     encode_death,
@@ -386,7 +386,7 @@ class Node:
                     self.learn(ref.agent_ref())
                 by_agent.setdefault(ref.agent, []).append(proc)
         for agent, names in by_agent.items():
-            if not self.send(agent, WatchProcs(names)):
+            if not self.send(agent, ReportProcs(names)):
                 for name in names:
                     self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
@@ -539,7 +539,7 @@ class Node:
         )
         if ref.agent not in self.refs:
             self.learn(ref.agent_ref())
-        if not self.send(ref.agent, WatchProcs([peer], closed=True)):
+        if not self.send(ref.agent, ReportProcs([peer], closed=True)):
             self.declare_dead(peer, lost_with(None, peer, ref.host))
 
     def _on_proc_ending(self, _link: PeerLink, message: ProcEnding, _body: Body) -> None:

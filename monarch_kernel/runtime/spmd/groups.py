@@ -12,8 +12,8 @@ from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.execution.collectives import SETTLING, settle
+from monarch_kernel.runtime.actor.healing.healed import HostSource
 from monarch_kernel.runtime.actor.healing.healer import TIMEOUT, Healed
-from monarch_kernel.runtime.actor.healing.report import HostSource
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh

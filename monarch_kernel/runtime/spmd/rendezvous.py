@@ -145,7 +145,7 @@ def _await(host: str, port: int, timeout: float) -> None:
     """Wait until rank 0 listens."""
     deadline = time.monotonic() + timeout
     pause = RETRY
-    with collectives.meeting() as check:
+    with collectives.waiting() as check:
         while True:
             try:
                 socket.create_connection((host, port), CONNECT).close()

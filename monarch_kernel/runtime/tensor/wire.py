@@ -275,7 +275,7 @@ class RankMoves:
 
 
 @dataclass(frozen=True, slots=True)
-class PipePlace:
+class PipeMesh:
     """The mesh of a pipe.
 
     Attributes:

@@ -10,9 +10,9 @@ from typing import Any
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer, atomic, check_word, reading, writing
-from monarch_kernel.runtime.transfer.engine import engine
 from monarch_kernel.runtime.transfer.handle import Op
 from monarch_kernel.runtime.transfer.memory import Layout
+from monarch_kernel.runtime.transfer.service import transfer_service
 
 #: Layouts with more runs than this are compared only by the addresses they span.
 EXACT = 1 << 20
@@ -107,7 +107,7 @@ class RDMAAction:
             words, in the order in which the atomics were added; it is None without atomics. If operations fail, the
             future raises one of their errors.
         """
-        core = engine()
+        core = transfer_service()
         futures: list[Future[Any]] = []
         if self._ops:
             futures.append(core.transfer(self._ops, timeout))
@@ -120,7 +120,7 @@ class RDMAAction:
     def _add(self, op: Op, verb: str) -> None:
         handle, mine = op.handle, op.memory.layout
         number = self._count + 1
-        here = engine()
+        here = transfer_service()
         there = _Use(
             f"the buffer of operation {number} ({verb})",
             (handle.owner.id, handle.pid),

@@ -6,11 +6,11 @@ from typing import Any
 
 from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.transfer import backend_settings
-from monarch_kernel.runtime.transfer.engine import deadline_in, engine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
 from monarch_kernel.runtime.transfer.memory import memory_of
 from monarch_kernel.runtime.transfer.registry import backend_types
+from monarch_kernel.runtime.transfer.service import deadline_in, transfer_service
 
 
 class RDMABuffer:
@@ -34,7 +34,7 @@ class RDMABuffer:
         memory = memory_of(data)
         if not memory.nbytes:
             raise ValueError("an empty buffer cannot be registered: it has no bytes to read or write")
-        self._handle = engine().register(memory)
+        self._handle = transfer_service().register(memory)
 
     def size(self) -> int:
         """Its size in bytes."""
@@ -49,7 +49,7 @@ class RDMABuffer:
     def backend(self) -> str:
         """The backend between the owner and this process; "none" if there is none. See ``configure`` for the names."""
         try:
-            return next(engine().candidates(self._handle)).name
+            return next(transfer_service().candidates(self._handle)).name
         except RDMAError:
             return "none"
 
@@ -67,7 +67,7 @@ class RDMABuffer:
         Raises:
             ValueError: the range is not within the buffer, or ``dst`` is too small or cannot be written.
         """
-        return engine().transfer([reading(self._handle, dst, offset, size)], timeout)
+        return transfer_service().transfer([reading(self._handle, dst, offset, size)], timeout)
 
     def write_from(self, src: Any, *, offset: int = 0, timeout: float | None = 60) -> Future[None]:
         """Copy local memory, all of it, into the buffer.
@@ -80,7 +80,7 @@ class RDMABuffer:
         Raises:
             ValueError: the range is not within the buffer, or the buffer or ``src`` is unsuitable.
         """
-        return engine().transfer([writing(self._handle, src, offset)], timeout)
+        return transfer_service().transfer([writing(self._handle, src, offset)], timeout)
 
     def fetch_add(self, value: int, *, offset: int = 0, timeout: float | None = 60) -> Future[int]:
         """Add to an 8-byte word, and return its previous value.
@@ -102,7 +102,7 @@ class RDMABuffer:
 
         Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is not an error.
         """
-        return engine().drop(self._handle, deadline_in(timeout))
+        return transfer_service().drop(self._handle, deadline_in(timeout))
 
     def __reduce__(self) -> Any:
         return _arrived, (encode_handle(self._handle),)
@@ -161,7 +161,7 @@ def _check_range(handle: Handle, offset: int, size: int) -> None:
 def atomic(handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None) -> Future[int]:
     """Check the arguments of an atomic, and start it."""
     check_word(handle, offset, operand, expected)
-    return _word(handle, engine().atomic(handle, offset, operand & _MASK, _masked(expected), timeout))
+    return _word(handle, transfer_service().atomic(handle, offset, operand & _MASK, _masked(expected), timeout))
 
 
 def check_word(handle: Handle, offset: int, operand: int, expected: int | None) -> None:

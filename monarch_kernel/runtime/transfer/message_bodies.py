@@ -33,10 +33,10 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.link import allocate
 from monarch_kernel.runtime.node.segments import leased, rounded
-from monarch_kernel.runtime.transfer.engine import TransferEngine
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op, decode_handle, encode_handle
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of, memory_of
+from monarch_kernel.runtime.transfer.service import TransferService
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class _Offer:
 class MessageBodies:
     """The bodies that this process offers to processes of other hosts, and those that it fetches."""
 
-    def __init__(self, engine: TransferEngine) -> None:
+    def __init__(self, engine: TransferService) -> None:
         self._engine = engine
         self._node = engine.node
         self._numbers = itertools.count(1)

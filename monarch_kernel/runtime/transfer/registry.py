@@ -8,7 +8,7 @@ from typing import Any
 from monarch_kernel.runtime.transfer import device
 from monarch_kernel.runtime.transfer.backends.cma import Cma
 from monarch_kernel.runtime.transfer.backends.cuda_ipc import CudaIpc
-from monarch_kernel.runtime.transfer.backends.interface import Backend, Engine, StatelessBackend
+from monarch_kernel.runtime.transfer.backends.interface import Backend, BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.backends.segment import Segment
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.tcp.backend import Tcp
@@ -21,7 +21,7 @@ class Local(StatelessBackend):
     inline = 1 << 20
     devices = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
 
     @staticmethod
@@ -49,7 +49,7 @@ def backend_types() -> list[type[Backend]]:
     return [*found, Tcp]
 
 
-def make_backends(engine: Engine) -> list[Backend]:
+def make_backends(engine: BackendContext) -> list[Backend]:
     """The backends that this process can use, best first, for its engine."""
     kinds: list[Any] = [kind for kind in backend_types() if kind.available()]  # Any: a Protocol has no constructor
     return [kind(engine) for kind in kinds]

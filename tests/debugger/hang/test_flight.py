@@ -12,7 +12,7 @@ import pytest
 from monarch_kernel.debugger.controller.query import ask
 from monarch_kernel.debugger.rank.hang import flight
 from monarch_kernel.debugger.rank.hang.collect import collect
-from monarch_kernel.debugger.source_locations import USER, Place
+from monarch_kernel.debugger.source_locations import USER, SourceLocation
 from tests.debugger.hang.matrix import Runner
 from tests.waiting import patience
 
@@ -54,7 +54,7 @@ def test_an_entry_has_the_function_and_line_of_user_code(entries: list[dict[str,
     entries.append(entry(0, 1, retired=True))
     (call,) = flight.record(10)["0"]
     assert (call.op, call.name, call.number, call.done) == ("all_gather", "all_gather_object", 1, True)
-    assert call.place == Place("/srv/me/train.py", 12, "step", USER)
+    assert call.place == SourceLocation("/srv/me/train.py", 12, "step", USER)
     assert (call.shapes, call.dtypes, call.elements) == (((2, 3),), ("Float",), 6)
 
 

@@ -37,11 +37,11 @@ from monarch_kernel.debugger.model.evidence import (
     UserException,
     Wait,
 )
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 
-def at(line: int) -> Place:
-    return Place("train.py", line, "train")
+def at(line: int) -> SourceLocation:
+    return SourceLocation("train.py", line, "train")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Rank:
 
     ops: list[Op]
     end: str = IDLE
-    place: Place | None = None
+    place: SourceLocation | None = None
     failure: UserException | None = None
     entered: int = 0
     why: str = ""
@@ -284,7 +284,7 @@ def test_an_exception_that_only_tells_of_another_rank_is_no_reason() -> None:
 
 
 def test_an_exception_of_another_cell_is_no_reason() -> None:
-    old = UserException("ValueError: old", Place("other.py", 1, "f"), root="other.py")
+    old = UserException("ValueError: old", SourceLocation("other.py", 1, "f"), root="other.py")
     found = four(Rank(program(10), failure=old), 10, 11)
     assert found.kind == "skipped"
     assert "ValueError" not in found.sentence or found.kind != "failed"

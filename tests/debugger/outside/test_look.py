@@ -16,11 +16,11 @@ import pytest
 
 from monarch_kernel.debugger.controller.hang import verdict
 from monarch_kernel.debugger.outside.look import LookRequest, look, parse_pids
+from monarch_kernel.debugger.outside.outside_report import Look
 from monarch_kernel.debugger.outside.permission import permission_remedy
-from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, place_in
+from monarch_kernel.debugger.outside.processes import OutsideError, check_ours, figures, launched_rank_in
 from monarch_kernel.debugger.outside.reading import _refusal, as_json, from_json, read_processes
 from monarch_kernel.debugger.outside.remote_exec import remote_exec_note
-from monarch_kernel.debugger.outside.report import Look
 from monarch_kernel.debugger.outside.selection import named
 from tests.conftest import alive, children, needs, wait_until
 from tests.waiting import patience
@@ -194,7 +194,7 @@ def test_a_refusal_says_what_to_do() -> None:
 
 
 def test_places_by_the_variables_of_launchers() -> None:
-    place = place_in(
+    place = launched_rank_in(
         {
             "RANK": "5",
             "LOCAL_RANK": "1",
@@ -206,9 +206,9 @@ def test_places_by_the_variables_of_launchers() -> None:
     )
     assert (place.rank, place.world, place.local, place.elastic) == (5, 8, (4, 5, 6, 7), True)
     assert "s" not in place
-    place = place_in({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
+    place = launched_rank_in({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
     assert (place.rank, place.world, place.step, place.elastic) == (3, 4, "0", False)
-    assert place_in({"OMPI_COMM_WORLD_RANK": "2"}).rank == 2 and place_in({}).rank == -1
+    assert launched_rank_in({"OMPI_COMM_WORLD_RANK": "2"}).rank == 2 and launched_rank_in({}).rank == -1
 
 
 def test_remote_exec_is_named_where_both_sides_have_it() -> None:

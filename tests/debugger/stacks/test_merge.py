@@ -14,22 +14,22 @@ from monarch_kernel.debugger.controller.stacks import Stacks
 from monarch_kernel.debugger.controller.stacks.layout import MOST_BRANCHES, continuations_of
 from monarch_kernel.debugger.controller.stacks.merge import StackBranch, merge
 from monarch_kernel.debugger.model.stacks import CODE, ENDPOINT, NATIVE, TASK, THREAD, Stack, StackFrame, StackSnapshot
-from monarch_kernel.debugger.source_locations import LIBRARY, USER, Place
+from monarch_kernel.debugger.source_locations import LIBRARY, USER, SourceLocation
 
 TORCH = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 EIGHT = Extent(("hosts", "gpus"), (2, 4))
 
 
 def user(name: str, line: int, source: str = "", **more: object) -> StackFrame:
-    return StackFrame(Place("/w/train.py", line, name, USER), source, **more)  # type: ignore[arg-type]
+    return StackFrame(SourceLocation("/w/train.py", line, name, USER), source, **more)  # type: ignore[arg-type]
 
 
 def library(name: str, line: int, file: str = TORCH) -> StackFrame:
-    return StackFrame(Place(file, line, name, LIBRARY))
+    return StackFrame(SourceLocation(file, line, name, LIBRARY))
 
 
 def native(name: str, module: str = "/usr/lib/libc.so.6") -> StackFrame:
-    return StackFrame(Place(module, 0, name, NATIVE))
+    return StackFrame(SourceLocation(module, 0, name, NATIVE))
 
 
 MAIN = user("main", 30, "step(batch)")
@@ -182,7 +182,7 @@ def test_states_and_values_are_shown_by_rank() -> None:
 
 
 def test_a_cell_is_called_as_the_front_end_calls_it() -> None:
-    place = Place("/tmp/ipykernel_1/123.py", 3, "<module>", USER)
+    place = SourceLocation("/tmp/ipykernel_1/123.py", 3, "<module>", USER)
     stacks = shown(
         {at: rank(Stack(CODE, "", (StackFrame(place, "work()"),))) for at in range(8)},
         label=lambda file: "Cell In[5]" if file.endswith("123.py") else None,
@@ -279,7 +279,7 @@ def test_a_frame_opens_the_code_around_it() -> None:
     # The code is looked up here: it is shown only if it is what the rank has said.
     right_source = 'EIGHT = Extent(("hosts", "gpus"), (2, 4))'
     line = 1 + Path(__file__).read_text().splitlines().index(right_source)
-    right = StackFrame(Place(__file__, line, "f", USER), right_source)
+    right = StackFrame(SourceLocation(__file__, line, "f", USER), right_source)
     html = shown({at: rank(endpoint(right)) for at in range(8)}).html()
     assert "TORCH = " in html and f"→ {line:>4}" in html.replace("&#x27;", "'")
     wrong = right._replace(source="something else")

@@ -8,11 +8,11 @@ import pytest
 
 from monarch_kernel.debugger.model.stacks import ENDPOINT, TASK, Stack, StackFrame, StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import MOVES, combined, sample
-from monarch_kernel.debugger.source_locations import USER, Place
+from monarch_kernel.debugger.source_locations import USER, SourceLocation
 
 
 def stack(*lines: tuple[str, int], name: str = "a.f", thread: int = 5, kind: str = ENDPOINT) -> Stack:
-    frames = tuple(StackFrame(Place("/w/a.py", line, function, USER), "x") for function, line in lines)
+    frames = tuple(StackFrame(SourceLocation("/w/a.py", line, function, USER), "x") for function, line in lines)
     return Stack(kind, name, frames, thread)
 
 

@@ -71,7 +71,7 @@ def test_the_thread_that_holds_the_interpreter_lock_is_marked() -> None:
 
 
 def test_a_stop_of_the_debugger_is_a_state_and_no_frames() -> None:
-    stopped = frame(f"{OURS}/debugger/stopping/engine.py", "StopEngine._wait")
+    stopped = frame(f"{OURS}/debugger/stopping/tracer.py", "StopTracer._wait")
     waits = frame(THREADING, "Event.wait")
     found = read_snapshot(dump(thread("MainThread", *STARTS, CALLS, frame("/w/a.py", "f"), stopped, waits)), 42, "")
     assert [each.place.name for each in found.stacks[0].frames] == ["f"]

@@ -1,4 +1,4 @@
-"""What is tested of the stop engine, for every Python: each function here is one test."""
+"""What is tested of the tracer, for every Python: each function here is one test."""
 
 from __future__ import annotations
 

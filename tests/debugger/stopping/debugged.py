@@ -1,4 +1,4 @@
-"""Actors for the tests: one whose endpoints are stopped, and one that drives the stop engine beside it."""
+"""Actors for the tests: one whose endpoints are stopped, and one that drives the tracer beside it."""
 
 # ruff: noqa: RET504  # lines of their own to stop at
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.debugger.model.stops import Bound, Breakpoint, Evaluation, Resumed, Stop, Stopped
-from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 from monarch_kernel.introspection import running_here
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank.cell_runner import CellRunner
@@ -66,7 +66,7 @@ class Driver(Actor):
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[Stopped | Resumed] = queue.SimpleQueue()
-        self.engine = StopEngine(self.events.put, lambda *_: True, running_here)
+        self.engine = StopTracer(self.events.put, lambda *_: True, running_here)
 
     @endpoint
     def arm(self, breakpoints: Sequence[Breakpoint]) -> list[Bound]:

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: a function that debugpy and the stop engine both stop in.
+"""Runs in a process of its own: a function that debugpy and the tracer both stop in.
 
 ``python debugpy_guest.py FIRST``: FIRST is "debugpy" or "engine", whichever is there before the other. Prints lines of
 JSON: the port of debugpy, then where the engine has stopped.
@@ -15,7 +15,7 @@ from typing import Any
 import debugpy
 
 from monarch_kernel.debugger.model.stops import Breakpoint, Stopped
-from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 from tests.debugger.stopping import guest
 from tests.debugger.stopping.driving import line
 
@@ -49,7 +49,7 @@ def main(first: str) -> None:
     done: queue.SimpleQueue[bool] = queue.SimpleQueue()
     thread = threading.Thread(target=work, args=(rounds, done))
     thread.start()
-    engine = StopEngine(on_event, lambda *_: True, lambda: ("", "", ""))
+    engine = StopTracer(on_event, lambda *_: True, lambda: ("", "", ""))
     points = [Breakpoint(1, guest.__file__, line("plain second"))]
     if first == "engine":
         engine.arm(points)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_kernel.debugger.model.stops import Breakpoint, Resumed, Stop, Stopped
-from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 from tests.debugger.stopping import guest
 from tests.waiting import patience
 
@@ -71,7 +71,7 @@ class Session:
         self.events: queue.SimpleQueue[Stopped | Resumed] = queue.SimpleQueue()
         self.asked: list[tuple[int, int, Any]] = []
         self.answer: Callable[[Breakpoint, int, Any], bool] = lambda *_: True
-        self.engine = StopEngine(self.events.put, self._ask, lambda: ("actor", "endpoint", "cell"))
+        self.engine = StopTracer(self.events.put, self._ask, lambda: ("actor", "endpoint", "cell"))
         # The thread that drives the engine is, as the debug agent's are, never stopped.
         self.engine._busy.add(threading.get_ident())
 

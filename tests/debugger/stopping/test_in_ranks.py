@@ -1,4 +1,4 @@
-"""The stop engine in ranks: endpoints on the main thread, on threads and on event loops, cells, and interrupts."""
+"""The tracer in ranks: endpoints on the main thread, on threads and on event loops, cells, and interrupts."""
 
 from __future__ import annotations
 

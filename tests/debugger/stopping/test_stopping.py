@@ -1,4 +1,4 @@
-"""The stop engine on every Python that it is for: this one, and others of this machine, which need no packages."""
+"""The tracer on every Python that it is for: this one, and others of this machine, which need no packages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def results(version: str, module: str) -> tuple[dict[str, str | None], str]:
     """What each body raised there (None: nothing), and what was written to stderr."""
     python = interpreter(version)
     if python is None:
-        pytest.skip(f"Python {version} is not installed here: its stop engine is not tested")
+        pytest.skip(f"Python {version} is not installed here: its tracer is not tested")
     command = [python, "-m", "tests.debugger.stopping.runner", f"tests.debugger.stopping.{module}", *bodies(module)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -15,11 +15,11 @@ import pytest
 
 from monarch_kernel.debugger.controller.stragglers.analysis import compare_clocks, find_stragglers
 from monarch_kernel.debugger.controller.stragglers.records import RecordsError, report_of, save
-from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
-LOAD, STEP = Place("train.py", 5, "train"), Place("train.py", 9, "train")
+LOAD, STEP = SourceLocation("train.py", 5, "train"), SourceLocation("train.py", 9, "train")
 START = 1_795_000_000.0
 
 

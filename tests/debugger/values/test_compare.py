@@ -15,7 +15,7 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import MOST_SHOWN, Diff, ValueFailure
+from monarch_kernel.debugger.controller.values.diff_report import MOST_SHOWN, Diff, ValueFailure
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading, Stats, root_digest
 from monarch_kernel.debugger.rank.values.reduce import plain_leaf
 

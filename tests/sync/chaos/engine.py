@@ -19,7 +19,7 @@ from tests.conftest import alive, children, wait_until
 from tests.sync.hosts import current_tree, leftovers
 from tests.sync.trees import Snapshot, difference, make_tree, mutate, snapshot
 from tests.workers import Worker, shared_key
-from workspace_sync.model.report import SyncReport
+from workspace_sync.model.sync_report import SyncReport
 
 #: How long a sync may take (seconds); never reached when things work.
 PATIENCE = 90.0

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from workspace_sync.reload.in_place import reload_here
-from workspace_sync.reload.report import ModuleReport
+from workspace_sync.reload.refresh_report import ModuleReport
 
 
 class Sources:

@@ -16,17 +16,17 @@ import pytest
 from monarch_kernel.actor import ProcMesh
 from tests.sync.reload.sources import Sources
 from tests.waiting import patience
-from workspace_sync.model.report import HostReport, SyncReport
+from workspace_sync.model.sync_report import HostReport, SyncReport
 from workspace_sync.model.workspace import Workspace
-from workspace_sync.reload import LiveReport, ModuleSelection, WatchEvent, selection_of, sync_live, watch
-from workspace_sync.reload.watch import Ignored, Watcher
+from workspace_sync.reload import LiveReport, ModuleSelection, SyncEvent, selection_of, sync_live, watch
+from workspace_sync.reload.file_events import Ignored, Watcher
 
 PATIENCE = patience(60.0)
 
 
 @contextmanager
-def watcher(folder: Path, act: Callable[[], LiveReport]) -> Generator[tuple[Watcher, queue.Queue[WatchEvent]]]:
-    events: queue.Queue[WatchEvent] = queue.Queue()
+def watcher(folder: Path, act: Callable[[], LiveReport]) -> Generator[tuple[Watcher, queue.Queue[SyncEvent]]]:
+    events: queue.Queue[SyncEvent] = queue.Queue()
     with Watcher([str(folder)], act, events.put) as made:
         assert made.wait_ready(PATIENCE)
         yield made, events
@@ -155,7 +155,7 @@ def test_ignored_files_do_not_count(tmp_path: Path) -> None:
 def test_a_stop_completes_the_sync_in_progress(tmp_path: Path) -> None:
     acts = Acts(tmp_path)
     acts.go.clear()
-    events: queue.Queue[WatchEvent] = queue.Queue()
+    events: queue.Queue[SyncEvent] = queue.Queue()
     made = Watcher([str(tmp_path)], acts, events.put)
     acts.seen.get(timeout=PATIENCE)
     made.stop(timeout=0.0)
@@ -207,7 +207,7 @@ def test_ranks_follow_a_save(sources: Sources, procs: ProcMesh) -> None:
     )
     named = procs.spawn("named", module.Named)
     assert named.name.call().get(PATIENCE).item(ranks=0) == "one"
-    events: queue.Queue[WatchEvent] = queue.Queue()
+    events: queue.Queue[SyncEvent] = queue.Queue()
     mode = ModuleSelection("all")
     workspace = Workspace(dirs=[sources.folder])
     with watch(procs, workspace, on_event=events.put, selection=lambda: mode) as made:
@@ -252,7 +252,7 @@ def test_actors_that_have_nothing_to_follow_are_not_created_again(sources: Sourc
     assert list(counts.up.call().get(PATIENCE).values()) == [10, 10]
 
 
-def _next(events: queue.Queue[WatchEvent], kind: str) -> Any:
+def _next(events: queue.Queue[SyncEvent], kind: str) -> Any:
     event = events.get(timeout=PATIENCE)
     assert event.kind == kind, event
     return event

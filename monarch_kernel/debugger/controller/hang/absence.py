@@ -24,7 +24,7 @@ from monarch_kernel.debugger.model.evidence import (
     WAITS,
     Evidence,
 )
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: States of ranks that will never arrive by themselves, the most certain cause first.
 FATAL = (DEAD, SILENT, PAUSED)
@@ -116,7 +116,7 @@ def _crashed(now: Situation, crashed: Sequence[int], others: Sequence[int]) -> V
     return conclude(now, verdict.UNDECIDED, culprits, phrases.crashed_by_gloo(now, crashed, others))
 
 
-def _failure_place(now: Situation, rank: int) -> Place | None:
+def _failure_place(now: Situation, rank: int) -> SourceLocation | None:
     failure = now.evidence[rank].failure
     return failure.place if failure is not None else None
 

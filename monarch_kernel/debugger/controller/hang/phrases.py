@@ -27,7 +27,7 @@ from monarch_kernel.debugger.model.evidence import (
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import SECOND
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: Names of the group of all ranks.
 _DEFAULT = ("0", "default_pg")
@@ -60,7 +60,7 @@ def states(evidence: Mapping[int, Evidence], chosen: Iterable[int]) -> str:
     alike: dict[str, list[int]] = {}
     for rank in sorted(chosen):
         alike.setdefault(state(evidence[rank]), []).append(rank)
-    return joined([doing(some, what) for what, some in alike.items()])
+    return series([doing(some, what) for what, some in alike.items()])
 
 
 def capital(text: str) -> str:
@@ -68,14 +68,14 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def joined(parts: Sequence[str]) -> str:
+def series(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def at(place: Place | None) -> str:
+def at(place: SourceLocation | None) -> str:
     """` at train.py:12`, or "" if the place is unknown."""
     return f" at {place.where()}" if place is not None else ""
 
@@ -218,7 +218,7 @@ def _doing(each: Evidence) -> str:
     return f", running the operation {each.doing}" if each.doing else ""
 
 
-def _function(place: Place | None) -> str:
+def _function(place: SourceLocation | None) -> str:
     return f" in {place.name}" if place is not None and place.name not in ("", "<module>") else ""
 
 
@@ -289,7 +289,7 @@ def crashed_by_gloo(now: Situation, crashed: Sequence[int], others: Sequence[int
     """Processes that gloo may have aborted."""
     parts = [states(now.evidence, crashed)] + ([states(now.evidence, others)] if others else [])
     return (
-        f"Undecided: {joined(parts)}; gloo aborts a process that receives more than it expects, and its peers may then "
+        f"Undecided: {series(parts)}; gloo aborts a process that receives more than it expects, and its peers may then "
         "crash too, so one of these may have called another operation than the rest, or with other sizes."
     )
 
@@ -309,7 +309,7 @@ def failed_of_peers(now: Situation, failed: Sequence[int]) -> str:
 
 def absent(pending: PendingOperation, whys: Sequence[tuple[str, Sequence[int]]]) -> str:
     """A few ranks are missing from an operation; `whys` are verb phrases with their ranks."""
-    return f"{capital(waits_in(pending))}; {joined([doing(chosen, why) for why, chosen in whys])}."
+    return f"{capital(waits_in(pending))}; {series([doing(chosen, why) for why, chosen in whys])}."
 
 
 def called_too_much(
@@ -321,7 +321,11 @@ def called_too_much(
 
 
 def one_or_other(
-    now: Situation, pending: PendingOperation, absent: Sequence[int], present: Sequence[int], place: Place | None
+    now: Situation,
+    pending: PendingOperation,
+    absent: Sequence[int],
+    present: Sequence[int],
+    place: SourceLocation | None,
 ) -> str:
     """Neither side is a majority: one has skipped a call, or the other has made an extra one."""
     return (
@@ -339,14 +343,14 @@ def peers_elsewhere(now: Situation, waiting: Sequence[int], missing: Sequence[in
 def no_majority(pending: PendingOperation, sides: Sequence[str]) -> str:
     """Ranks made different calls, and neither side is a clear majority."""
     where = f"for #{pending.number} of {group(pending.group)}, " if pending.number else ""
-    return f"Undecided: {where}{joined(sides)}; which is right cannot be told, as neither side is a clear majority."
+    return f"Undecided: {where}{series(sides)}; which is right cannot be told, as neither side is a clear majority."
 
 
 def outvoted(pending: PendingOperation, odd: Sequence[str], majority: str, *, likely: bool, order: bool) -> str:
     """A few ranks made a different call from the majority."""
     of = group(pending.group)
     number = f" (#{pending.number} of {of})" if pending.number else f" (in {of})"
-    sentence = f"{joined(odd)} where {majority}{number}"
+    sentence = f"{series(odd)} where {majority}{number}"
     sentence = f"Most likely {sentence}" if likely else capital(sentence)
     return f"{sentence}; the order differs, or one call is missing or extra." if order else f"{sentence}."
 
@@ -354,7 +358,7 @@ def outvoted(pending: PendingOperation, odd: Sequence[str], majority: str, *, li
 def in_a_cycle(now: Situation, cycle: Sequence[int]) -> str:
     """Ranks that wait for each other."""
     parts = [doing([rank], state(now.evidence[rank])) for rank in cycle]
-    return f"These ranks wait for each other in a cycle: {joined(parts)}."
+    return f"These ranks wait for each other in a cycle: {series(parts)}."
 
 
 def two_orders(few: str, many: str, decided: bool) -> str:

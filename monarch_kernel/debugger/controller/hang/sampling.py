@@ -11,7 +11,7 @@ from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import evidence_at_client
 from monarch_kernel.debugger.controller.hang import history
 from monarch_kernel.debugger.controller.hang.judge import judge, settle
-from monarch_kernel.debugger.controller.hang.spied import in_collective, user_place
+from monarch_kernel.debugger.controller.hang.spied import in_collective, user_location
 from monarch_kernel.debugger.controller.hang.verdict import Verdict
 from monarch_kernel.debugger.controller.issuing_lines import evidence_of_issued
 from monarch_kernel.debugger.controller.query import ask, stops_of
@@ -19,8 +19,8 @@ from monarch_kernel.debugger.controller.stacks.pyspy import threads_of
 from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.debugger.model.evidence import DEAD, LATE, PAUSED, SILENT, STANDS, UNASKED, WAITS, Evidence
 from monarch_kernel.debugger.rank.hang.collect import collect
-from monarch_kernel.debugger.source_locations import Place
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.source_locations import SourceLocation
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole
 
 #: The time between the two samples (seconds).
@@ -34,7 +34,7 @@ DEPTH, ALL = 128, 2000
 def sample_and_judge(mesh: ProcMesh | ActorMesh[Any], ranks: Iterable[int] | None, timeout: float) -> Verdict:
     """See `hang`."""
     deadline = time.monotonic() + timeout
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     chosen = None if ranks is None else sorted(set(ranks))
     first = _sample(mesh, chosen, DEPTH, deadline)
     answered = [rank for rank, each in first.items() if each.answered]
@@ -52,7 +52,7 @@ def _sample(
     mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int] | None, depth: int, deadline: float
 ) -> dict[int, Evidence]:
     """What each of these ranks reports, or what others report about it."""
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     found: dict[int, Evidence] = {}
     missing: Sequence[int] | None = ranks
     outside: dict[int, Evidence] = {}
@@ -82,13 +82,13 @@ def _as_it_stands(whole: Whole, evidence: Evidence) -> Evidence:
     frame = None if at is None else shown_frame(at.stop.frames)
     if frame is None:
         return evidence
-    return replace(evidence, state=PAUSED, place=Place(frame.file, frame.line, frame.name))
+    return replace(evidence, state=PAUSED, place=SourceLocation(frame.file, frame.line, frame.name))
 
 
 def _signal_of(mesh: ProcMesh | ActorMesh[Any], rank: int) -> int:
     """The signal that ended a rank; 0 if none is known to have."""
-    whole = engine().whole_of(mesh)
-    death = engine().deaths_of(whole.procs).get(whole.ranks[rank])
+    whole = tool_runtime().whole_of(mesh)
+    death = tool_runtime().deaths_of(whole.procs).get(whole.ranks[rank])
     return 0 if death is None else death.signal
 
 
@@ -96,8 +96,8 @@ def _from_outside(mesh: ProcMesh | ActorMesh[Any], ranks: Sequence[int]) -> dict
     """Ranks that did not answer, as their host agents see them."""
     if not ranks:
         return {}
-    whole = engine().whole_of(mesh)
-    reads = engine().stacks_from_outside(whole.procs, [whole.ranks[rank] for rank in ranks], timeout=2.0)
+    whole = tool_runtime().whole_of(mesh)
+    reads = tool_runtime().stacks_from_outside(whole.procs, [whole.ranks[rank] for rank in ranks], timeout=2.0)
     return {rank: _evidence_of(rank, reads[whole.ranks[rank]]) for rank in ranks}
 
 
@@ -106,12 +106,12 @@ def _evidence_of(rank: int, read: StackRead) -> Evidence:
         threads = threads_of(read.dump) if read.dump else []
     except ValueError:
         threads = []
-    place = next((place for place in map(user_place, threads) if place is not None), None)
+    place = next((place for place in map(user_location, threads) if place is not None), None)
     if read.why:
         return Evidence(rank, SILENT, read.why, place=place, answered=False)
     if not any(map(in_collective, threads)):
         holder = next((thread for thread in threads if thread.get("owns_gil")), None)
-        held = user_place(holder) if holder is not None else None
+        held = user_location(holder) if holder is not None else None
         if held is not None:
             return Evidence(rank, STANDS, "it holds the interpreter lock", place=held, answered=False)
     return Evidence(rank, LATE, read.error, place=place, answered=False)

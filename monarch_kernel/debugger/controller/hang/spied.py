@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from monarch_kernel.debugger.controller.stacks.pyspy import SpiedFrame, SpiedThread
 from monarch_kernel.debugger.rank.hang.flight import C10D
-from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
+from monarch_kernel.debugger.source_locations import SourceLocation, is_user, kind_of
 
 
-def user_place(thread: SpiedThread) -> Place | None:
+def user_location(thread: SpiedThread) -> SourceLocation | None:
     """The innermost line of user code of a thread."""
-    return next((place_of_spied(frame) for frame in thread.get("frames", ()) if is_user_spied(frame)), None)
+    return next((location_of_spied(frame) for frame in thread.get("frames", ()) if is_user_spied(frame)), None)
 
 
 def in_collective(thread: SpiedThread) -> bool:
@@ -30,10 +30,10 @@ def is_user_spied(frame: SpiedFrame) -> bool:
     )
 
 
-def place_of_spied(frame: SpiedFrame) -> Place:
+def location_of_spied(frame: SpiedFrame) -> SourceLocation:
     """Where a frame is."""
     file = file_of(frame)
-    return Place(file, int(frame.get("line") or 0), frame.get("name", ""), kind_of(file))
+    return SourceLocation(file, int(frame.get("line") or 0), frame.get("name", ""), kind_of(file))
 
 
 def file_of(frame: SpiedFrame) -> str:

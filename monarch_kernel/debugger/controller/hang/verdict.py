@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 from monarch_kernel.display import styles
 from monarch_kernel.display.tables import Printer, TableView, table_text
 from monarch_kernel.meshes import format_ranks
@@ -41,9 +41,9 @@ class Culprit:
     """
 
     rank: int
-    place: Place | None
+    place: SourceLocation | None
     why: str
-    instead: Place | None = None
+    instead: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class VerdictRow:
 
     ranks: tuple[int, ...]
     doing: str
-    place: Place | None = None
+    place: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,6 @@ The renderers `text` and `html` share the `layout` of lines. A rank takes its ow
 """
 
 from monarch_kernel.debugger.controller.stacks.gather import stacks
-from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 
 __all__ = ["Stacks", "stacks"]

@@ -10,18 +10,18 @@ from typing import Any
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.client_paths import snapshot_at_client
-from monarch_kernel.debugger.commands.stop_text import place
+from monarch_kernel.debugger.commands.stop_text import location_text
 from monarch_kernel.debugger.controller.issuing_lines import issued_here
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks, stops_of
 from monarch_kernel.debugger.controller.stacks.pyspy import HOLDS_LOCK, read_snapshot, with_native
-from monarch_kernel.debugger.controller.stacks.report import Stacks
+from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.frames import shown_frame
 from monarch_kernel.debugger.model.stacks import StackSnapshot
 from monarch_kernel.debugger.rank.stacks.motion import sample
 from monarch_kernel.debugger.rank.stacks.snapshot import snapshot
 from monarch_kernel.debugger.source_locations import Label
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import StackRead, Whole
 
 #: How long host agents may take to read the stacks of ranks that do not answer (seconds).
@@ -63,7 +63,7 @@ def stacks(
         RuntimeError: the mesh was stopped.
     """
     started = time.monotonic()
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     if not over >= 0:
         raise ValueError(f"over is a number of seconds of at least 0, not {over}")
@@ -94,7 +94,7 @@ def stacks(
             unread[rank] = sentence
         else:
             found[rank], late[rank] = taken, sentence
-    hosts = engine().hosts_of(whole.procs)
+    hosts = tool_runtime().hosts_of(whole.procs)
     return Stacks(
         whole.procs.name,
         mesh.extent,
@@ -114,7 +114,7 @@ def _stands(at: RankStop, label: Label | None) -> str:
     what = "at a breakpoint" if reason in ("breakpoint", "breakpoint()") else "in the debugger"
     shown = shown_frame(at.stop.frames)
     assert shown is not None  # `stops_of` leaves out stops without frames
-    return f"stands {what}, {place(shown, label)}"
+    return f"stands {what}, {location_text(shown, label)}"
 
 
 def _silent(whole: Whole, ranks: Sequence[int]) -> dict[int, str]:
@@ -135,7 +135,7 @@ class _OutsideReader:
 
     def _run(self, whole: Whole, native: bool) -> None:
         timeout = NATIVE_TIMEOUT if native else OUTSIDE_TIMEOUT
-        found = engine().stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
+        found = tool_runtime().stacks_from_outside(whole.procs, self._back, native=native, timeout=timeout)
         self._found = {self._back[rank]: read for rank, read in found.items()}
 
     def reads(self) -> dict[int, StackRead]:

@@ -28,11 +28,11 @@ from monarch_kernel.debugger.controller.stacks.layout import (
 from monarch_kernel.debugger.controller.stacks.merge import FrameNode, StackBranch, StackRoot
 from monarch_kernel.debugger.source_locations import Label, is_readable_source
 from monarch_kernel.display import styles
-from monarch_kernel.display.places import source_line
+from monarch_kernel.display.locations import source_line
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.stacks.report import Stacks
+    from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 
 #: How many lines before and after a frame's own line are shown when it is expanded.
 CONTEXT = 3

@@ -16,8 +16,8 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, kind_of
-from monarch_kernel.display.places import source_line
+from monarch_kernel.debugger.source_locations import USER, SourceLocation, kind_of
+from monarch_kernel.display.locations import source_line
 
 #: The state of a stack whose thread keeps all others from running.
 HOLDS_LOCK = "holds the interpreter lock"
@@ -124,10 +124,10 @@ def _frame(frame: SpiedFrame) -> StackFrame:
     module = frame.get("module")
     if module is not None:
         # Addresses differ from process to process, and mean nothing to the reader.
-        return StackFrame(Place(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
+        return StackFrame(SourceLocation(str(module), 0, "?" if name.startswith("0x") else name, NATIVE))
     kind = kind_of(file)
     source = source_line(file, line) if kind == USER and (os.path.exists(file) or not os.path.isabs(file)) else ""
-    return StackFrame(Place(file, line, name, kind), source or _cell_source(file, line, kind))
+    return StackFrame(SourceLocation(file, line, name, kind), source or _cell_source(file, line, kind))
 
 
 def _cell_source(file: str, line: int, kind: str) -> str:

@@ -26,7 +26,7 @@ from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.meshes import format_ranks
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.controller.stacks.report import Stacks
+    from monarch_kernel.debugger.controller.stacks.stacks_report import Stacks
 
 #: Lines are cut at about this width.
 WIDTH = 118

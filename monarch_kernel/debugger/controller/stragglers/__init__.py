@@ -5,6 +5,6 @@ clocks of hosts and finds the stragglers, and a `report` displays itself.
 """
 
 from monarch_kernel.debugger.controller.stragglers.gather import stragglers
-from monarch_kernel.debugger.controller.stragglers.report import StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import StragglerReport
 
 __all__ = ["StragglerReport", "stragglers"]

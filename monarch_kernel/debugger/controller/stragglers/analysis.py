@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
-from monarch_kernel.debugger.source_locations import Place
+from monarch_kernel.debugger.source_locations import SourceLocation
 
 #: Parts of the names of operations in which each rank waits for all others.
 _SYNCHRONISING = (
@@ -133,8 +133,8 @@ class CollectiveArrivals:
     group: str
     number: int
     name: str
-    place: Place | None
-    after: Place | None
+    place: SourceLocation | None
+    after: SourceLocation | None
     waits: Mapping[int, float]
     last: int
     lost: float
@@ -180,8 +180,8 @@ class Straggler:
     last: int
     meetings: int
     lost: float
-    place: Place | None
-    after: Place | None
+    place: SourceLocation | None
+    after: SourceLocation | None
     name: str
 
 
@@ -201,7 +201,7 @@ class LineShare:
     """
 
     name: str
-    place: Place | None
+    place: SourceLocation | None
     group: str
     count: int
     last: Mapping[int, int]

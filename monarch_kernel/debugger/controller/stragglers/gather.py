@@ -9,11 +9,11 @@ import msgspec
 
 from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.debugger.controller.query import ask, chosen_ranks
-from monarch_kernel.debugger.controller.stragglers.report import LAST, StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import LAST, StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.rank.hang.entry_times import collective_times
-from monarch_kernel.debugger.source_locations import Label, Place
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.source_locations import Label, SourceLocation
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.workers import client_path
 
@@ -49,10 +49,10 @@ def stragglers(
     """
     if last < 1:
         raise ValueError(f"last is a number of at least 1, not {last}")
-    whole = engine().whole_of(mesh)
+    whole = tool_runtime().whole_of(mesh)
     chosen = chosen_ranks(ranks, len(whole.ranks))
     answers = ask(mesh, collective_times, DEPTH, ranks=chosen, timeout=timeout)
-    hosts = engine().hosts_of(whole.procs)
+    hosts = tool_runtime().hosts_of(whole.procs)
     records = [
         _at_client(msgspec.structs.replace(each, rank=rank, host=hosts[whole.ranks[rank]] or each.host))
         for rank, each in answers.values.items()
@@ -69,7 +69,7 @@ def _at_client(record: CollectiveTimes) -> CollectiveTimes:
     """A record with files as the controller names them, so that those of all hosts compare."""
     names: dict[str, str] = {}
 
-    def named(place: Place | None) -> Place | None:
+    def named(place: SourceLocation | None) -> SourceLocation | None:
         if place is None:
             return None
         if place.file not in names:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.debugger.controller.stragglers.report import LAST, StragglerReport
+from monarch_kernel.debugger.controller.stragglers.stragglers_report import LAST, StragglerReport
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes, TimedCollective
 from monarch_kernel.debugger.source_locations import Label
 from monarch_kernel.private_files import write_own_file

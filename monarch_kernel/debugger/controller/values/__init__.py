@@ -4,7 +4,7 @@ Ranks reduce a value to digests and figures (`debugger.rank.values`); `query` re
 and `report` is the result, which displays itself.
 """
 
+from monarch_kernel.debugger.controller.values.diff_report import Diff
 from monarch_kernel.debugger.controller.values.query import diff, pull
-from monarch_kernel.debugger.controller.values.report import Diff
 
 __all__ = ["Diff", "diff", "pull"]

@@ -22,13 +22,13 @@ from monarch_kernel.debugger.controller.values.compare import (
     families,
     group,
 )
-from monarch_kernel.debugger.controller.values.report import Diff, FailureKind, ValueFailure
+from monarch_kernel.debugger.controller.values.diff_report import Diff, FailureKind, ValueFailure
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.debugger.frames import user_frames
 from monarch_kernel.debugger.model.readings import Reading
 from monarch_kernel.debugger.rank.values import kept_values, probe
 from monarch_kernel.debugger.rank.values.evaluation import FILE, Question
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Whole
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.protocol.faults import Fault
@@ -160,7 +160,7 @@ class RemoteExpression:
 
             handle: Any = mesh
             address, mesh = address_of(handle, timeout), handle.mesh
-        self.whole: Whole = engine().whole_of(mesh)
+        self.whole: Whole = tool_runtime().whole_of(mesh)
         self.ranks = sorted(self.whole.ranks[rank] for rank in chosen_ranks(ranks, len(self.whole.ranks)))
         self.running: tuple[int, ...] = ()
         self._timeout = timeout

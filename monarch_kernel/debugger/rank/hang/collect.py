@@ -28,9 +28,16 @@ from monarch_kernel.debugger.model.evidence import (
     Wait,
 )
 from monarch_kernel.debugger.rank.hang.flight import C10D, SECOND, public_name, record
-from monarch_kernel.debugger.rank.process import existing_engine, rank_of
-from monarch_kernel.debugger.source_locations import Place, is_user, is_user_frame, kind_of, outwards, place_of
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.rank.rank_debugger import existing_tracer, rank_of
+from monarch_kernel.debugger.source_locations import (
+    SourceLocation,
+    is_user,
+    is_user_frame,
+    kind_of,
+    location_of,
+    outwards,
+)
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import (
     WAITING,
     called_method,
@@ -105,7 +112,7 @@ def collect(depth: int = 128) -> Evidence:
         ident=hash(tuple(looks)),
         ticks=ticks,
         counts=numbers,
-        proc=engine().proc_here(),
+        proc=tool_runtime().proc_here(),
         doing=running.label if running is not None else "",
         issued=(running.engine, running.record) if running is not None else None,
     )
@@ -125,12 +132,12 @@ class _Thread:
         self.operation = operation_on(self.frames)
 
     @property
-    def stack(self) -> tuple[Place, ...]:
-        return tuple(place_of(frame) for frame in reversed(self.frames) if is_user_frame(frame))
+    def stack(self) -> tuple[SourceLocation, ...]:
+        return tuple(location_of(frame) for frame in reversed(self.frames) if is_user_frame(frame))
 
     @property
-    def place(self) -> Place | None:
-        return next((place_of(frame) for frame in self.frames if is_user_frame(frame)), None)
+    def place(self) -> SourceLocation | None:
+        return next((location_of(frame) for frame in self.frames if is_user_frame(frame)), None)
 
     @property
     def loads(self) -> bool:
@@ -156,7 +163,7 @@ def cpu_ticks(thread: int) -> int:
 
 def _threads() -> Iterator[_Thread]:
     frames = current_frames()
-    running = {each.thread: each for each in engine().endpoints_here()}
+    running = {each.thread: each for each in tool_runtime().endpoints_here()}
     own = {each.ident for each in threading.enumerate() if each.name.startswith("monarch-debug")}
     for thread, frame in frames.items():
         if thread in own or thread == threading.get_ident():
@@ -173,7 +180,7 @@ def _threads() -> Iterator[_Thread]:
 
 def _call(thread: _Thread) -> Wait | None:
     """The call whose answer a thread waits for."""
-    awaited = engine().awaited_by(thread.frames)
+    awaited = tool_runtime().awaited_by(thread.frames)
     if awaited is None:
         return None
     place = thread.place
@@ -182,12 +189,12 @@ def _call(thread: _Thread) -> Wait | None:
     )
 
 
-def _paused(threads: set[int]) -> Place | None:
-    engine = existing_engine()
+def _paused(threads: set[int]) -> SourceLocation | None:
+    engine = existing_tracer()
     for stop in engine.stops() if engine is not None else ():
         frame = shown_frame(stop.frames) if stop.thread in threads else None
         if frame is not None:
-            return Place(frame.file, frame.line, frame.name, kind_of(frame.file))
+            return SourceLocation(frame.file, frame.line, frame.name, kind_of(frame.file))
     return None
 
 
@@ -197,7 +204,7 @@ def _failure(history: dict[str, tuple[Operation, ...]]) -> UserException | None:
         return None
     error = last.error
     frames = [
-        Place(frame.filename, frame.lineno or 0, frame.name, kind_of(frame.filename))
+        SourceLocation(frame.filename, frame.lineno or 0, frame.name, kind_of(frame.filename))
         for frame in traceback.extract_tb(error.__traceback__, limit=-64)
     ]
     users = [frame for frame in frames if is_user(frame.file)]
@@ -286,7 +293,7 @@ class _Reader:
         """What the thread with these frames (innermost first) waits for in torch.distributed; None for nothing."""
         if self._c10d is None:
             return None
-        place = next((place_of(frame) for frame in frames if is_user_frame(frame)), None)
+        place = next((location_of(frame) for frame in frames if is_user_frame(frame)), None)
         ours: list[FrameType] = []
         for frame in frames:
             if frame.f_code.co_filename.endswith(C10D):
@@ -307,7 +314,7 @@ class _Reader:
             return Wait(Operation("", 0, "p2p", "wait", place=place), "work", place=place)
         return None
 
-    def _in_c10d(self, frames: list[FrameType], place: Place | None) -> Wait | None:
+    def _in_c10d(self, frames: list[FrameType], place: SourceLocation | None) -> Wait | None:
         names = [frame.f_code.co_name for frame in frames]
         name = public_name(((frame.f_code.co_filename, frame.f_code.co_name) for frame in frames), names[0])
         making = MAKING.intersection(names)
@@ -346,7 +353,7 @@ class _Reader:
         return any(type(value).__name__.endswith("Work") for value in _flat(frame.f_locals.values()))
 
 
-def _same_line(one: Place | None, other: Place | None) -> bool:
+def _same_line(one: SourceLocation | None, other: SourceLocation | None) -> bool:
     return one is not None and other is not None and (one.file, one.line) == (other.file, other.line)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_kernel.debugger.model.collective_times import CollectiveTimes
 from monarch_kernel.debugger.rank.hang.collect import process_groups
 from monarch_kernel.debugger.rank.hang.flight import SECOND, timed
-from monarch_kernel.debugger.rank.process import rank_of
+from monarch_kernel.debugger.rank.rank_debugger import rank_of
 
 
 def collective_times(depth: int) -> CollectiveTimes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch_kernel.debugger.model.collective_times import TimedCollective
 from monarch_kernel.debugger.model.evidence import Operation
-from monarch_kernel.debugger.source_locations import Place, is_user, kind_of
+from monarch_kernel.debugger.source_locations import SourceLocation, is_user, kind_of
 
 C10D = "distributed_c10d.py"
 #: Stands between the names of a group and of a backend, for operations of another backend than gloo.
@@ -146,8 +146,8 @@ def public_name(frames: Iterable[tuple[str, str]], op: str) -> str:
     return name
 
 
-def _place(frames: Iterable[Mapping[str, Any]]) -> Place | None:
+def _place(frames: Iterable[Mapping[str, Any]]) -> SourceLocation | None:
     for frame in frames:
         if is_user(frame["filename"]):
-            return Place(frame["filename"], int(frame["line"]), frame["name"], kind_of(frame["filename"]))
+            return SourceLocation(frame["filename"], int(frame["line"]), frame["name"], kind_of(frame["filename"]))
     return None

@@ -35,9 +35,9 @@ from monarch_kernel.debugger.rank.stacks.trimming import (
     thread_name,
     trimmed,
 )
-from monarch_kernel.debugger.source_locations import USER, Place, is_user_frame, kind_of_code
-from monarch_kernel.display.places import source_line
-from monarch_kernel.engines import engine
+from monarch_kernel.debugger.source_locations import USER, SourceLocation, is_user_frame, kind_of_code
+from monarch_kernel.display.locations import source_line
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import Running, RunningOperation, operation_on
 from monarch_kernel.thread_frames import current_frames
 
@@ -103,7 +103,7 @@ class _Reader:
 
     def read(self) -> StackSnapshot:
         self._stops = _stops()
-        for each in engine().endpoints_here():
+        for each in tool_runtime().endpoints_here():
             if each.task is None:
                 self._by_thread[each.thread] = each
             else:
@@ -244,7 +244,7 @@ class _Reader:
         if made is None:
             file = code.co_filename
             kind = kind_of_code(code)
-            place = Place(file, line, code.co_qualname, kind)
+            place = SourceLocation(file, line, code.co_qualname, kind)
             if kind == USER:
                 source, span = _source(code, line, instruction)
                 made = StackFrame(place, source, span)
@@ -262,9 +262,9 @@ def _owner_of(running: Running) -> tuple[str, str]:
 
 
 def _stops() -> dict[int, str]:
-    """Why threads are stopped, as the stop engine of this process knows it."""
-    debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.process")
-    engine = debugger.existing_engine() if debugger is not None else None
+    """Why threads are stopped, as the tracer of this process knows it."""
+    debugger: Any = sys.modules.get("monarch_kernel.debugger.rank.rank_debugger")
+    engine = debugger.existing_tracer() if debugger is not None else None
     if engine is None:
         return {}
     return {stop.thread: f"stopped: {_why(stop)}" for stop in engine.stops()}

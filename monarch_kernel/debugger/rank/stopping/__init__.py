@@ -1,4 +1,4 @@
-"""The stop engine of a process: breakpoints, steps and frames, without debugpy.
+"""The tracer of a process: breakpoints, steps and frames, without debugpy.
 
-`engine.StopEngine` is its interface; `model.stops` has the values that go in and come out.
+`tracer.StopTracer` is its interface; `model.stops` has the values that go in and come out.
 """

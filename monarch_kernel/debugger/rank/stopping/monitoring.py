@@ -17,7 +17,7 @@ from monarch_kernel.debugger.rank.stopping.step_plan import StepPlan
 from monarch_kernel.debugger.source_locations import is_user_code
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+    from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
 monitoring: Any = getattr(sys, "monitoring", None)
 
@@ -36,7 +36,7 @@ class Monitoring:
     #: A message for a user who sets a breakpoint; "" for none.
     note = ""
 
-    def __init__(self, sink: StopEngine, _lock: threading.Lock) -> None:
+    def __init__(self, sink: StopTracer, _lock: threading.Lock) -> None:
         self._sink = sink
         self._book = ArmedBreakpoints(())
         self._lines: dict[int, tuple[CodeType, Lines]] = {}  # by identity: equal code may be of another file

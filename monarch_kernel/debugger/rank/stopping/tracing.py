@@ -28,7 +28,7 @@ from monarch_kernel.debugger.source_locations import is_user_code, outwards
 from monarch_kernel.thread_frames import current_frames
 
 if TYPE_CHECKING:
-    from monarch_kernel.debugger.rank.stopping.engine import StopEngine
+    from monarch_kernel.debugger.rank.stopping.tracer import StopTracer
 
 #: How often a thread is checked that an exception from a trace function has left untraced (seconds).
 _LOST_TICK = 0.001
@@ -64,7 +64,7 @@ class Tracing:
     #: A message for a user who sets a breakpoint; "" for none.
     note = "Python 3.11 has to trace this process while breakpoints are set: its Python code runs 2 to 13 times slower"
 
-    def __init__(self, sink: StopEngine, lock: threading.Lock) -> None:
+    def __init__(self, sink: StopTracer, lock: threading.Lock) -> None:
         self._sink = sink
         self._lock = lock
         self._book = ArmedBreakpoints(())
@@ -258,7 +258,7 @@ class _Local:
     """The trace function of frames; `lines` are the breakpoints of their code."""
 
     def __init__(
-        self, sink: StopEngine, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
+        self, sink: StopTracer, lines: Lines, raising: dict[int, FrameType], lost: Callable[[FrameType], None]
     ) -> None:
         self.lines = lines
         self._lost = lost

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Actor
-from monarch_kernel.engines import engine
+from monarch_kernel.engines import tool_runtime
 from monarch_kernel.introspection import main_names, tensor_value
 
 #: What tracebacks call the expression.
@@ -42,7 +42,7 @@ def evaluate(question: Question) -> tuple[Any, str]:
         return tensor_value(*question.tensor), ""
     code = compile(question.expression, FILE, "eval")
     if question.actor:
-        found = engine().actors_here(question.actor)
+        found = tool_runtime().actors_here(question.actor)
         if question.actor not in found:
             raise LookupError("the actor is gone from this process")
         if found[question.actor] is None:
@@ -79,7 +79,7 @@ def user_actors() -> list[tuple[str, Any]]:
     """The actors of this process that are no tools, with the names that they were spawned under."""
     return [
         (uid.rsplit("-", 1)[0], actor)
-        for uid, actor in engine().actors_here().items()
+        for uid, actor in tool_runtime().actors_here().items()
         if actor is not None and not getattr(type(actor), "__tool__", False)
     ]
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_kernel.debugger.model.readings import Contrast, Leaf, Reading
-from monarch_kernel.debugger.rank.process import rank_of
+from monarch_kernel.debugger.rank.rank_debugger import rank_of
 from monarch_kernel.debugger.rank.values import kept_values
 from monarch_kernel.debugger.rank.values.blocks import Array, Deadline, is_steady
 from monarch_kernel.debugger.rank.values.evaluation import Question, evaluate, evaluate_in
 from monarch_kernel.debugger.rank.values.kept_values import KeptValue, parts_of
 from monarch_kernel.debugger.rank.values.reduce import Parts
-from monarch_kernel.debugger.source_locations import place_of
+from monarch_kernel.debugger.source_locations import location_of
 
 
 def ping() -> None:
@@ -38,8 +38,8 @@ class InFrame:
     question: Question
 
     def __call__(self, frame: types.FrameType) -> None:
-        """Called by the stop engine with the frame."""
-        place = place_of(frame)
+        """Called by the tracer with the frame."""
+        place = location_of(frame)
         value = evaluate_in(self.question, frame)
         where = f"{os.path.basename(place.file)}:{place.line} in {place.name}"
         kept_values.keep(self.question.token, value).where = where

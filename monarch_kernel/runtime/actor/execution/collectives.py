@@ -177,7 +177,7 @@ def endings() -> int:
 
 
 @contextmanager
-def meeting() -> Generator[Callable[[], None]]:
+def waiting() -> Generator[Callable[[], None]]:
     """Mark the calling thread as waiting for other ranks; its loop calls the yielded check, which raises on release."""
     thread, began = threading.get_ident(), _endings
 

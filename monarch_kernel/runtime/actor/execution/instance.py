@@ -41,7 +41,7 @@ from monarch_kernel.runtime.actor.errors import ActorError, MeshFailure, RankFai
 from monarch_kernel.runtime.actor.execution import collectives, postmortem
 from monarch_kernel.runtime.actor.execution.collectives import fault_body
 from monarch_kernel.runtime.actor.extensions import tensor_functions
-from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT
+from monarch_kernel.runtime.actor.healing.healed import MAX_KEPT_CHECKPOINT
 from monarch_kernel.runtime.actor.ids import ActorId
 from monarch_kernel.runtime.actor.ports.holders import give, give_to_unknown, leave, pickled
 from monarch_kernel.runtime.actor.ports.port import Port, ReplyPort

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healed, HealError, HostSource
+from monarch_kernel.runtime.actor.healing.healed import HEAL_TIMEOUT, Healed, HealError, HostSource
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh

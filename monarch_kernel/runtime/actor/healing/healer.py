@@ -46,8 +46,8 @@ from monarch_kernel.protocol.serialize import dumps, loads
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from monarch_kernel.runtime.actor.calls.requests import acknowledge, ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT as TIMEOUT
-from monarch_kernel.runtime.actor.healing.report import Healed, HealError, HostSource, Replacement
+from monarch_kernel.runtime.actor.healing.healed import HEAL_TIMEOUT as TIMEOUT
+from monarch_kernel.runtime.actor.healing.healed import Healed, HealError, HostSource, Replacement
 from monarch_kernel.runtime.actor.ports.holders import give
 from monarch_kernel.runtime.mesh.shape import SINGLE
 from monarch_kernel.runtime.node.future import Future, gathered

@@ -19,7 +19,7 @@ from monarch_kernel.runtime.actor.calls.pending import ManyCall
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.context import current
-from monarch_kernel.runtime.actor.healing.report import HostSource
+from monarch_kernel.runtime.actor.healing.healed import HostSource
 from monarch_kernel.runtime.actor.hosts.bootstrap_command import BootstrapCommand, checked_env, command_of, launch_of
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import STOP_GRACE, ProcMesh

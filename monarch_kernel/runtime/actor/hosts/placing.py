@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch_kernel.protocol.messages import PlaceRanks, ProcRef
+from monarch_kernel.protocol.messages import ProcRef, SetPlacement
 from monarch_kernel.protocol.placement import Placement, is_below, moved
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
 from monarch_kernel.runtime.actor.meshes.actor_mesh import settled
@@ -58,7 +58,7 @@ class Placements:
     def _apply(self, system: System, agent: ProcRef, whole: Placement) -> Future[Any]:
         self._record(agent.id, whole)
         self.changed.notify(agent.id)
-        return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", PlaceRanks, whole))
+        return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", SetPlacement, whole))
 
     def renew(self, system: System, dead: Sequence[str], agent: ProcRef) -> None:
         """Place what dead agents of a host had on their successor."""

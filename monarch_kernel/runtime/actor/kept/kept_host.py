@@ -34,13 +34,13 @@ from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.placement import Placement
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.calls.requests import ask_agent
+from monarch_kernel.runtime.actor.healing.healed import MAX_KEPT_CHECKPOINT, HealError
 from monarch_kernel.runtime.actor.healing.healer import SpawnedActors, SpawnedProcs
-from monarch_kernel.runtime.actor.healing.report import MAX_KEPT_CHECKPOINT, HealError
 from monarch_kernel.runtime.actor.hosts import daemons
 from monarch_kernel.runtime.actor.hosts.attachment import dial_all
 from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh, HostRef, HostUse
 from monarch_kernel.runtime.actor.kept import folders
-from monarch_kernel.runtime.actor.kept.looking import KeptError, end_from_outside, folder_of
+from monarch_kernel.runtime.actor.kept.inspection import KeptError, end_from_outside, folder_of
 from monarch_kernel.runtime.actor.meshes.actor_mesh import ActorMesh, settled
 from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 from monarch_kernel.runtime.actor.system import ActorSystem, get_actor_system

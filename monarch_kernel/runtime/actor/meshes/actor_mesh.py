@@ -16,7 +16,7 @@ from monarch_kernel.runtime.actor.calls.requests import send_to_all
 from monarch_kernel.runtime.actor.calls.target import Target
 from monarch_kernel.runtime.actor.definition import ActorSpec, class_label, spec_of
 from monarch_kernel.runtime.actor.error_text import Called
-from monarch_kernel.runtime.actor.healing.report import Healable
+from monarch_kernel.runtime.actor.healing.healed import Healable
 from monarch_kernel.runtime.actor.meshes.view_methods import view_method
 from monarch_kernel.runtime.actor.process import System, get_system
 from monarch_kernel.runtime.actor.wire_types import MessageLink

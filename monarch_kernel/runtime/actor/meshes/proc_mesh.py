@@ -24,7 +24,7 @@ from monarch_kernel.runtime.actor.context import calling_origin, current
 from monarch_kernel.runtime.actor.definition import check_constructor, class_label, spec_of
 from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.runtime.actor.extensions import pool_functions
-from monarch_kernel.runtime.actor.healing.report import HEAL_TIMEOUT, Healable, Healed, HostSource
+from monarch_kernel.runtime.actor.healing.healed import HEAL_TIMEOUT, Healable, Healed, HostSource
 from monarch_kernel.runtime.actor.meshes.actor_mesh import RESERVED, ActorMesh, T, settled
 from monarch_kernel.runtime.actor.meshes.debugger_methods import DebuggerMethods
 from monarch_kernel.runtime.actor.meshes.tensor_methods import TensorMethods

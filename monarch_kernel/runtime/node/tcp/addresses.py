@@ -23,7 +23,7 @@ def split(url: str) -> tuple[str, int]:
     return name, 0 if port == "*" else int(port)
 
 
-def join(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
     """``host:port``, as shown in messages."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -13,7 +13,7 @@ from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller, Timer
 from monarch_kernel.runtime.node.tcp import greeting
-from monarch_kernel.runtime.node.tcp.addresses import join, resolve, split
+from monarch_kernel.runtime.node.tcp.addresses import host_and_port, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import (
     HandshakeFailure,
     TlsChannel,
@@ -105,7 +105,7 @@ class _Dial:
         self._attempt: _Attempt | None = None
         self._left = False
         self._lock = threading.Lock()  # an attempt must not begin while the link ends
-        self.link = TcpLink(poller, self, keys, join(host, port), on_message, on_close)
+        self.link = TcpLink(poller, self, keys, host_and_port(host, port), on_message, on_close)
         self.link.ended = SILENT
         self._timer: Timer | None = poller.call_later(timeout, self._too_late)
         poller.start_background()

@@ -17,7 +17,7 @@ from monarch_kernel.runtime.node.audit import Audit
 from monarch_kernel.runtime.node.link import OnClose, OnMessage
 from monarch_kernel.runtime.node.poller import EPOLLIN, Poller
 from monarch_kernel.runtime.node.tcp import greeting
-from monarch_kernel.runtime.node.tcp.addresses import join, origin, resolve, split
+from monarch_kernel.runtime.node.tcp.addresses import host_and_port, origin, resolve, split
 from monarch_kernel.runtime.node.tcp.channel import (
     HandshakeFailure,
     TlsChannel,
@@ -105,14 +105,14 @@ class Listener:
         self._sock = sock
         self._acceptor = Acceptor(poller, sock, url, self._on_socket, self._make_room)
         #: Where it listens, with the real port.
-        self.url = f"tcp://{join('0.0.0.0' if host == '*' else host, sock.getsockname()[1])}"
+        self.url = f"tcp://{host_and_port('0.0.0.0' if host == '*' else host, sock.getsockname()[1])}"
         poller.start_background()
 
     # -- strangers ----------------------------------------------------------------------------------
 
     def _on_socket(self, sock: socket.socket, address: Any) -> None:
         host = str(address[0]).removeprefix("::ffff:")
-        stranger = _Stranger(self, sock, host, join(host, address[1]))
+        stranger = _Stranger(self, sock, host, host_and_port(host, address[1]))
         goes = self._strangers.add(stranger)
         if goes is not None:
             goes.refused(CROWDED)

@@ -19,7 +19,7 @@ from monarch_kernel.runtime.tensor.api.remote_function import RemoteFunction, re
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.signature import quiet
 from monarch_kernel.runtime.tensor.rank import pipes
-from monarch_kernel.runtime.tensor.wire import PipePlace, PipeYield, TensorSlot
+from monarch_kernel.runtime.tensor.wire import PipeMesh, PipeYield, TensorSlot
 
 #: Messages are filled up to a multiple of so many bytes: ranks learn a new operation for each size.
 _UNIT = 512
@@ -88,7 +88,7 @@ class Pipe:
             raise ValueError(f"max_messages={max_messages}: at least 1")
         self._mesh = mesh = tensor_mesh()
         self._name = fn.name
-        place = PipePlace(tuple(mesh.ranks), mesh.labels, mesh.sizes, fn.name, max_messages)
+        place = PipeMesh(tuple(mesh.ranks), mesh.labels, mesh.sizes, fn.name, max_messages)
         function = fn.path if fn.path is not None else cloudpickle.dumps(fn.function)
         template, handles = _template((args, kwargs))
         self._fake = FakePipe(mesh.labels, mesh.sizes)

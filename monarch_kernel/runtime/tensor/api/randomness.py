@@ -34,7 +34,7 @@ def manual_seed(seed: int, *, per_rank: bool = False) -> None:
     mesh.call(randomness.seed, lambda *_: None, operator.index(seed), places, key=("seed", per_rank))
 
 
-def seed_by_place(seed: int, process_idx: int | Tensor | None = None) -> None:
+def seed_by_index(seed: int, process_idx: int | Tensor | None = None) -> None:
     """Seed the random numbers of the ranks of the active mesh with ``seed ^ process_idx``.
 
     Args:
@@ -43,7 +43,7 @@ def seed_by_place(seed: int, process_idx: int | Tensor | None = None) -> None:
     place = 0 if process_idx is None else process_idx
     mesh = place._spec.mesh if type(place) is Tensor else tensor_mesh()
     Redraws.of(mesh.engine).seeded()
-    mesh.call(randomness.seed_by_place, lambda *_: None, operator.index(seed), place, key="seed by place")
+    mesh.call(randomness.seed_by_index, lambda *_: None, operator.index(seed), place, key="seed by place")
 
 
 def random_seed() -> None:

@@ -82,7 +82,7 @@ _BUSY = 0.004
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Watching:
+class NanCheckSettings:
     """A watch for NaN and Inf on all engines.
 
     Attributes:
@@ -114,7 +114,7 @@ class TensorEngine:
     batch: ClassVar[int] = BATCH
     replays: ClassVar[bool] = True
     recording: ClassVar[ReplayRecorder | None] = None
-    watching: ClassVar[Watching | None] = None
+    watching: ClassVar[NanCheckSettings | None] = None
     #: What is raised once its tensors were ended by the program.
     exited: DeviceMeshError | None = None
     #: Called before a function is recorded for a replay.
@@ -218,7 +218,7 @@ class TensorEngine:
         self._strict = strict
         self.eager = strict or (self.watching is not None and self.watching.at_once)
 
-    def watch(self, watching: Watching | None) -> None:
+    def watch(self, watching: NanCheckSettings | None) -> None:
         """Begin to watch for NaN and Inf, or end it."""
         with self.lock:
             if self._closed or self.world._stopped:

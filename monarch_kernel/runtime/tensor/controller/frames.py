@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.display.places import label_of
+from monarch_kernel.display.locations import label_of
 
 #: Code and instruction of each frame in turn, innermost first. Flat: many live, and a pair would be an object more.
 Frames = list[Any]

@@ -115,14 +115,14 @@ def current_loan(what: object) -> TensorLoan:
     return loan
 
 
-def places_of(engine: TensorEngine) -> dict[str, int]:
+def ranks_by_proc(engine: TensorEngine) -> dict[str, int]:
     """The rank of each process of an engine's world, by the process's id."""
     return {ref.id: rank for rank, ref in enumerate(engine.world._target().procs)}
 
 
 def ranks_in(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
     """The ranks that processes are in the engine's world; -1 for those that are none."""
-    places = places_of(engine)
+    places = ranks_by_proc(engine)
     return tuple(places.get(ref.id, -1) for ref in procs)
 
 

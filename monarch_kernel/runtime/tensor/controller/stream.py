@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from monarch_kernel.runtime.tensor.rank.worker import TensorWorker
+from monarch_kernel.runtime.tensor.rank.tensor_executor import TensorExecutor
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.mesh.shape import Region
@@ -65,7 +65,7 @@ class Stream:
         if workers is None:
             with engine.lock:
                 engine.flush()
-                workers = engine.spawn_workers(self, TensorWorker)
+                workers = engine.spawn_workers(self, TensorExecutor)
                 self._workers[engine] = workers
         return workers if region is None else workers._new_with_region(region)
 

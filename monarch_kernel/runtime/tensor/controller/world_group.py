@@ -19,7 +19,7 @@ from monarch_kernel.runtime.tensor.rank import groups
 from monarch_kernel.runtime.tensor.rank.groups import RankGroups
 
 if TYPE_CHECKING:
-    from monarch_kernel.runtime.actor.healing.report import HostSource
+    from monarch_kernel.runtime.actor.healing.healed import HostSource
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.controller.stream import Stream
@@ -127,7 +127,7 @@ class WorldGroup:
                 group = self._groups.form(hosts).get()
                 engine.note_replaced()
                 try:
-                    everywhere(engine, groups.join, group, timeout=JOIN_PATIENCE)
+                    everywhere(engine, groups.form, group, timeout=JOIN_PATIENCE)
                     break
                 except TimeoutError:
                     # A rank that began a collective of the old group just after it was released may wait there: the

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.display.places import shown_place, source_line
+from monarch_kernel.display.locations import shown_location, source_line
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
@@ -109,7 +109,7 @@ class Explanation(AsTable):
         """One row for each line of the program."""
         rows = [
             (
-                shown_place(each.file, each.line),
+                shown_location(each.file, each.line),
                 source_line(each.file, each.line, _WIDTH),
                 str(each.operations or ""),
                 _listed(each.synchronisations),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_kernel.display.places import shown_place, source_line
+from monarch_kernel.display.locations import shown_location, source_line
 from monarch_kernel.display.quantities import text_size
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.tensor.controller import frames
@@ -65,7 +65,7 @@ class TensorMemory(AsTable):
         rows = [
             (
                 each.mesh,
-                shown_place(each.file, each.line) if each.file else "unknown",
+                shown_location(each.file, each.line) if each.file else "unknown",
                 source_line(each.file, each.line, _WIDTH),
                 str(each.tensors),
                 text_size(max(each.nbytes, default=0)),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.runtime.tensor.controller.engine import TensorEngine, Watching
+from monarch_kernel.runtime.tensor.controller.engine import NanCheckSettings, TensorEngine
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 
 
 class NanWatching:
     """A watch for NaN and Inf that is on until `stop`, or the end of its ``with`` block. Made by `watch_nan`."""
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: NanCheckSettings) -> None:
         self._watching = watching
         TensorEngine.watching = watching
         for engine in all_engines():
@@ -60,4 +60,4 @@ def watch_nan(*, inf: bool = True, at_once: bool = True) -> NanWatching:
     Raises:
         NonFiniteError: from operations, fetches and the end of the block: with rank, operation, inputs and line.
     """
-    return NanWatching(Watching(inf, at_once))
+    return NanWatching(NanCheckSettings(inf, at_once))

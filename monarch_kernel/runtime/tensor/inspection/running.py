@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
-_WORKER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "worker.py")
+_EXECUTOR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "tensor_executor.py")
 #: Endpoints of the worker that do more than run records, and what they do.
 _ANSWERS = {
     "fetch": "a fetch",
@@ -42,7 +42,7 @@ def operation_on(frames: Iterable[FrameType]) -> RunningOperation | None:
     """The operation that the thread with these frames (innermost first) runs; None if it runs none."""
     for frame in frames:
         code = frame.f_code
-        if code.co_filename != _WORKER:
+        if code.co_filename != _EXECUTOR:
             continue
         if code.co_name == "_run":
             values = frame.f_locals

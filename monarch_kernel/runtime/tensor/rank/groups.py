@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
 #: Where a rank keeps its groups among the extras of its engine.
@@ -43,7 +43,7 @@ def default_group() -> tuple[int, int] | None:
     return _dist.get_rank(), _dist.get_world_size()
 
 
-def join(group: Any) -> None:
+def form(group: Any) -> None:
     """Join a group of all ranks of the world; the groups of before are gone."""
     if device_type() == "cuda":
         torch.cuda.set_device(device.of_rank())
@@ -120,7 +120,7 @@ class WithGroups:
             collectives.shut_down_all()
             raise OperationFailed(failed)
         args, kwargs = tree_unflatten([x.of_rank() if isinstance(x, RankGroups) else x for x in flat], tree)
-        with meeting():
+        with group_block():
             return self._function(*args, **kwargs)
 
 
@@ -161,7 +161,7 @@ def refuse_failed(*values: Any) -> None:
 
 
 @contextmanager
-def meeting() -> Generator[None]:
+def group_block() -> Generator[None]:
     """A block in which ranks meet. If this rank fails in it, the others must not wait: their collectives end, too."""
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 
 
 class HeldValue(NamedTuple):

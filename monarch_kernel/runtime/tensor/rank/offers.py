@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_kernel.runtime.actor.process import get_system
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.values import LENT
 from monarch_kernel.runtime.tensor.wire import OfferedLayout, OfferedTensor
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from monarch_kernel import programs
 from monarch_kernel.protocol.serialize import loads
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import refuse_failed
 from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     END,
@@ -32,7 +32,7 @@ from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     receive,
     send,
 )
-from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, PipePlace, PipeYield, TensorSlot
+from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, PipeMesh, PipeYield, TensorSlot
 
 #: How long a process may take to end by itself when its pipe is closed, before it is killed (seconds).
 GRACE = 3.0
@@ -41,7 +41,7 @@ GRACE = 3.0
 class PipeEnd:
     """A generator's process, and the connection to it. Used by the worker of one stream."""
 
-    def __init__(self, place: PipePlace, function: str | bytes, arguments: Any) -> None:
+    def __init__(self, place: PipeMesh, function: str | bytes, arguments: Any) -> None:
         self._name = place.name
         self._taken = 0
         self._over: str | None = None  # why there is nothing more to receive

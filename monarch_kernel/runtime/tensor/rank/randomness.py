@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 
 #: Bytes of the state of a generator of a GPU; on a rank without one they are zeros.
 OF_GPU = 16
@@ -47,7 +47,7 @@ def states() -> list[torch.Tensor]:
     return [whole[:-OF_GPU].clone(), whole[-OF_GPU:].clone()]
 
 
-def seed_by_place(number: int, place: int | torch.Tensor) -> None:
+def seed_by_index(number: int, place: int | torch.Tensor) -> None:
     """Begin anew, with a number that differs by place."""
     torch.manual_seed(number ^ int(place))
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.rank.groups import Agreement, group_of, meeting, refuse_failed
+from monarch_kernel.runtime.tensor.rank.current_executor import here
+from monarch_kernel.runtime.tensor.rank.groups import Agreement, group_block, group_of, refuse_failed
 from monarch_kernel.runtime.tensor.wire import Reduction
 
 #: Up to so many bytes, the mark travels with the data.
@@ -69,7 +69,7 @@ def reduce_into(out: torch.Tensor, value: torch.Tensor, how: Reduction) -> None:
 
 def _run(value: torch.Tensor, how: Reduction, out: torch.Tensor | None) -> torch.Tensor | None:
     ranks = _ranks(how.groups, here().rank)
-    with meeting():
+    with group_block():
         group = group_of(how.stream, ranks)
         if group is None:
             result = _alone(value, how, out)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
-from monarch_kernel.runtime.tensor.rank.groups import gloo_has_gpus, group_of, meeting, refuse_failed
+from monarch_kernel.runtime.tensor.rank.current_executor import here
+from monarch_kernel.runtime.tensor.rank.groups import gloo_has_gpus, group_block, group_of, refuse_failed
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
 
@@ -25,7 +25,7 @@ def transferred(value: Any, how: RankMoves) -> torch.Tensor | None:
     me = here().rank
     source = next((sender for sender, receiver in how.routes if receiver == me), None)
     receivers = [receiver for sender, receiver in how.routes if sender == me and receiver != me]
-    with meeting():
+    with group_block():
         sends = _send(value, receivers, how)
         result = None
         if source is not None and source != me:

@@ -342,7 +342,7 @@ def _effects(
 
 
 def _is_fixed(watch: Any) -> bool:
-    return not hasattr(watch.container, "__setitem__") and isinstance(watch, reach.NamesWatch)
+    return not hasattr(watch.container, "__setitem__") and isinstance(watch, reach.NamesSnapshot)
 
 
 def compile(  # noqa: A001  # Monarch's name

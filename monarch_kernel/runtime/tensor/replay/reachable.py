@@ -1,7 +1,7 @@
 """What a function can reach beside its arguments, as a guard of its recordings and as the place of its effects.
 
 From the function's globals and closure the walk goes through dicts, lists, tuples, modules (``torch.nn``), optimizers,
-objects and functions of the user's, to tensors and constants. Each container is a `ContentWatch`: its content when a
+objects and functions of the user's, to tensors and constants. Each container is a `ContentSnapshot`: its content when a
 recording began. A replay is right only if the content is the same: constants equal, and other objects the same ones.
 Tensors may be others of the same kind; the replay then works on those. Not seen are the insides of extension types and
 of libraries' objects, which are compared by identity.
@@ -55,7 +55,7 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANTS)
 
 
-class ContentWatch:
+class ContentSnapshot:
     """The content of one container when a recording began, or when a replay last left it.
 
     Attributes:
@@ -94,7 +94,7 @@ class ContentWatch:
         return f"{self.path}[{key!r}]" if isinstance(key, (str, int)) else f"{self.path}[{type(key).__name__}]"
 
 
-class DictWatch(ContentWatch):
+class DictSnapshot(ContentSnapshot):
     """All items of a dict (or of a mapping that cannot be assigned to)."""
 
     __slots__ = ()
@@ -115,7 +115,7 @@ class DictWatch(ContentWatch):
         )
 
 
-class AttributesWatch(DictWatch):
+class AttributesSnapshot(DictSnapshot):
     """The attributes of an object, in its ``__dict__``."""
 
     __slots__ = ()
@@ -124,7 +124,7 @@ class AttributesWatch(DictWatch):
         return f"{self.path}.{self.keys[index]}"
 
 
-class NamesWatch(ContentWatch):
+class NamesSnapshot(ContentSnapshot):
     """Some names of a namespace, whether they are there or not."""
 
     __slots__ = ()
@@ -137,7 +137,7 @@ class NamesWatch(ContentWatch):
         return f"{self.path}{self.keys[index]}"
 
 
-class ListWatch(ContentWatch):
+class ListSnapshot(ContentSnapshot):
     """The items of a list."""
 
     __slots__ = ()
@@ -152,7 +152,7 @@ class ListWatch(ContentWatch):
         return len(self.container) == len(self.keys) and all(map(is_, self.container, self.values))
 
 
-class CellsWatch(ContentWatch):
+class CellsSnapshot(ContentSnapshot):
     """Variables of enclosing functions."""
 
     __slots__ = ()
@@ -167,7 +167,7 @@ class CellsWatch(ContentWatch):
         return f"{self.path}{self.keys[index]}"
 
 
-class GradsWatch(ContentWatch):
+class GradsSnapshot(ContentSnapshot):
     """The gradients of leaf tensors."""
 
     __slots__ = ()
@@ -199,7 +199,7 @@ class ReachableState:
     """
 
     def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
-        self.watches: list[ContentWatch] = []
+        self.watches: list[ContentSnapshot] = []
         self.locals: list[tuple[torch.Tensor, int]] = []
         self.numbers: list[tuple[int, int]] = []
         self._empty: list[tuple[Any, str]] = []
@@ -211,7 +211,7 @@ class ReachableState:
         # gradients are found last, as each may be a leaf's
         if self._leaves:
             tensors, names = zip(*self._leaves)
-            self.watches.append(GradsWatch(list(tensors), list(names), ""))
+            self.watches.append(GradsSnapshot(list(tensors), list(names), ""))
         self._empties = [container for container, _ in self._empty]
         self._seen.clear()  # it kept objects alive, so that none got the id of another
 
@@ -255,7 +255,7 @@ class ReachableState:
 
     def _differs(self, different: list[int], followed: frozenset[tuple[int, int]]) -> str | None:
         replaced: dict[int, Tensor] = {}
-        updates: list[tuple[ContentWatch, list[Any]]] = []
+        updates: list[tuple[ContentSnapshot, list[Any]]] = []
         for w in different:
             watch = self.watches[w]
             if not watch.same_keys():
@@ -288,7 +288,7 @@ class ReachableState:
 
     # -- the walk -----------------------------------------------------------------------------------
 
-    def _watch(self, watch: ContentWatch, names: frozenset[str]) -> None:
+    def _watch(self, watch: ContentSnapshot, names: frozenset[str]) -> None:
         self.watches.append(watch)
         for i, value in enumerate(watch.values):
             if not is_constant(value) and value is not MISSING:
@@ -330,13 +330,13 @@ class ReachableState:
 
     def _dict(self, value: Any, path: str, names: frozenset[str]) -> None:
         if value:
-            self._watch(DictWatch(value, list(value), path), names)
+            self._watch(DictSnapshot(value, list(value), path), names)
         else:
             self._empty.append((value, path))
 
     def _list(self, value: Any, path: str, names: frozenset[str]) -> None:
         if value:
-            self._watch(ListWatch(value, list(range(len(value))), path), names)
+            self._watch(ListSnapshot(value, list(range(len(value))), path), names)
         else:
             self._empty.append((value, path))
 
@@ -346,7 +346,7 @@ class ReachableState:
 
     def _names(self, space: Any, names: list[str], path: str, used: frozenset[str]) -> None:
         if names:
-            self._watch(NamesWatch(space, names, path), used)
+            self._watch(NamesSnapshot(space, names, path), used)
 
     def _function(self, value: Any, path: str, names: frozenset[str]) -> None:
         code = value.__code__
@@ -356,7 +356,7 @@ class ReachableState:
         space = value.__globals__
         self._names(space, [name for name in sorted(_globals_of(code)) if name in space], "", used)
         if value.__closure__:
-            self._watch(CellsWatch(value.__closure__, list(code.co_freevars), ""), used)
+            self._watch(CellsSnapshot(value.__closure__, list(code.co_freevars), ""), used)
         for default in (value.__defaults__, value.__kwdefaults__):
             if default:
                 self._queue.append((default, f"defaults of {value.__name__}", used))
@@ -389,7 +389,7 @@ class ReachableState:
             return
         attributes: Any = getattr(value, "__dict__", None)
         if type(attributes) is dict and attributes:
-            self._watch(AttributesWatch(attributes, list(attributes), path), names)
+            self._watch(AttributesSnapshot(attributes, list(attributes), path), names)
         if isinstance(value, torch.optim.Optimizer):
             self._rates(value)
         self._queue.append((type(value), path, names))
@@ -399,7 +399,7 @@ class ReachableState:
         for group in optimizer.param_groups:
             if type(group.get("lr")) is float and id(group) not in self._seen:
                 self._seen[id(group)] = group
-                watch = DictWatch(group, list(group), "param_groups[...]")
+                watch = DictSnapshot(group, list(group), "param_groups[...]")
                 self._watch(watch, frozenset())
                 self.numbers.append((len(self.watches) - 1, watch.keys.index("lr")))
 

@@ -12,7 +12,7 @@ from monarch_kernel.runtime.mesh.rankset import name_ranks
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, RankClass
 from monarch_kernel.runtime.tensor.simulation.mesh import SimulatedEngine, SimulatedMesh
 from monarch_kernel.runtime.tensor.simulation.rates import SimulatedRates
-from monarch_kernel.runtime.tensor.simulation.report import SimulationReport
+from monarch_kernel.runtime.tensor.simulation.simulation_report import SimulationReport
 
 
 class SimulatorInterface:

@@ -15,7 +15,7 @@ from array import array
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
+from monarch_kernel.runtime.transfer.backends.interface import BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout
@@ -69,7 +69,7 @@ class Cma(StatelessBackend):
     name = "cma"
     inline = 1 << 20
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
 
     @staticmethod

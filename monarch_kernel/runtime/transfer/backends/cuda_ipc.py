@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_kernel.protocol.private_files import remove_torch_memory
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
+from monarch_kernel.runtime.transfer.backends.interface import BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
@@ -32,7 +32,7 @@ class CudaIpc(StatelessBackend):
     inline = -1  # it may have to ask the owner
     devices = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
         self._guard = threading.Lock()
         self._mapped: dict[int, tuple[Handle, Memory]] = {}

@@ -18,7 +18,7 @@ from monarch_kernel.runtime.transfer.requests import OwnerRequest
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 
-class Engine(Protocol):
+class BackendContext(Protocol):
     """The part of its engine that a backend may use.
 
     Attributes:

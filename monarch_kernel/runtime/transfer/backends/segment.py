@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel.protocol.messages import BufferRead, BufferWrite
 from monarch_kernel.protocol.serialize import Apart
 from monarch_kernel.runtime.transfer import device
-from monarch_kernel.runtime.transfer.backends.interface import Engine, StatelessBackend
+from monarch_kernel.runtime.transfer.backends.interface import BackendContext, StatelessBackend
 from monarch_kernel.runtime.transfer.errors import RDMAError
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
@@ -29,7 +29,7 @@ class Segment(StatelessBackend):
     name = "segment"
     inline = -1  # it waits for answers
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
 
     @staticmethod

@@ -20,7 +20,7 @@ import msgspec
 
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer import backend_settings
-from monarch_kernel.runtime.transfer.backends.interface import Engine
+from monarch_kernel.runtime.transfer.backends.interface import BackendContext
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.tcp.connection import (
@@ -86,7 +86,7 @@ class Tcp:
     inline = -1  # it waits for the owner
     devices = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
         self._pool = ThreadPool("monarch-transfer-tcp", 64)
         self._guard = threading.Lock()

@@ -20,7 +20,7 @@ import zlib
 from typing import Any
 
 from monarch_kernel import environment
-from monarch_kernel.runtime.transfer.backends.interface import Engine
+from monarch_kernel.runtime.transfer.backends.interface import BackendContext
 from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, RDMATimeoutError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory
@@ -77,7 +77,7 @@ class Verbs:
     inline = SMALL
     devices = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
         self._guard = threading.Lock()
         self._cards: dict[tuple[str, int], tuple[Card, RegionCache]] = {}

@@ -21,7 +21,7 @@ from typing import Any
 from monarch_kernel import environment
 from monarch_kernel.runtime.transfer.errors import Unfit
 from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
-from monarch_kernel.runtime.transfer.verbs.ports import CardPort, FoundPort, Gid, network
+from monarch_kernel.runtime.transfer.verbs.ports import ActivePort, CardPort, Gid, network
 
 #: Work requests that a queue pair holds.
 DEPTH = 64
@@ -82,7 +82,7 @@ class Card:
         Unfit: it cannot be opened; says why.
     """
 
-    def __init__(self, chosen: FoundPort) -> None:
+    def __init__(self, chosen: ActivePort) -> None:
         v = pyverbs()
         self._v = v
         self.name = f"{chosen.device}:{chosen.number}"

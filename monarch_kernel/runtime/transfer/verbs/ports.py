@@ -85,7 +85,7 @@ def _rank(a: Gid, b: Gid, mine: CardPort, theirs: CardPort) -> tuple[int, ...] |
     return a.kind, a.scope, 128 - both.bit_length()
 
 
-class FoundPort(msgspec.Struct, frozen=True):
+class ActivePort(msgspec.Struct, frozen=True):
     """An active port of this host."""
 
     device: str
@@ -95,21 +95,21 @@ class FoundPort(msgspec.Struct, frozen=True):
     rate: float  # Gb/s
 
 
-def find_ports(wanted: str | None = None, root: str = CLASS) -> list[FoundPort]:
+def find_ports(wanted: str | None = None, root: str = CLASS) -> list[ActivePort]:
     """The active ports of the InfiniBand and RoCE cards, or of the named ones; best (or first named) first."""
     wanted = environment.RDMA_DEVICE.get() if wanted is None else wanted
     active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if not names:
         return active
-    chosen: list[FoundPort] = []
+    chosen: list[ActivePort] = []
     for name in names:
         device, _, number = name.partition(":")
         chosen += [p for p in active if p.device == device and number in ("", str(p.number))][:1]
     return chosen
 
 
-def _active(root: str) -> Iterable[FoundPort]:
+def _active(root: str) -> Iterable[ActivePort]:
     try:
         devices = os.listdir(root)
     except OSError:
@@ -124,7 +124,7 @@ def _active(root: str) -> Iterable[FoundPort]:
                 if _read(port, "state").startswith("4:"):
                     rate = float((_read(port, "rate").split() or ["0"])[0])
                     ethernet = _read(port, "link_layer") == "Ethernet"
-                    yield FoundPort(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
+                    yield ActivePort(device, int(number), ethernet, int(_read(port, "lid"), 16), rate)
         except (OSError, ValueError):
             continue  # it was removed meanwhile
 

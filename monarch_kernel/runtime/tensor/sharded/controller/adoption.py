@@ -20,7 +20,7 @@ from monarch_kernel.runtime.mesh.valuemesh import ValueMesh
 from monarch_kernel.runtime.tensor.api.activation import engine_of
 from monarch_kernel.runtime.tensor.controller import frames
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
-from monarch_kernel.runtime.tensor.controller.loan import places_of, region_of
+from monarch_kernel.runtime.tensor.controller.loan import ranks_by_proc, region_of
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 from monarch_kernel.runtime.tensor.rank import offers as rank_offers
@@ -137,7 +137,7 @@ def _where(offers: list[OfferedTensor], mesh: Any) -> tuple[TensorEngine, list[i
     else:
         engines = all_engines()
     for engine in engines:
-        places = places_of(engine)
+        places = ranks_by_proc(engine)
         ranks = [places.get(offered.proc, -1) for offered in offers]
         if -1 not in ranks:
             return engine, ranks

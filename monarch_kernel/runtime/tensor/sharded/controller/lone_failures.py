@@ -16,12 +16,12 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.runtime.actor.ports.receiver import Channel
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
 from monarch_kernel.runtime.tensor.sharded.rank import rebinding
-from monarch_kernel.runtime.tensor.sharded.rank.rebinding import StreamWatch
+from monarch_kernel.runtime.tensor.sharded.rank.rebinding import StreamPosition
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
-    from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+    from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 
 #: How long the others may take to fail as well, once they are at the operation (seconds).
 GRACE = 0.1
@@ -35,7 +35,7 @@ class LoneFailures:
     def __init__(self, world: ShardedWorld, engine: TensorEngine) -> None:
         self._world = weakref.ref(world)
         self._size = len(engine.world)
-        self._watch = engine.world.spawn("tensor-watch", StreamWatch, engine._key)
+        self._watch = engine.world.spawn("tensor-watch", StreamPosition, engine._key)
         self._lock = threading.Lock()
         self._receiver: Any = None
         self._next: Any = None

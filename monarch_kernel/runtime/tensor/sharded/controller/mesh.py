@@ -19,7 +19,7 @@ from monarch_kernel.runtime.tensor.api.activation import activate_sharded, engin
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 from monarch_kernel.runtime.tensor.controller.loan import current_loan
 from monarch_kernel.runtime.tensor.controller.stream import MAIN
-from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.target import KeepsMesh, ShardedMesh
 from monarch_kernel.runtime.tensor.sharded.controller.values import distribute as distribute_to
 from monarch_kernel.runtime.tensor.sharded.rank import sharing

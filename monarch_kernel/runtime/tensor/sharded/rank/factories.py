@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils._pytree import tree_map
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.program import operation_of
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, part_of
 from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of

@@ -1,6 +1,6 @@
 """A process group formed anew: older values go on in it, or become failures on every rank alike; reports of failures.
 
-`StreamWatch` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
+`StreamPosition` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.values import store_of
 from monarch_kernel.runtime.tensor.sharded.rank import views
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
@@ -79,7 +79,7 @@ def set_generator(states: Any) -> None:
     rules().generator.restore(states)
 
 
-class StreamWatch(Actor):
+class StreamPosition(Actor):
     """Runs in each rank beside the workers of an engine."""
 
     __tool__ = True

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.offers import taken
 from monarch_kernel.runtime.tensor.rank.values import awaited_store
 from monarch_kernel.runtime.tensor.sharded.rank.layout import dtensor_of

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.counts import count_redistributions, counts
 from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules, rules_of
 

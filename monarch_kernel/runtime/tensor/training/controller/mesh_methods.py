@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.runtime.actor.healing.report import Healed
+from monarch_kernel.runtime.actor.healing.healed import Healed
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
-from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.training.controller.snapshots import Snapshots
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import (
 from monarch_kernel.runtime.tensor.controller.handle import Tensor, ValueOwner, make_handle
 from monarch_kernel.runtime.tensor.controller.spec import spec_of
 from monarch_kernel.runtime.tensor.controller.world_group import everywhere
-from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
 from monarch_kernel.runtime.tensor.sharded.controller.mesh import mesh_from
+from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 from monarch_kernel.runtime.tensor.training.rank import modules
 
@@ -173,7 +173,7 @@ def _rebuilding(module: RemoteModule, arguments: tuple[Any, ...]) -> Callable[[]
 
 
 def _on_some(ranks: set[int], function: Callable[[], None]) -> None:
-    from monarch_kernel.runtime.tensor.rank.current_worker import here
+    from monarch_kernel.runtime.tensor.rank.current_executor import here
 
     if here().rank in ranks:
         function()

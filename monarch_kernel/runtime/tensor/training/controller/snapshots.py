@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import (
 
 from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
-from monarch_kernel.runtime.tensor.sharded.controller.joining import ShardedWorld
+from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from monarch_kernel.protocol.private_files import NotPrivateError, open_way, user_name
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 

@@ -11,7 +11,7 @@ import torch.distributed
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 

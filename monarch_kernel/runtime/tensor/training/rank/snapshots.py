@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
 from monarch_kernel.runtime.tensor.rank import device
-from monarch_kernel.runtime.tensor.rank.current_worker import here
+from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.values import RankStore, store_of
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules

@@ -1,0 +1,551 @@
+"""The tools' part of a rank of another runtime. The first controller whose tools enter the rank makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from monarch_kernel import engines
+from monarch_kernel.actor import ActorMesh, Extent, Point, ProcMesh
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
+from monarch_kernel.engines.hosted.tool_actor import ToolActor
+from monarch_kernel.engines.hosted.tool_process import ToolProcess
+from monarch_kernel.introspection import Running
+from monarch_kernel.output import calling_origin
+from monarch_kernel.protocol.messages import OK
+from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
+from monarch_kernel.protocol.serialize import dumps_flat, loads
+from monarch_kernel.runtime.actor.execution import collectives
+from monarch_kernel.runtime.actor.extensions import rank_debugger
+from monarch_kernel.runtime.mesh.shape import Region
+from monarch_kernel.runtime.rank import output_capture
+from monarch_kernel.thread_frames import current_frames
+
+log = logging.getLogger(__name__)
+
+#: How often the rank checks whether controllers that hold it are alive (seconds).
+LOOK = 0.2
+#: An interrupt is repeated after this long until it is heard: it may come just before a system call (seconds).
+REPEAT = 0.1
+ATTEMPTS = 20
+#: How often an event loop of cells takes a turn between cells (seconds).
+TURN = 0.02
+_CHUNK = 1 << 16
+
+
+class CellStream:
+    """``sys.stdout`` or ``sys.stderr`` of a rank whose other output belongs to its own job.
+
+    Args:
+        cells: takes what cells write.
+        job: takes everything else.
+    """
+
+    def __init__(self, cells: Any, job: Any) -> None:
+        self._cells = cells
+        self._job = job if job is not None else open(os.devnull, "w")  # noqa: SIM115  # as for `print` in a daemon
+
+    def _now(self) -> Any:
+        of_cell = calling_origin() or getattr(threading.current_thread(), "_monarch_cell", None)
+        return self._cells if of_cell else self._job
+
+    def end(self) -> None:
+        """There are no cells any more: all output is the job's."""
+        self._cells = self._job
+
+    def write(self, text: str) -> int:
+        """Write to the stream that the calling code belongs to."""
+        return self._now().write(text)
+
+    def flush(self) -> None:
+        """Flush that stream."""
+        self._now().flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now(), name)
+
+
+class OutputPipes:
+    """The pipes through which the output of this process goes, as in ranks of our own, and the thread that reads them.
+
+    Args:
+        take: is given (stream, data) on that thread; stream is 1 or 2. An exception of it drops the data.
+        everything: also what the job's own code and its subprocesses write; otherwise only what cells print.
+    """
+
+    def __init__(self, take: Callable[[int, bytes], None], everything: bool) -> None:
+        self._take = take
+        self._job: tuple[Any, Any] | None = None
+        self._cells: tuple[Any, Any] | None = None
+        if output_capture.installed():
+            return
+        pipes = {1: os.pipe(), 2: os.pipe()}
+        job = sys.stdout, sys.stderr
+        if everything:
+            for fd, (_, write) in pipes.items():
+                os.dup2(write, fd)
+            output_capture.install()
+        else:  # the descriptors 1 and 2 stay the program's
+            output_capture.install({fd: write for fd, (_, write) in pipes.items()})
+            self._job = job
+            self._cells = CellStream(sys.stdout, job[0]), CellStream(sys.stderr, job[1])
+            sys.stdout, sys.stderr = self._cells  # type: ignore[assignment]
+        for _, write in pipes.values():
+            os.close(write)
+        self._streams = {read: fd for fd, (read, _) in pipes.items()}
+        self._end_read, self._end_write = os.pipe()
+        threading.Thread(target=self._pump, name="monarch-output-pump", daemon=True).start()
+
+    def close(self) -> None:
+        """Undo it all: the output of the program's own code is its own again, and the thread ends."""
+        if self._job is None:
+            return
+        self.forget()
+        output_capture.uninstall()
+        os.write(self._end_write, b"\0")  # closing it is not enough: forks of this process have copies
+
+    def forget(self) -> None:
+        """Give ``sys.stdout`` and ``sys.stderr`` back; all that a fork of this process has to do."""
+        if self._job is None or self._cells is None:
+            return
+        for cells in self._cells:
+            cells.end()  # the program may have kept it, as a handler of `logging` does
+        if sys.stdout is self._cells[0]:
+            sys.stdout = self._job[0]
+        if sys.stderr is self._cells[1]:
+            sys.stderr = self._job[1]
+        self._job = None
+
+    def _pump(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for read in (*self._streams, self._end_read):
+                selector.register(read, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == self._end_read:
+                        for each in (*self._streams, self._end_read, self._end_write):
+                            os.close(each)
+                        return
+                    data = os.read(key.fd, _CHUNK)
+                    if not data:
+                        selector.unregister(key.fd)
+                        continue
+                    with suppress(Exception):
+                        self._take(self._streams[key.fd], data)
+
+
+class MainThread:
+    """Run actors on the main thread, inside the event loop that the other runtime runs there.
+
+    Signals, and much of what user code does, work only on that thread.
+
+    The loop stands still while an actor has a message; that runtime's own actors and messages use other threads.
+
+    Args:
+        loop: that loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._interruptible = False
+        self._heard = 0
+        self._sent = 0
+        self._before: Any = None  # the other runtime's handler of SIGINT, once ours stands before it
+        self._turning = False
+
+    def drive(self, actor: ToolActor) -> None:
+        """Have the main thread handle one message of the actor."""
+        self._loop.call_soon_threadsafe(self._step, actor)
+
+    def _step(self, actor: ToolActor) -> None:
+        if self._before is None:
+            self._before = signal.signal(signal.SIGINT, self._on_sigint)
+        asyncio.events._set_running_loop(None)
+        self._interruptible = True
+        try:
+            actor.step()
+        except BaseException:  # an interrupt that came after the endpoint
+            pass
+        finally:
+            self._interruptible = False
+            asyncio.events._set_running_loop(self._loop)
+        if actor.background is not None and not self._turning:
+            self._turning = True
+            self._loop.call_later(TURN, self._turn, actor)
+
+    def _turn(self, actor: ToolActor) -> None:
+        """Let the tasks of earlier cells run for a moment."""
+        loop: asyncio.AbstractEventLoop | None = actor.background
+        if loop is None or loop.is_closed():
+            self._turning = False
+            return
+        asyncio.events._set_running_loop(None)
+        try:
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        finally:
+            asyncio.events._set_running_loop(self._loop)
+        self._loop.call_later(TURN, self._turn, actor)
+
+    # -- interrupts --------------------------------------------------------------------------------
+
+    def interrupt(self, attempts: int = ATTEMPTS) -> None:
+        """Raise KeyboardInterrupt in the endpoint that runs on the main thread, if one does. Any thread may call it."""
+        if not self._interruptible:
+            return
+        heard = self._heard
+        self._sent += 1
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        def insist() -> None:
+            if self._heard == heard and attempts > 1:
+                self.interrupt(attempts - 1)
+
+        timer = threading.Timer(REPEAT, insist)
+        timer.daemon = True
+        timer.start()
+
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        self._heard += 1
+        if self._interruptible:
+            self._interruptible = False  # once for each endpoint
+            raise KeyboardInterrupt
+        if self._heard > self._sent and callable(self._before):
+            self._before(signum, frame)  # not one of ours, which came too late
+
+
+def main_thread() -> MainThread | None:
+    """The main thread of this process, if an event loop runs there that can take turns with actors."""
+    frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        runner = frame.f_locals.get("self")
+        if isinstance(runner, asyncio.AbstractEventLoop) and runner.is_running():
+            return MainThread(runner)
+        frame = frame.f_back
+    return None
+
+
+class ProgramActors(Protocol):
+    """What an engine knows about the other runtime's own actors in a rank."""
+
+    def endpoints_here(self) -> list[Running]:
+        """Its endpoints that run in this process."""
+        ...
+
+    def actors_here(self) -> dict[str, Any]:
+        """Its actors in this process."""
+        ...
+
+    def interrupt(self, endpoint: Running) -> None:
+        """Raise an exception in one of its endpoints."""
+        ...
+
+
+class Visitor:
+    """A controller whose tools are in this rank.
+
+    Args:
+        entered: its first message.
+        rank: this rank in its mesh.
+        send: sends bytes to it.
+    """
+
+    def __init__(self, entered: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
+        self.id = entered.controller
+        self.ref = ProcRef(self.id, "", "", self.id, "")
+        self.uid = entered.uid
+        self.name = entered.name
+        self.extent = Extent(entered.labels, entered.sizes)
+        self.point = Point(rank, self.extent)
+        self.leash = entered.silence
+        self.silence = max(entered.silence, entered.hold)
+        self.host = entered.host
+        self.pid = entered.pid
+        self.send = send
+        self.takes_output = entered.output
+        self.takes_control = entered.drive
+        self.looks_on = entered.looks_on
+        #: When it was last heard of, and whether it is expected to be heard of: this rank waits for it.
+        self.heard = time.monotonic()
+        self.expected = False
+
+
+class AttachedProcess(ToolProcess):
+    """The tools in this rank, of any number of controllers.
+
+    Args:
+        name: what users call the other runtime.
+        program: what runs here beside tools.
+        of_program: the process is a program's own, which has its environment, its main thread, its output and its
+            process groups: tools leave them as they are.
+    """
+
+    def __init__(self, name: str, program: ProgramActors, *, of_program: bool = False) -> None:
+        proc = f"{os.getpid()}-{os.urandom(4).hex()}"
+        super().__init__(name, ProcRef(proc, "", HOST, proc, ""))
+        self._program = program
+        self._visitors: dict[str, Visitor] = {}
+        self.OF_PROGRAM = of_program
+        self._main: MainThread | None = None if of_program else main_thread()
+        self._main_actor: str | None = None
+        self._watching = False
+        self._lock = threading.Lock()
+        self._hook: Any = None
+        self._output: OutputPipes | None = None
+        self._owners: dict[str, str] = {}  # the controllers of actors
+        if not of_program:
+            collectives.install()
+        engines.use(cast("Any", self))
+
+    def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
+        """Let a controller's tools in.
+
+        Args:
+            rank: this rank in the controller's mesh.
+            send: carries bytes to the controller; it must drop them if the controller is gone.
+        """
+        visitor = self._visitors[message.controller] = Visitor(message, rank, send)
+        self.node.deaths.pop(message.controller, None)
+        self.system.proc_meshes[visitor.uid] = self._procs(visitor)
+        if self._hook is None:
+            self._hook = sys.breakpointhook
+            sys.breakpointhook = _breakpoint
+        self._output = self._output or OutputPipes(self._on_output, message.output)
+        self._on_visitor(visitor)
+        send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
+
+    def _on_visitor(self, visitor: Visitor) -> None:
+        """A controller has entered, and is not told so yet."""
+
+    def _procs(self, visitor: Visitor) -> HostedProcMesh:
+        count = visitor.extent.nelements
+        refs = tuple(ProcRef(f"{visitor.uid}.{rank}", "", "", visitor.uid, "") for rank in range(count))
+        region = Region.from_extent(visitor.extent)
+        system: Any = self.system
+        return HostedProcMesh(system, visitor.uid, visitor.name, refs, region, region)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """See ``ToolProcess.receive``."""
+        message = wire.decode(data)
+        sender = getattr(message, "sender", None) or getattr(message, "controller", "")
+        visitor = self._visitors.get(sender)
+        if visitor is not None:
+            visitor.heard = time.monotonic()
+            if self.node.deaths.pop(sender, None) is not None:  # it was only silent
+                self._on_back(visitor)
+        self.handle(message)
+
+    def handle(self, message: Any) -> None:
+        """See ``ToolProcess.handle``."""
+        if isinstance(message, wire.InterruptRank):
+            stopped = self._interrupt(message.cells)
+            self.answer_to(message.sender, message.call)(OK, dumps_flat(stopped))
+        elif isinstance(message, wire.LeaveRank):
+            self._leave(message.controller)
+        else:
+            super().handle(message)
+
+    def send(self, procs: tuple[ProcRef, ...], message: Any) -> None:
+        """See ``ToolProcess.send``."""
+        data = wire.encode(message)
+        for ref in procs:
+            visitor = self._visitors.get(ref.id)
+            if visitor is not None:
+                if hasattr(message, "sender"):  # to its controller, this rank is a rank of its mesh
+                    message.sender = f"{visitor.uid}.{visitor.point.rank}"
+                    data = wire.encode(message)
+                if isinstance(message, wire.CallActor) and message.call:
+                    self._watch(visitor)
+                visitor.send(data)
+
+    def make_actor(self, message: wire.SpawnActor) -> ToolActor:
+        """See ``ToolProcess.make_actor``. The first actor that asks for it gets the main thread."""
+        visitor = self._visitors[message.sender]
+        self._owners[message.actor] = message.sender
+        cls = loads(message.body)[0]
+        drive = None
+        if self._main is not None and self._main_actor is None and not cls.__background__:
+            self._main_actor = message.actor
+            drive = self._main.drive
+        actor = ToolActor(message.actor, message.name, visitor.point, drive)
+        actor.of_driver = getattr(cls, "__of_driver__", frozenset())
+        return actor
+
+    def answer_to(self, sender: str, call: int) -> Any:
+        """See ``ToolProcess.answer_to``. To its sender, this rank is a rank of the mesh that the sender has entered."""
+        visitor = self._visitors[sender]
+        proc = f"{visitor.uid}.{visitor.point.rank}"
+
+        def answer(status: int, body: bytes) -> None:
+            visitor.send(wire.encode(wire.CallAnswer(proc, call, status, bytes(body))))
+
+        return answer
+
+    def _on_output(self, stream: int, data: bytes) -> None:
+        present = self._latest()
+        visitor = next((each for each in present if each.takes_output), present[0] if present else None)
+        if visitor is not None:
+            visitor.send(wire.encode(wire.ToolOutput(visitor.uid, visitor.point.rank, stream, data)))
+
+    # -- controllers that die ------------------------------------------------------------------------
+
+    def _watch(self, visitor: Visitor) -> None:
+        """Expect heartbeats of a controller while a call to it is pending."""
+        with self._lock:
+            if not visitor.expected:
+                visitor.expected = True
+                visitor.heard = time.monotonic()
+            if not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch_controllers, name="monarch-tool-leash", daemon=True).start()
+
+    def _watch_controllers(self) -> None:
+        while True:
+            time.sleep(LOOK)
+            try:
+                if not self._look():
+                    return
+            except Exception:  # without this thread, nobody would release what a dead controller has stopped
+                log.exception("a fault of the leash of controllers")
+
+    def _look(self) -> bool:
+        """Look for controllers that are silent; returns whether there is anything to look for."""
+        with self._lock:
+            called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
+            for visitor in list(self._visitors.values()):
+                visitor.expected = self._expects(visitor, called)
+            expected = [visitor for visitor in list(self._visitors.values()) if visitor.expected]
+            if not expected:
+                self._watching = False
+                return False
+        now = time.monotonic()
+        for visitor in expected:
+            if now - visitor.heard > visitor.silence:
+                self._on_silence(visitor)
+        return True
+
+    def _expects(self, visitor: Visitor, called: set[str]) -> bool:
+        """Whether a controller has to show that it is alive; ``called``: those that calls of this rank wait for."""
+        return visitor.expected and visitor.id in called
+
+    def _on_silence(self, visitor: Visitor) -> None:
+        """A controller that this rank waits for was silent for too long."""
+        cause = f"the controller was silent for {visitor.silence:g} s"
+        self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
+
+    def _on_back(self, visitor: Visitor) -> None:
+        """A controller that was silent for too long is there again."""
+
+    def _leave(self, controller: str) -> None:
+        self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
+
+    def lose(self, controller: str) -> None:
+        """A controller has gone for good: what it has stopped continues, and its actors end."""
+        self._leave(controller)
+        visitor = self._visitors.pop(controller, None)
+        if visitor is None:
+            return
+        self.system.proc_meshes.pop(visitor.uid, None)
+        for name, owner in list(self._owners.items()):
+            if owner == controller:
+                del self._owners[name]
+                actor = self.actors.pop(name, None)
+                if actor is not None:
+                    actor.stop(lambda: None)
+        if not self._visitors:
+            if sys.breakpointhook is _breakpoint:  # else the program has set its own
+                sys.breakpointhook = self._hook
+            self._hook = None
+
+    # -- interrupts ----------------------------------------------------------------------------------
+
+    def _interrupt(self, cells: str) -> list[str]:
+        """Interrupt endpoints that run; returns their names."""
+        stopped: list[str] = []
+        if self._main is not None and not cells:
+            actor = self.actors.get(self._main_actor or "")
+            if actor is not None and actor.running is not None:
+                stopped.append(f"{actor.name}.{actor.running}")
+                self._main.interrupt()
+                self._release(actor)
+        for running in self._program.endpoints_here():
+            stopped.append(running.label)
+            self._program.interrupt(running)
+            self._end_waits(running)
+        return stopped
+
+    def _release(self, actor: ToolActor) -> None:
+        """End a wait in a collective, which no signal ends."""
+        message = actor.handled
+
+        def runs() -> bool:
+            return actor.running is not None and actor.handled == message
+
+        collectives.release((actor.actor, message), lambda: actor.thread if runs() else 0, runs)
+
+    def _end_waits(self, endpoint: Running) -> None:
+        collectives.release(endpoint, lambda: endpoint.thread, lambda: endpoint in self._program.endpoints_here())
+
+    def interrupt_main_thread(self) -> None:
+        """See ``interface.ProcessFunctions``."""
+        if self._main is not None:
+            self._main.interrupt()
+
+    # -- what tools ask ------------------------------------------------------------------------------
+
+    def endpoints_here(self) -> list[Running]:
+        """See ``interface.ProcessFunctions``."""
+        return [*super().endpoints_here(), *self._program.endpoints_here()]
+
+    def actors_here(self, actor: str = "") -> dict[str, Any]:
+        """See ``interface.ProcessFunctions``."""
+        found = {**super().actors_here(), **self._program.actors_here()}
+        return {uid: each for uid, each in found.items() if actor in ("", uid)}
+
+    def home(self) -> ProcMesh | None:
+        """See ``interface.ProcessFunctions``."""
+        return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
+
+    def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
+        """See ``interface.MeshFunctions``: of the controller that has entered last, and is alive."""
+        for visitor in self._latest():
+            body = dumps_flat((cls, (), {}))
+            self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # unless it is there
+            system: Any = self.system
+            region = Region.from_extent(Extent((), ()))
+            return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), region)
+        raise RuntimeError("no controller's tools are in this rank")
+
+    def _latest(self) -> list[Visitor]:
+        return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
+
+    def __getattr__(self, name: str) -> Any:
+        """The functions of meshes, output and kept meshes: only controllers have them."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def refuse(*_args: Any, **_kwargs: Any) -> Any:
+            raise self.not_offered(f"do this in a rank ({name}); its controller can")
+
+        return refuse
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()`: stop here for the controller's debugger; PYTHONBREAKPOINT works as usual."""
+    if "PYTHONBREAKPOINT" in os.environ:
+        return sys.__breakpointhook__(*args, **kwargs)
+    rank_debugger().stop_here(sys._getframe(1))
+    return None

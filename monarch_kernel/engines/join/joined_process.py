@@ -1,0 +1,326 @@
+"""The tools in a rank of a joined job. The first viewer that enters loads this module."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.engines.hosted import wire
+from monarch_kernel.engines.hosted.attached_process import AttachedProcess, Visitor
+from monarch_kernel.engines.hosted.tool_actor import ToolActor
+from monarch_kernel.engines.interface import ControlFollower
+from monarch_kernel.engines.join.frame_loop import FrameLink
+from monarch_kernel.engines.join.holding import Holding
+from monarch_kernel.introspection import Running
+from monarch_kernel.protocol.faults import capture, encode_fault
+from monarch_kernel.protocol.messages import ERROR
+
+if TYPE_CHECKING:
+    from monarch_kernel.engines.join.listener import JoinListener
+
+NAME = "join"
+#: Output of cells is dropped while so much waits to be sent to a viewer that does not take it (bytes).
+MOST_OUTPUT = 16 << 20
+
+
+class JoinedProgram:
+    """What runs in this process beside tools (``attached_process.ProgramActors``): a program without actors.
+
+    Args:
+        holding: what becomes of it when it fails.
+    """
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+
+    def endpoints_here(self) -> list[Running]:
+        """Its main thread, which is where a rank stands; a program that has failed runs no more."""
+        if self._holding.held:
+            return []
+        return [Running("", "the program", threading.main_thread().ident or 0)]
+
+    def actors_here(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def interrupt(self, endpoint: Running) -> None:
+        """Nothing: the program is never interrupted."""
+
+
+class JoinedProcess(AttachedProcess):
+    """The tools of any number of viewers in this process, which is none of theirs.
+
+    One viewer has control: it stops threads and runs cells. It has to show all the time that it lives; when it is
+    silent for too long, or its connection has ended, what it has stopped continues, its breakpoints are removed and
+    its cells are interrupted. The others look on.
+
+    Args:
+        door: where viewers enter; it keeps faults.
+    """
+
+    def __init__(self, door: JoinListener) -> None:
+        self._door = door
+        self._links: dict[str, FrameLink] = {}
+        self._driver: Visitor | None = None
+        self._since = 0.0  # when it took control
+        self._changing = threading.RLock()  # of the driver; held longer than the lock of the debugger
+        self._faults: logging.Handler | None = None
+        self._debugger: ControlFollower | None = None  # once a viewer has used it
+        super().__init__(NAME, JoinedProgram(door.holding), of_program=True)
+
+    def admit(self, link: FrameLink, first: bytes) -> None:
+        """Let a viewer in, whose first message this is; the messages that follow are for its tools."""
+        message = wire.decode(first)
+        assert isinstance(message, wire.EnterRank)
+        controller = message.controller
+        if controller in self._visitors:  # the end of its former connection is not seen yet
+            self.lose(controller)
+        if self._faults is None:
+            self._faults = _FaultLog(self._door)
+            log = logging.getLogger("monarch_kernel")
+            log.addHandler(self._faults)
+            log.propagate = False  # the program's log is its own
+
+        def ended(_link: FrameLink) -> None:
+            if self._links.get(controller) is link:
+                self._on_end(controller)
+
+        self._links[controller] = link
+        link.on_frame = self._on_frame
+        link.on_closed = ended
+        self._door.holding.install()  # errors that end the program can be stopped at
+        self.enter(message, message.rank, link.send)
+
+    def _interrupt(self, cells: str) -> list[str]:
+        """Interrupt cells, and nothing of the program."""
+        stopped: list[str] = []
+        for actor in list(self.actors.values()):
+            running, of_cells = actor.running, actor.running_for.startswith(cells)
+            if of_cells and not type(actor.object).__background__ and actor.interrupt():
+                stopped.append(f"{actor.name}.{running}")
+        return stopped
+
+    def _on_frame(self, _link: FrameLink, frame: bytes) -> None:
+        self.receive(frame)
+
+    # -- who has control -----------------------------------------------------------------------------
+
+    def drives(self, uid: str) -> bool:
+        """See ``interface.ProcessFunctions``."""
+        driver = self._driver
+        return driver is not None and uid in ("", driver.uid)
+
+    def follow_control(self, follower: ControlFollower) -> None:
+        """See ``interface.ProcessFunctions``."""
+        self._debugger = follower
+
+    def _on_visitor(self, visitor: Visitor) -> None:
+        with self._changing:
+            if self._may_drive(visitor, visitor.takes_control):
+                self._drive(visitor)
+            else:
+                self._tell_driver(visitor)
+
+    def _may_drive(self, visitor: Visitor, force: bool) -> bool:
+        if visitor.looks_on:
+            return False
+        return force or self._driver is None or not self._is_there(self._driver)
+
+    def _drive(self, visitor: Visitor | None) -> None:
+        """Give control to a viewer, and with it what its predecessor has stopped; None: to nobody."""
+        with self._changing:
+            former, self._driver = self._driver, visitor
+            if visitor is not None and visitor is not former:
+                self._since = time.time()
+                if self._debugger is not None:
+                    self._debugger.hand_over(visitor.uid)
+                visitor.heard = time.monotonic()
+                self._watch(visitor)
+                if former is not None:
+                    self._interrupt_cells(former)
+                    if former.id in self._visitors and not self._is_there(former):
+                        self.lose(former.id)  # it was only held
+            for each in list(self._visitors.values()):
+                self._tell_driver(each)
+
+    def _tell_driver(self, visitor: Visitor) -> None:
+        driver = self._driver
+        told = ("", "", 0, 0.0) if driver is None else (driver.id, driver.host, driver.pid, self._since)
+        visitor.send(wire.encode(wire.RankDriver(visitor.uid, visitor.point.rank, *told)))
+
+    def _is_there(self, visitor: Visitor) -> bool:
+        link = self._links.get(visitor.id)
+        return link is not None and not link.closed and visitor.id not in self.node.deaths
+
+    def handle(self, message: Any) -> None:
+        """See ``AttachedProcess.handle``: viewers without control do not run code here."""
+        match message:
+            case wire.DriveRank():
+                visitor = self._visitors[message.controller]
+                with self._changing:
+                    if self._may_drive(visitor, message.force):
+                        self._drive(visitor)
+                    else:
+                        self._tell_driver(visitor)
+            case wire.CallActor() if self._is_refused(message):
+                self._refuse(message)
+            case wire.InterruptRank() if self._driver is None or message.sender != self._driver.id:
+                self._refuse(message)
+            case _:
+                super().handle(message)
+
+    def _refuse(self, message: wire.CallActor | wire.InterruptRank) -> None:
+        from monarch_kernel.debugger.controller.viewers import DriverError
+
+        fault = encode_fault(capture(DriverError("another viewer has control of this job")))
+        self.answer_to(message.sender, message.call)(ERROR, fault)
+
+    def _is_refused(self, message: wire.CallActor) -> bool:
+        if self._driver is not None and self._driver.id == message.sender:
+            return False
+        actor = self.actors.get(message.actor)
+        return actor is not None and message.endpoint in actor.of_driver
+
+    # -- viewers that die, or sleep -------------------------------------------------------------------
+
+    def _expects(self, visitor: Visitor, called: set[str]) -> bool:
+        if visitor is self._driver:
+            return True
+        return super()._expects(visitor, called)
+
+    def _on_silence(self, visitor: Visitor) -> None:
+        silent = time.monotonic() - visitor.heard
+        with self._changing:
+            link = self._links.get(visitor.id)
+            if link is None or link.closed:  # it was held for that long
+                self.lose(visitor.id)
+                return
+            if visitor is self._driver:
+                stops = self._let_go(visitor)
+                visitor.send(wire.encode(wire.RankReleased(visitor.uid, visitor.point.rank, stops, silent)))
+        super()._on_silence(visitor)
+
+    def _on_back(self, visitor: Visitor) -> None:
+        with self._changing:
+            if self._may_drive(visitor, force=False):
+                self._drive(visitor)
+            else:
+                self._tell_driver(visitor)
+
+    def _on_end(self, controller: str) -> None:
+        """The connection to a viewer has ended."""
+        visitor = self._visitors.get(controller)
+        with self._changing:
+            if visitor is not None and visitor is self._driver and visitor.silence > visitor.leash:
+                visitor.heard = time.monotonic()  # what it has stopped is held for so long from now on
+                self._interrupt_cells(visitor)
+                return
+        self.lose(controller)
+
+    def lose(self, controller: str) -> None:
+        """See ``AttachedProcess.lose``."""
+        with self._changing:
+            visitor = self._visitors.get(controller)
+            if visitor is not None and visitor is self._driver:
+                self._let_go(visitor)
+            self._links.pop(controller, None)
+            self._interrupt_cells(visitor)
+            super().lose(controller)
+            if self._debugger is not None and visitor is not None:
+                self._debugger.forget(visitor.uid)
+            if not self._visitors:
+                self._tidy(looked=visitor is None or not visitor.looks_on)
+
+    def _leave(self, controller: str) -> None:
+        visitor = self._visitors.get(controller)
+        if visitor is not None and visitor is self._driver:
+            visitor.silence = visitor.leash  # it does not want anything to be held
+        super()._leave(controller)
+
+    def _let_go(self, visitor: Visitor) -> int:
+        """Let go of what the driver has stopped, and take control from it; returns how many stops there were."""
+        stops = self._debugger.release() if self._debugger is not None else 0
+        self._interrupt_cells(visitor)
+        self._drive(None)
+        return stops
+
+    def _interrupt_cells(self, visitor: Visitor | None) -> None:
+        for name, owner in list(self._owners.items()):
+            actor = self.actors.get(name)
+            if visitor is not None and owner == visitor.id and actor is not None:
+                _interrupt_cell(actor)
+
+    def _tidy(self, looked: bool) -> None:
+        """Nobody is here any more: leave the program as it was.
+
+        Args:
+            looked: a person has looked, which is what a program that is held waits for.
+        """
+        if looked:
+            self._door.holding.release()
+        self._door.holding.remove()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        if self._faults is not None:
+            log = logging.getLogger("monarch_kernel")
+            log.removeHandler(self._faults)
+            log.propagate = True
+            self._faults = None
+
+    def stands(self) -> bool:
+        """Whether a viewer has stopped the program."""
+        return self._debugger is not None and self._debugger.stands()
+
+    def forget(self) -> None:
+        """In a fork of this process: no viewer is here."""
+        self._driver = None
+        self._visitors.clear()
+        self._links.clear()
+        if sys.breakpointhook is not sys.__breakpointhook__ and self._hook is not None:
+            sys.breakpointhook = self._hook
+        if self._output is not None:
+            self._output.forget()
+
+    # -- output, faults and interrupts ------------------------------------------------------------------
+
+    def _on_output(self, stream: int, data: bytes) -> None:
+        driver = self._driver
+        link = self._links.get(driver.id) if driver is not None else None
+        if driver is not None and link is not None and link.waiting < MOST_OUTPUT:
+            link.send(wire.encode(wire.ToolOutput(driver.uid, driver.point.rank, stream, data)))
+
+    def tell_fault(self, count: int, text: str) -> None:
+        """Tell viewers of a fault of the tools."""
+        for visitor in list(self._visitors.values()):
+            visitor.send(wire.encode(wire.RankFault(visitor.uid, visitor.point.rank, count, text)))
+
+    def interrupt_main_thread(self) -> None:
+        """Interrupt the cell that runs in this rank; the program's own main thread goes on."""
+        for actor in list(self.actors.values()):
+            _interrupt_cell(actor)
+
+
+class _FaultLog(logging.Handler):
+    """What the tools log in a rank: faults, which the program's log is not for.
+
+    Args:
+        door: keeps them.
+    """
+
+    def __init__(self, door: JoinListener) -> None:
+        super().__init__(logging.WARNING)
+        self._door = door
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        error = record.exc_info[1] if record.exc_info else None
+        self._door.note(error if error is not None else RuntimeError(record.getMessage()))
+
+
+def _interrupt_cell(actor: ToolActor) -> None:
+    if actor.object is not None and not type(actor.object).__background__:
+        actor.interrupt()

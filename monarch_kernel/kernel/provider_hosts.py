@@ -1,0 +1,180 @@
+"""The hosts that an engine gives to a mesh of the notebook: asking for them, waiting, and what each rank gets."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+
+from monarch_kernel.actor import HostMesh
+from monarch_kernel.job import EngineJob
+from monarch_kernel.launchers.base import HostPhase, JobStatus, LaunchError
+from monarch_kernel.runtime.host.devices import DeviceError
+from monarch_kernel.subscriptions import Subscribers
+
+
+def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) -> int:
+    """How many devices each rank gets: all alike, and none is left where that is possible.
+
+    A process can use one MIG slice only.
+
+    Args:
+        hosts: the name of each, and the devices that the engine gave it; None: it named none.
+        ranks: how many ranks each host is to have.
+
+    Raises:
+        DeviceError: a host has fewer devices than ranks; the message names it, and both numbers.
+    """
+    each: list[int] = []
+    for host, given in hosts:
+        names = given or ()
+        if len(names) < ranks:
+            has = f"{len(names)} ({', '.join(names)})" if names else "none"
+            raise DeviceError(
+                f"{ranks} rank{'s' * (ranks != 1)} on each host need a device each, and the engine gave {host} {has}: "
+                "start fewer ranks on each host, or ask the engine for more GPUs"
+            )
+        even = len(names) % ranks == 0 and not any(name.startswith("MIG-") for name in names)
+        each.append(len(names) // ranks if even else 1)
+    return min(each, default=0)
+
+
+class ProviderHosts:
+    """A job, as the place of one mesh.
+
+    Args:
+        job: the job; it may be applied already.
+        engine: the name of its launcher.
+        gpus: whether devices were asked for, so that each rank gets its own.
+        shared: whether the ranks of a host see all its devices nevertheless.
+        has_variables: whether its workers have the environment variables of the mesh already.
+    """
+
+    def __init__(self, job: EngineJob, engine: str, *, gpus: bool, shared: bool, has_variables: bool = False) -> None:
+        self.job = job
+        self.engine = engine
+        self.has_variables = has_variables
+        self._own = gpus and not shared
+        self._hosts: HostMesh | None = None
+        self._status: JobStatus | None = None
+        #: Called when the engine says something new.
+        self.on_status: Callable[[], None] = lambda: None
+        self._ended = threading.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its hosts are not there yet."""
+        return self._hosts is None
+
+    @property
+    def status(self) -> JobStatus | None:
+        """What the engine has said last; None: nothing yet."""
+        return self._status
+
+    @property
+    def ended(self) -> bool:
+        """Whether the notebook has ended it."""
+        return self._ended.is_set()
+
+    def ask(self) -> None:
+        """Ask the engine, unless the job is applied.
+
+        Raises:
+            LaunchError: the engine refuses.
+        """
+        self.job.apply()
+
+    def wait(self, tell: Callable[[str], None]) -> None:
+        """Wait for the hosts, and attach to them. If that fails, or is interrupted, the job is ended.
+
+        Args:
+            tell: called with a line whenever the engine says something new.
+
+        Raises:
+            LaunchError: a host could not start, not all were up in time, or the job was ended meanwhile.
+        """
+
+        def progress(status: JobStatus) -> None:
+            self._status = status
+            self.on_status()
+            tell(f"{self.engine}: {status}")
+
+        self.job.on_progress = progress
+        try:
+            meshes = self.job.attached()
+            self._hosts = getattr(meshes, next(iter(self.job.meshes)))
+            self._status = self.job.status()
+            self.on_status()
+        except BaseException:
+            self.end()
+            raise
+
+    def hosts(self) -> HostMesh:
+        """The hosts, which are there."""
+        assert self._hosts is not None
+        return self._hosts
+
+    def devices_each(self, dims: Mapping[str, int]) -> int:
+        """How many devices each rank gets for its own; 0: it sees all that its host has.
+
+        Raises:
+            DeviceError: there are more ranks on a host than devices.
+        """
+        if not self._own or self._status is None:
+            return 0
+        up = self._status.of(HostPhase.UP)
+        named = [(host.name or f"host {host.host}", host.devices) for host in up]
+        return devices_each(named, math.prod(dims.values()))
+
+    def describe(self) -> str:
+        """Where the mesh is, or what is waited for, as part of a line."""
+        if self.waiting:
+            return f"{self.engine}: {self._status}" if self._status is not None else f"{self.engine} was asked"
+        count = len(self.hosts())
+        return f"on {count} host{'s' * (count != 1)} of {self.engine} (job {self.job.job_id})"
+
+    def end(self) -> str:
+        """End the job, whatever it does.
+
+        Returns:
+            A clause for the user.
+        """
+        self._ended.set()
+        job = self.job.job_id
+        try:
+            self.job.kill()
+        except (LaunchError, OSError) as error:
+            return f"job {job} of {self.engine} could not be ended: {error}; %mesh jobs kill {job} tries it again"
+        return f"job {job} of {self.engine} ended" if job else f"there is no job of {self.engine} left"
+
+
+class ProviderPlacements(MutableMapping[str, ProviderHosts]):
+    """The hosts that engines give to meshes of the notebook, by the names of the meshes. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, ProviderHosts] = {}
+        #: Notified when one comes or goes, and of all that an engine says while its hosts are waited for.
+        self.changed: Subscribers[[]] = Subscribers("a callback on the hosts of engines")
+
+    def awaited(self) -> dict[str, JobStatus]:
+        """What engines have said last of hosts that are waited for, by the ids of their jobs."""
+        waiting = [place for place in self.values() if place.waiting]
+        return {place.job.job_id: place.status for place in waiting if place.status is not None}
+
+    def __getitem__(self, name: str) -> ProviderHosts:
+        return self._places[name]
+
+    def __setitem__(self, name: str, place: ProviderHosts) -> None:
+        self._places[name] = place
+        place.on_status = self.changed.notify
+        self.changed.notify()
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self.changed.notify()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)

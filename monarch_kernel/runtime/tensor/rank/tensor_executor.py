@@ -1,0 +1,428 @@
+"""`TensorExecutor`: the actor of one stream on one rank. It runs records in the order in which they were issued."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_kernel.runtime.actor.context import current_rank
+from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.actor.execution.collectives import failed_by_peer
+from monarch_kernel.runtime.tensor.rank import device
+from monarch_kernel.runtime.tensor.rank.current_executor import runs_here, runs_one
+from monarch_kernel.runtime.tensor.rank.nan_check import CheckedPrograms, NanCheck
+from monarch_kernel.runtime.tensor.rank.program import Program, compiled, operation_of
+from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
+from monarch_kernel.runtime.tensor.rank.values import LENT, RankStore, forget, store_of
+from monarch_kernel.runtime.tensor.wire import (
+    DELETE,
+    FIRST_DEFINITION,
+    LEND,
+    SIGNAL,
+    WAIT,
+    Definition,
+    FailedValue,
+    OperationFailed,
+    Recorded,
+    TensorSlot,
+    digest,
+    packed,
+)
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules
+
+#: How many lines of a traceback on a rank are kept.
+LINES = 12
+
+
+class TensorExecutor(Actor):
+    """Runs the records of one stream; values are shared with the other streams of the engine."""
+
+    __tool__ = True
+
+    def __init__(self, engine: str, stream: str, together: int) -> None:
+        runs_here(self)
+        device.keep_device(runs_one)
+        share_cores(together)
+        self.engine = engine
+        self.stream = stream
+        self.rank = current_rank().rank
+        self.store: RankStore = store_of(engine, self.rank)
+        self.programs: dict[int, Program] = {}
+        self.unseen: FailedValue | None = None
+        self.nan_check: NanCheck | None = None
+        self.record = 0
+        self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
+        self.at = 0  # the record that runs
+        if stream == "main":
+            self.store.at = lambda: self.at
+
+    # -- records --------------------------------------------------------------------------------------
+
+    @endpoint
+    def define(self, definitions: list[Definition]) -> None:
+        """Learn what records will name."""
+        programs = self.programs.unwatched if isinstance(self.programs, CheckedPrograms) else self.programs
+        for definition in definitions:
+            try:
+                operation = definition.operation
+                programs[definition.number] = (
+                    RecordedProgram(definition, operation, programs)
+                    if isinstance(operation, Recorded)
+                    else compiled(definition, self._rules().of_definition if definition.sharded else None)
+                )
+            except Exception as e:
+                programs[definition.number] = _broken(definition, e)
+
+    @endpoint
+    def run(self, ints: bytes, floats: bytes, record: int) -> None:
+        """Run records; `record` is the number of the first."""
+        self._run(ints, floats, record)
+
+    @endpoint
+    def watch(self, inf: bool | None) -> None:
+        """Check from now on what operations make for NaN (and Inf, if `inf`); None: check no more."""
+        if isinstance(self.programs, CheckedPrograms):
+            self.programs = self.programs.unwatched
+        self.nan_check = None
+        if inf is not None:
+            self.nan_check = NanCheck(self.rank, inf, lambda: self.at)
+            self.programs = CheckedPrograms(self.programs, self.nan_check)
+
+    def _run(self, ints: bytes, floats: bytes, record: int) -> None:
+        numbers = array("q")
+        numbers.frombytes(ints)
+        L = numbers.tolist()  # noqa: N806  # as in the compiled programs
+        reals = array("d")
+        reals.frombytes(floats)
+        F = reals.tolist()  # noqa: N806
+        V, programs, i, n = self.store.values, self.programs, 0, len(L)  # noqa: N806
+        with torch.no_grad():
+            while i < n:
+                number = L[i]
+                if number < FIRST_DEFINITION:
+                    i = self._control(number, L, i)
+                    continue
+                program = programs[number]
+                self.at = record
+                try:
+                    program.run(V, L, i, F)
+                except BaseException as e:
+                    self._failed(V, program, L[i : i + program.size], F, record, e)
+                i += program.size
+                record += 1
+        self.record = record
+
+    def _control(self, number: int, L: list[int], i: int) -> int:  # noqa: N803
+        """Run a record that is no operation; returns where the next begins."""
+        if number == DELETE:
+            count = L[i + 1]
+            pop = self.store.values.pop
+            for value in L[i + 2 : i + 2 + count]:
+                pop(value, None)
+            return i + 2 + count
+        token, store = L[i + 1], self.store
+        if number == LEND:
+            return self._lend(token, L, i + 2)
+        with store.changed:
+            if number == SIGNAL:
+                store.signals.add(token)
+                store.changed.notify_all()
+            else:  # the other stream is a thread of this process: it comes to it, or both end
+                assert number == WAIT, number
+                store.changed.wait_for(lambda: token in store.signals or store.closed)
+                store.signals.discard(token)
+        return i + 2
+
+    def _lend(self, token: int, L: list[int], i: int) -> int:  # noqa: N803
+        """Put values by for actors of this process; returns where the next record begins."""
+        first, store = i + 1, self.store
+        end = first + L[i]
+        after = end + 1 + L[end]
+        if self.rank in L[end + 1 : after]:
+            with store.changed:
+                values = [store.values[number] for number in L[first:end]]
+                store.lent[token] = {k: self._for_actors(value) for k, value in enumerate(values)}
+                if len(store.lent) > LENT:
+                    store.let_go = next(iter(store.lent))
+                    del store.lent[store.let_go]
+                store.changed.notify_all()
+        return after
+
+    def _for_actors(self, value: Any) -> Any:
+        """The same memory, in a tensor of their own: gradients there stay there."""
+        if type(value) is torch.Tensor:
+            return value.detach()
+        if not isinstance(value, torch.Tensor):
+            return value
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+        return rules_of(self.store.extras).for_actors(value)
+
+    def _failed(
+        self,
+        V: dict[int, Any],  # noqa: N803
+        program: Program,
+        L: list[int],  # noqa: N803
+        F: list[float],  # noqa: N803
+        record: int,
+        error: BaseException,
+        steps: tuple[int, ...] = (),
+    ) -> None:
+        """Put a failure in the place of the results of the record `L`.
+
+        Args:
+            steps: where `L` is a step of a recorded sequence.
+        """
+
+        def step_failed(
+            values: Any, inner: Program, step: list[int], reals: list[float], e: BaseException, k: int
+        ) -> None:
+            self._failed(values, inner, step, reals, record, e, (*steps, k))
+
+        if isinstance(program, RecordedProgram) and program.fail(V, L, F, error, step_failed):
+            return
+        inputs = L[1 : 1 + program.inputs]
+        failed = next((v for v in (V[j] for j in inputs) if isinstance(v, FailedValue)), None)
+        inherits = failed is not None
+        if inherits and self.unseen is None:
+            self.unseen = failed
+        if isinstance(error, OperationFailed):  # of an input, or of a rank that was met
+            failed = error.failed
+        elif failed is None:
+            failed = FailedValue(record, self.rank, _text(error), steps=steps, of_peer=failed_by_peer(error))
+            if self.unseen is None:
+                self.unseen = failed
+            if program.definition.sharded and self.store.report is not None:
+                self.store.report(failed, [V[j] for j in inputs])
+        if inherits and program.standins is not None:
+            self._take_part(program, L, F, failed)
+        for j in L[program.size - program.outputs :]:
+            V[j] = failed
+        for k in program.mutates:  # what would have been written is not what the program believes it to be
+            V[inputs[k]] = failed
+
+    def _take_part(self, program: Program, L: list[int], F: list[float], failed: FailedValue) -> None:  # noqa: N803
+        """Meet the other ranks with zeros, so that they do not wait for this one; what comes of it is not used."""
+        assert program.standins is not None
+        zeros = {
+            L[1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
+            for k, (size, dtype) in enumerate(program.standins)
+        }
+        self.standing_in = failed
+        try:
+            program.run(zeros | dict.fromkeys(L[program.size - program.outputs :]), L, 0, F)
+        except Exception:  # the failure that is told is the first one
+            pass
+        finally:
+            self.standing_in = None
+
+    # -- answers --------------------------------------------------------------------------------------
+
+    @endpoint
+    def fetch(
+        self, ints: bytes, floats: bytes, record: int, values: list[int], rank: int, compare: bool = False
+    ) -> Any:
+        """The values on `rank` (-1: on every rank); from the others, whether one of them has failed.
+
+        With `compare`, the others answer with digests of theirs.
+        """
+        self._run(ints, floats, record)
+        found = [self.value(number) for number in values]
+        whole = [self.whole(v) for v in found]
+        if rank in (self.rank, -1):
+            return [_to_send(v) for v in whole]
+        return [digest(v) for v in whole] if compare else None
+
+    @endpoint
+    def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[Any]) -> Any:
+        """The result of a function of values of this rank."""
+        self._run(ints, floats, record)
+        with torch.no_grad():
+            return pickle.loads(function)(*[self.value(v) if type(v) is int else v for v in values])
+
+    @endpoint
+    def call_and_fetch(self, ints: bytes, floats: bytes, record: int, call: bytes, values: list[int], rank: int) -> Any:
+        """Call a pickled function with values of this rank; its result, if this rank (-1: every rank) is asked."""
+        self._run(ints, floats, record)
+        inputs: list[Any] = []
+        self.at = self.record
+        try:
+            inputs += [self.value(number) for number in values]
+            function, template = pickle.loads(call)
+            args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, template)
+            with torch.no_grad():
+                result = function(*args, **kwargs)
+        except OperationFailed:
+            raise
+        except BaseException as e:
+            raise self._failed_alone(e, inputs) from None
+        finally:
+            self.record += 1
+        return [tree_map(_to_send, result)] if rank in (self.rank, -1) else None
+
+    def _failed_alone(self, error: BaseException, inputs: list[Any]) -> OperationFailed:
+        """What an answer that fails here raises; ranks that wait for this one in it are to be freed."""
+        failed = FailedValue(self.record, self.rank, _text(error))
+        if self.store.report is not None and any(type(x) is not torch.Tensor for x in inputs):
+            self.store.report(failed, inputs)
+        return OperationFailed(failed)
+
+    @endpoint
+    def check(self) -> None:
+        """Raise the first failure that no check has raised yet."""
+        self._tell_found()
+        failed, self.unseen = self.unseen, None
+        if failed is not None:
+            raise OperationFailed(failed)
+
+    @endpoint
+    def done(self) -> int:
+        """How many records have run: the answer comes when all ahead of it have."""
+        return self.record
+
+    @endpoint
+    def put(self, number: int, tensor: torch.Tensor, layout: Any) -> None:
+        """Hold a tensor, or, with a layout of a sharded mesh, this rank's part of it."""
+        if layout is None:
+            self.store.values[number] = tensor.to(device.of_rank())
+            return
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
+
+        try:
+            self.store.values[number] = rules_of(self.store.extras).placed(tensor, layout)
+        except Exception as e:
+            self.store.values[number] = FailedValue(self.record, self.rank, _text(e))
+
+    @endpoint
+    def run_and_describe(
+        self,
+        ints: bytes,
+        floats: bytes,
+        record: int,
+        operation: str,
+        template: bytes,
+        ins: list[int],
+        first: int,
+        count: int,
+        sharded: bool,
+    ) -> list[Any]:
+        """Run an operation, and tell size, stride and dtype of its results, which only their values decide.
+
+        Results that are no tensors (of ``allclose``) are told themselves.
+        """
+        self._run(ints, floats, record)
+        inputs = [self.value(number) for number in ins]
+        args, kwargs = tree_map(lambda x: inputs[x.index] if type(x) is TensorSlot else x, pickle.loads(template))
+        try:
+            run = operation_of(operation)
+            self.at = self.record
+            if sharded:
+                run = self._rules().of(run, operation)
+            with torch.no_grad():
+                out = run(*args, **kwargs)
+        except BaseException as e:
+            raise self._failed_alone(e, inputs) from None
+        else:
+            if self.nan_check is not None:
+                made = [out] if count == 1 else list(out)
+                self.nan_check.check(operation, inputs, [x for x in made if isinstance(x, torch.Tensor)])
+                self._tell_found()
+        finally:
+            self.record += 1
+        results = [out] if count == 1 else list(out)
+        described: list[Any] = []
+        for i, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                self.store.values[first + i] = result
+                result = tuple(result.shape), result.stride(), result.dtype
+            described.append(result)
+        return described
+
+    @endpoint
+    def held(self) -> int:
+        """How many values there are on this rank."""
+        return len(self.store.values)
+
+    def _rules(self) -> OperationRules:
+        """What to call in place of operations on DTensors."""
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
+
+        return rules_of(self.store.extras)
+
+    def value(self, number: int) -> Any:
+        """A value of this rank.
+
+        Raises:
+            OperationFailed: there is a failure in its place.
+        """
+        self._tell_found()
+        value = self.store.values[number]
+        if isinstance(value, FailedValue):
+            if self.unseen is not None and self.unseen.record == value.record:
+                self.unseen = None  # it is told now
+            raise OperationFailed(value)
+        return value
+
+    def _tell_found(self) -> None:
+        """Raise what the watch has found, once."""
+        watch = self.nan_check
+        if watch is not None and watch.found is not None:
+            failed, watch.found = watch.found, None
+            raise OperationFailed(failed)
+
+    def whole(self, value: Any) -> Any:
+        """A DTensor as one tensor, for which all its ranks meet; anything else as it is."""
+        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
+            with torch.no_grad():
+                return value.full_tensor()
+        return value
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        """Let go of the engine's values when its workers stop."""
+        forget(self.engine)
+
+
+def _to_send(value: Any) -> Any:
+    """A tensor without its graph, on the CPU, and without the rest of the memory that a view is a part of."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    small = packed(value)
+    if small is not value:
+        return small
+    if value.layout == torch.strided and value.untyped_storage().nbytes() > value.numel() * value.element_size():
+        return value.clone()
+    return value
+
+
+def share_cores(together: int) -> None:
+    """Give torch this rank's part of the cores of its host, unless the program has said how many threads it gets.
+
+    Args:
+        together: how many ranks there are on the host.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() >= cores:
+        torch.set_num_threads(max(1, cores // together))
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)[-LINES:])
+
+
+def _broken(definition: Definition, error: Exception) -> Program:
+    """A program that raises what its compilation raised: on the rank it is an operation that failed."""
+    text = f"{definition.label} cannot run on this rank: {type(error).__name__}: {error}"
+
+    def run(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
+        raise RuntimeError(text)
+
+    return Program(run, definition, run)

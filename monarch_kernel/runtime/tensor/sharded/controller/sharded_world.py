@@ -1,0 +1,241 @@
+"""Device meshes of torch over the process group of a world, made anew with it after a loss."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.actor.ports.receiver import Channel
+from monarch_kernel.runtime.mesh.rankset import name_ranks
+from monarch_kernel.runtime.spmd.groups import Group
+from monarch_kernel.runtime.tensor.controller import frames
+from monarch_kernel.runtime.tensor.controller.errors import DeviceMeshError
+from monarch_kernel.runtime.tensor.controller.world_group import everywhere
+from monarch_kernel.runtime.tensor.sharded.controller.lone_failures import LoneFailures
+from monarch_kernel.runtime.tensor.sharded.rank import rebinding, sharing, state
+from monarch_kernel.runtime.tensor.wire import FailedValue
+
+if TYPE_CHECKING:
+    from monarch_kernel.runtime.actor.healing.healed import HostSource
+    from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
+    from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
+    from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
+
+#: How often the group is formed, if ranks die meanwhile.
+ATTEMPTS = 5
+#: Called when a group was formed again, with the ranks that have new processes; returns the numbers of values that are
+#: whole again.
+AfterLoss = Callable[[list[int]], Iterable[int]]
+
+
+class FallbackWarning(UserWarning):
+    """An operation had no rule for the layout of its inputs, and ran on whole tensors, on every rank."""
+
+
+class Unformed(DeviceMeshError):
+    """The process group is to be formed anew; nobody sees this."""
+
+
+class ShardedWorld:
+    """The sharded meshes of an engine, over the process group of all its ranks.
+
+    Attributes:
+        after_forming: called when a group was formed again, before anything is restored.
+        after_loss: see `AfterLoss`.
+    """
+
+    def __init__(self, engine: TensorEngine) -> None:
+        self._engine = weakref.ref(engine)
+        self._alone: LoneFailures | None = None
+        self._joined: list[weakref.ref[ShardedMesh]] = []
+        self._shared: set[tuple[Any, ...]] = set()
+        self._port, self._notes = Channel[tuple[str, int]].open()
+        self.after_forming: list[Callable[[], None]] = []
+        self.after_loss: list[AfterLoss] = []
+
+    @classmethod
+    def of(cls, engine: TensorEngine) -> ShardedWorld:
+        """The one of an engine."""
+        with engine.lock:
+            found = engine.extras.get("world")
+            if found is None:
+                found = engine.extras["world"] = cls(engine)
+            return found
+
+    def join(self, target: ShardedMesh) -> None:
+        """Have the ranks make the device mesh of a target; the first one forms the process group."""
+        engine = target.engine
+        with engine.lock:
+            if self._alone is None:
+                engine.groups.ensure()
+                self._alone = LoneFailures(self, engine)
+                engine.lost.clear()
+                self._begin(engine, self._alone)
+                engine.groups.after_joining.append(_later(self, ShardedWorld._formed_again))
+                engine.on_replaced.append(_later(self, ShardedWorld.form))
+            self._make(target)
+            self._joined.append(weakref.ref(target))
+
+    def form(self, hosts: HostMesh | HostSource | None = None) -> Group | None:
+        """Form the process group again, after a loss.
+
+        Ranks that wait in a collective are released, dead ones replaced, device meshes made anew, and values bound to
+        them. What one rank has lost is a failure on all ranks then, so that none waits for another because of it.
+
+        Args:
+            hosts: spare hosts, as for ``ProcMesh.heal``.
+
+        Returns:
+            The group; None if it is the program's own.
+
+        Raises:
+            HealError: ranks cannot be replaced.
+        """
+        engine = self._engine()
+        assert engine is not None  # the caller has it
+        with engine.lock:
+            # what the program has issued meanwhile is for the new group, unless that has lost values
+            issued = engine.ints, engine.floats, engine.pending, engine.target
+            engine.ints, engine.floats, engine.pending = [], [], 0
+            before = engine.replacements
+            given_up = self.forgive()
+            for attempt in range(ATTEMPTS):
+                try:
+                    group = engine.groups.form(hosts)
+                    break
+                except (SupervisionError, ActorError):  # another rank has died meanwhile
+                    if attempt == ATTEMPTS - 1:
+                        for target in given_up:
+                            target.error = target.error or _unformed(target)
+                        raise
+            else:
+                raise AssertionError("the last attempt has raised")
+            if engine.replacements == before and not engine.lost:
+                engine.ints, engine.floats, engine.pending, engine.target = issued
+        return group
+
+    def _formed_again(self) -> None:
+        """All ranks have joined a new group."""
+        engine, alone = self._engine(), self._alone
+        if engine is None or alone is None:
+            return
+        self.forgive()
+        self._begin(engine, alone)
+        for target in self._targets():
+            self._make(target)
+        for key in self._shared:
+            self._share(engine, key)
+        self._agree(engine, alone, sorted(engine.lost))
+        engine.lost.clear()
+
+    def _begin(self, engine: TensorEngine, alone: LoneFailures) -> None:
+        everywhere(engine, state.begin, self._port)
+        alone.listen(engine)
+
+    def _agree(self, engine: TensorEngine, alone: LoneFailures, lost: list[int]) -> None:
+        """Have all ranks hold the same values as failures."""
+        failures: dict[int, FailedValue] = {}
+        for of_rank in everywhere(engine, rebinding.rebind):
+            for number, failed in of_rank.items():
+                known = failures.get(number)
+                if known is None or failed.record < known.record:
+                    failures[number] = failed
+        failures = {number: alone.cause_of(failed) for number, failed in failures.items()}
+        alone.formed(engine.record)
+        for again in self.after_forming:
+            again()
+        whole: set[int] = set()
+        if lost:
+            survivors = [r for r in range(len(engine.world)) if r not in lost]
+            if survivors:  # all ranks draw the same random numbers
+                everywhere(engine, rebinding.set_generator, everywhere(engine, rebinding.generator)[survivors[0]])
+            for restore in self.after_loss:
+                whole.update(restore(lost))
+        everywhere(engine, rebinding.fail, {n: failed for n, failed in failures.items() if n not in whole})
+        if lost:
+            everywhere(engine, rebinding.lose, sorted(whole), f"it had a part on {name_ranks(lost)}, which died")
+
+    # -- failures -----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Something has failed: wait until it is known whether the group must be given up for it."""
+        if self._alone is not None:
+            self._alone.settle()
+
+    def cause_of(self, failed: FailedValue) -> FailedValue:
+        """Of a failure that came of giving up a group, the failure for which it was given up."""
+        return failed if self._alone is None else self._alone.cause_of(failed)
+
+    def give_up(self) -> None:
+        """Free the ranks from the group, in which some wait for one that has failed; the next use forms it anew."""
+        engine = self._engine()
+        if engine is None:
+            return
+        engine.groups.release()
+        for target in self._targets():
+            if target.error is None:
+                target.error = _unformed(target)
+
+    def forgive(self) -> list[ShardedMesh]:
+        """What `give_up` said is no longer so; returns of which meshes it was."""
+        found = [target for target in self._targets() if isinstance(target.error, Unformed)]
+        for target in found:
+            target.error = None
+        return found
+
+    def tell(self) -> None:
+        """Warn of operations that ran on whole tensors, at the program's line; each is said once."""
+        engine = self._engine()
+        while engine is not None:
+            try:
+                name, record = self._notes.recv().get(timeout=0)
+            except TimeoutError:
+                return
+            file, line, _ = frames.innermost(engine.places.get(record))
+            warnings.warn_explicit(
+                f"{name} has no rule for the layout of its inputs: it gathered whole tensors on every rank of mesh "
+                f"{engine.name}, and kept the parts of its result. It is right, and slow for large tensors (said once)",
+                FallbackWarning,
+                file,
+                line or 1,
+            )
+
+    def _targets(self) -> list[ShardedMesh]:
+        return [target for joined in self._joined if (target := joined()) is not None]
+
+    def share(self, target: ShardedMesh) -> None:
+        """Have the ranks make the device mesh that their actors and cells get for this target: on first use."""
+        engine = target.engine
+        with engine.lock:
+            target.check_alive()
+            engine.look_out(target)
+            if target.key not in self._shared:
+                self._shared.add(target.key)
+                self._share(engine, target.key)
+
+    @staticmethod
+    def _share(engine: TensorEngine, key: tuple[Any, ...]) -> None:
+        everywhere(engine, sharing.share_mesh, key, *key)
+
+    @staticmethod
+    def _make(target: ShardedMesh) -> None:
+        everywhere(target.engine, state.make_mesh, target.key, target.ranks, target.sizes, target.labels, target.strict)
+
+
+def _unformed(target: ShardedMesh) -> Unformed:
+    return Unformed(f"the process group of mesh {target.name} was given up, and is formed anew")
+
+
+def _later(world: ShardedWorld, method: Callable[[ShardedWorld], object]) -> Callable[[], None]:
+    """A call of a method that keeps nothing alive."""
+    weak = weakref.ref(world)
+
+    def call() -> None:
+        living = weak()
+        if living is not None:
+            method(living)
+
+    return call
