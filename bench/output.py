@@ -17,7 +17,7 @@ from collections import defaultdict
 
 import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import start_new_kernel
+from jupyter_client.manager import KernelManager
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 
@@ -74,8 +74,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mk-bench-") as folder:
         install(prefix=folder)
         os.environ.update(JUPYTER_PATH=f"{folder}/share/jupyter", JUPYTER_PREFER_ENV_PATH="0")
-        manager, client = start_new_kernel(kernel_name=KERNEL_NAME)
+        # Over TCP, another process may take a port before the kernel binds it.
+        manager = KernelManager(kernel_name=KERNEL_NAME, transport="ipc", ip=f"{folder}/kernel")
+        manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
         try:
+            client.wait_for_ready(timeout=PATIENCE)
             cell(client, f"%mesh up gpus={options.ranks}")
             kernel = int(manager.provisioner.pid)  # type: ignore[union-attr]
             best = float("inf")

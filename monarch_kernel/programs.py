@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
         errors: str
         timeout: float
         check: bool
+
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+"""The folder of this package."""
+
+ROOT = os.path.dirname(PACKAGE)
+"""The folder that it is imported from: programs of ours are started with it on their import path."""
+
+
+def own_command() -> list[str]:
+    """The command line of this package, as this process has imported it: it need not be installed."""
+    start = f"import sys; sys.path.insert(0, {ROOT!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", start]
 
 
 def start(command: Sequence[str | bytes], **options: Unpack[_Options]) -> subprocess.Popen[bytes]:

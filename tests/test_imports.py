@@ -38,6 +38,12 @@ FACADES = {
 RUNTIME = "monarch_kernel.runtime"
 PROTOCOL = "monarch_kernel.protocol"
 MESH = f"{RUNTIME}.mesh"
+# What tools build on: the façades, and errors where they are defined. The façade of errors is for programs alone: it
+# names those of tools, too, so whoever imported it would be in one circle with all of them.
+OFFERED = (FACADES - {"monarch_kernel.errors"}) | {
+    *(f"{PROTOCOL}.{module}" for module in ("faults", "refs")),
+    *(f"{RUNTIME}.{module}" for module in ("actor.errors", "transfer.errors", "host.devices")),
+}
 # How a controller starts its host agent: by name, so the agent itself does not come with it.
 LAUNCH = f"{RUNTIME}.host.launch"
 # Small modules that import nothing of ours; all others may import them.
@@ -121,28 +127,28 @@ ALLOWED: dict[str, set[str]] = {
     DEBUG: {DEBUGGER},
     # Tools build on the façades. The debugger, the pool and the launchers know no other tool; the kernel shows the
     # debugger and the pool; views show what the watch and the debugger know.
-    DEBUGGER: {*FACADES, ENGINES},
-    POOL: FACADES,
-    LAUNCHERS: FACADES,
-    KERNEL: {*FACADES, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, POOL, SYNC, WATCH, WIDGETS},
+    DEBUGGER: {*OFFERED, ENGINES},
+    POOL: OFFERED,
+    LAUNCHERS: OFFERED,
+    KERNEL: {*OFFERED, ENGINES, DEBUG, DEBUGGER, LAUNCHERS, POOL, SYNC, WATCH, WIDGETS},
     # One model of what the runtime, the debugger and syncs know; views take it from there.
-    WATCH: {*FACADES, DEBUG, DEBUGGER, SYNC},
-    WIDGETS: {*FACADES, DEBUG, DEBUGGER, WATCH},
-    "monarch_kernel.server": {*FACADES, WATCH},
+    WATCH: {*OFFERED, DEBUG, DEBUGGER, SYNC},
+    WIDGETS: {*OFFERED, DEBUG, DEBUGGER, WATCH},
+    "monarch_kernel.server": {*OFFERED, WATCH},
     # Another runtime under the tools: what crosses process boundaries, and the names that tools use.
-    ENGINES: {PROTOCOL, *FACADES},
+    ENGINES: {PROTOCOL, *OFFERED},
     # Tools in another runtime's processes: calls, futures and output are handled as in ranks of our own.
     f"{ENGINES}.hosted": {
         PROTOCOL,
         MESH,
-        *FACADES,
+        *OFFERED,
         ENGINES,
         f"{RUNTIME}.node.poller",
         f"{RUNTIME}.rank.output_capture",
         *(f"{RUNTIME}.actor.{part}" for part in ("calls", "execution.collectives", "extensions", "meshes.actor_mesh")),
     },
     # Jobs that others have started; what is in a rank before somebody joins imports the private folders alone.
-    f"{ENGINES}.join": {PROTOCOL, *FACADES, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
+    f"{ENGINES}.join": {PROTOCOL, *OFFERED, ENGINES, f"{ENGINES}.hosted", f"{RUNTIME}.host.py_spy"},
     # Meeting points have the runtime's authenticated links.
     **{
         f"{ENGINES}.join.meeting_{part}": {
@@ -155,7 +161,7 @@ ALLOWED: dict[str, set[str]] = {
     # A command parses options, and calls one function of what it runs.
     "monarch_kernel.cli": {
         PROTOCOL,
-        *FACADES,
+        *OFFERED,
         LAUNCHERS,
         "monarch_kernel.__main__",
         f"{KERNEL}.install",
@@ -173,7 +179,7 @@ ALLOWED: dict[str, set[str]] = {
     # The package itself: what `import monarch_kernel` names, each loaded at first use.
     # Its functions are thin: joined jobs are meshes by name, too, and the magics are loaded by IPython.
     "monarch_kernel": {*FACADES, MESH, ENGINES, f"{KERNEL}.extension"},
-    SYNC: FACADES,
+    SYNC: OFFERED,
 }
 # What else one module may import, and why.
 EXCEPTIONS = {
@@ -184,7 +190,9 @@ EXCEPTIONS = {
     # The names of tools that the runtime loads, with what each must offer.
     f"{RUNTIME}.actor.extensions": {DEBUG, DEBUGGER, POOL, SYNC, WIDGETS, "monarch_kernel.tensor"},
     # The nodes of a Slurm job whose processes are read from outside.
-    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue"},
+    f"{DEBUGGER}.outside.slurm": {f"{LAUNCHERS}.slurm.queue", f"{LAUNCHERS}.base"},
+    # A job that has a driver refuses another one, as the debugger of a mesh does.
+    f"{ENGINES}.join.guest": {f"{DEBUGGER}.controller.viewers"},
     # The fork server starts ranks, and gets their entry point by name.
     f"{RUNTIME}.host.fork_requests": {f"{RUNTIME}.rank"},
     # Names only, of modules that are not loaded by them: a process that is started, the module that tracebacks show,
@@ -345,8 +353,8 @@ CIRCLES: dict[str, set[str]] = {
         f"{KERNEL}.rank.rank_shell",
     },
 }
-# Modules that load others at first use, for programs; what they name is above them.
-LATE = {"monarch_kernel", "monarch_kernel.errors", f"{RUNTIME}.actor.extensions"}
+# A module that loads others at first use, for programs; what it names is above it.
+LATE = {f"{RUNTIME}.actor.extensions"}
 
 
 def circles(edges: dict[str, set[str]]) -> list[set[str]]:

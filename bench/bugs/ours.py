@@ -45,7 +45,8 @@ class Notebook:
     """A kernel, and what its cells show as plain text."""
 
     def __init__(self, folder: Path) -> None:
-        self.manager = KernelManager(kernel_name=KERNEL_NAME)
+        # Over TCP, another process may take a port before the kernel binds it.
+        self.manager = KernelManager(kernel_name=KERNEL_NAME, transport="ipc", ip=f"{folder}/kernel")
         with (folder / "kernel.log").open("wb") as log:
             self.manager.start_kernel(cwd=str(folder), stdout=log, stderr=log)
         self.client: BlockingKernelClient = self.manager.client()

@@ -55,8 +55,8 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
     """Turn errors of lines, engines and hosts, and interrupts, into exit codes."""
 
     def call(options: argparse.Namespace) -> int:
-        from monarch_kernel.errors import SupervisionError
         from monarch_kernel.launchers.base import LaunchError
+        from monarch_kernel.runtime.actor.errors import SupervisionError
 
         try:
             return run(options)

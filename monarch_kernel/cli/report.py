@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
     from monarch_kernel.debugger.reports.files import ReportError, default_folder, save, write
     from monarch_kernel.debugger.reports.webhook import posted
     from monarch_kernel.engines.join.announcements import JoinError
-    from monarch_kernel.errors import LaunchError
+    from monarch_kernel.launchers.base import LaunchError
 
     try:
         if options.hang_after:

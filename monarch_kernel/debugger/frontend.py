@@ -90,10 +90,10 @@ _current = Frontend()
 def use_frontend(frontend: Frontend | None) -> None:
     """Set the front end of this process; None means that of a script."""
     global _current
-    from monarch_kernel import errors  # not at the top: ranks import this module too
+    from monarch_kernel.protocol.faults import label_files  # not at the top: ranks import this module too
 
     _current = frontend or Frontend()
-    errors.label_files(None if frontend is None else frontend.label)
+    label_files(None if frontend is None else frontend.label)
 
 
 def current_frontend() -> Frontend:

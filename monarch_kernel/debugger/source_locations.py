@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from monarch_kernel import programs
 from monarch_kernel.debugger.frontend import current_frontend
 from monarch_kernel.thread_frames import current_frames
 
@@ -32,8 +33,7 @@ ENDPOINT_RUNNERS = (
 CELL_RUNNER = "monarch_kernel/kernel/rank/cell_runner.py"
 _DEBUGGER = "monarch_kernel/debugger/"
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_OURS = tuple(os.path.join(_ROOT, package, "") for package in PACKAGES)
+_OURS = tuple(os.path.join(programs.ROOT, package, "") for package in PACKAGES)
 _INSTALLED = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
 # The same as a path of any host says it.
 _FOLDERS = r"[/\\](?:site-packages|dist-packages|lib(?:64)?[/\\]python3\.?\d*)[/\\]"
@@ -100,7 +100,7 @@ def _checked_out() -> re.Pattern[str]:
     """What the path of a file in a checkout of ours ends with: a package, and a file or folder that there is in it."""
     entries: list[str] = []
     for package in PACKAGES:
-        folder = os.path.join(_ROOT, package)
+        folder = os.path.join(programs.ROOT, package)
         for entry in os.scandir(folder) if os.path.isdir(folder) else ():
             end = r"[/\\]" if entry.is_dir() else "$"
             entries.append(rf"{package}[/\\]{re.escape(entry.name)}{end}")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from monarch_kernel.actor import HostMesh, Point, ProcMesh
     from monarch_kernel.engines.join.controller import JoinController
-    from monarch_kernel.errors import Death
     from monarch_kernel.introspection import Awaited, Running, StackRead, Whole
     from monarch_kernel.meshes import KeptHost, KeptInfo
     from monarch_kernel.output import RankOutput
+    from monarch_kernel.protocol.refs import Death
     from monarch_kernel.subscriptions import Subscription
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import Bool, Type
 
-import monarch_kernel
 from monarch_kernel import environment
+from monarch_kernel.aliases import enable_monarch_imports
 from monarch_kernel.kernel.kernel import MonarchKernel
 
 
@@ -31,7 +31,7 @@ class MonarchKernelApp(IPKernelApp):
     def init_kernel(self) -> None:
         """Make the kernel object. From here on, ``import monarch`` finds this package."""
         if environment.ENGINE.get() != "torchmonarch":  # there, it has to find Monarch itself
-            monarch_kernel.enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
+            enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
         super().init_kernel()
 
     def init_extensions(self) -> None:

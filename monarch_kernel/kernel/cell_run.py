@@ -15,7 +15,6 @@ from monarch_kernel.debugger.controller.common_point import LIMIT, CommonPoint
 from monarch_kernel.debugger.controller.hang import hang
 from monarch_kernel.debugger.controller.query import Answers, ask
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import DeathKind, capture
 from monarch_kernel.introspection import begin_record, finish_operations, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.cell_values import RankValues, cell_values
@@ -35,6 +34,8 @@ from monarch_kernel.kernel.rank.monitor import Interrupted, Whereabouts
 from monarch_kernel.kernel.rank.name_lookup import look_up, variables
 from monarch_kernel.kernel.usage_errors import check_drives, replacing
 from monarch_kernel.meshes import name_ranks
+from monarch_kernel.protocol.faults import capture
+from monarch_kernel.protocol.refs import DeathKind
 
 #: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
 AGREE_TIMEOUT = 2.0

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from monarch_kernel.actor import HostMesh
-from monarch_kernel.errors import DeviceError, LaunchError
 from monarch_kernel.job import EngineJob
-from monarch_kernel.launchers.base import HostPhase, JobStatus
+from monarch_kernel.launchers.base import HostPhase, JobStatus, LaunchError
+from monarch_kernel.runtime.host.devices import DeviceError
 from monarch_kernel.subscriptions import Subscribers
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from monarch_kernel.errors import LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel import mesh_lifecycle
 from monarch_kernel.kernel.cell_line import shown_line
@@ -17,6 +16,7 @@ from monarch_kernel.kernel.managed_mesh import UpOptions
 from monarch_kernel.kernel.mesh_lifecycle import Sync
 from monarch_kernel.kernel.usage_errors import usage_error
 from monarch_kernel.launchers.asking import AskedHosts
+from monarch_kernel.launchers.base import LaunchError
 
 if TYPE_CHECKING:
     from monarch_kernel.kernel.notebook import Notebook

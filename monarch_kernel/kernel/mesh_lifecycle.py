@@ -13,7 +13,6 @@ from IPython.core.error import UsageError
 from monarch_kernel.actor import Healed, HealError, HostMesh, MeshFailure, ProcMesh, SupervisionError
 from monarch_kernel.display.quantities import duration
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import DeathKind, LaunchError
 from monarch_kernel.kernel.engine_hosts import EngineHosts
 from monarch_kernel.kernel.interrupts.press_logic import ANSWER_GRACE, SILENT, Interruption
 from monarch_kernel.kernel.joined_meshes import leave
@@ -22,7 +21,9 @@ from monarch_kernel.kernel.managed_mesh import UP_TIMEOUT, ManagedMesh, UpOption
 from monarch_kernel.kernel.mesh_parts import parts
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.kernel.usage_errors import replacing
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
+from monarch_kernel.protocol.refs import DeathKind
 
 #: How long ranks may take to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0

@@ -7,9 +7,10 @@ import os
 import selectors
 from types import TracebackType
 
+from monarch_kernel import programs
 from monarch_kernel.thread_frames import without_last_frames
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = programs.PACKAGE + os.sep
 #: Files whose frames are hidden if an interrupt has hit waiting code.
 WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 # debugpy and its pydevd trace the kernel while the debugger of JupyterLab is on.

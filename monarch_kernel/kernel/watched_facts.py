@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.engine_hosts import EnginePlaces
 from monarch_kernel.kernel.output.walltime_notices import WalltimeNotices
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.launchers.base import HostPhase, JobStatus
 from monarch_kernel.launchers.listing import ListedJob
 from monarch_kernel.launchers.walltime import WalltimeNotice
+from monarch_kernel.runtime.actor.errors import ActorError
 from monarch_kernel.watch.facts import CellName, CurrentMesh, FailureFact, HostFact, JobsFact
 from monarch_kernel.watch.model import JobView
 from monarch_kernel.watch.sources import Give
 
 if TYPE_CHECKING:
-    from monarch_kernel.errors import Fault
     from monarch_kernel.kernel.cell_run import CellRun
+    from monarch_kernel.protocol.faults import Fault
 
 #: How many failures of cells are kept for watches that begin later.
 _KEPT = 32

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from monarch_kernel import environment
+from monarch_kernel import environment, programs
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 
 __all__ = [
@@ -287,10 +286,7 @@ class WorkerCommand:
     def _program(self) -> list[str]:
         if self.python:
             return [self.python, "-P", "-m", "monarch_kernel"]
-        # The package that this process has imported, which need not be installed in its interpreter.
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        start = f"import sys; sys.path.insert(0, {root!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
-        return [sys.executable, "-P", "-c", start]
+        return programs.own_command()
 
     def stdin(self) -> bytes:
         """What to write to the worker's standard input with ``KeyWay.STDIN``: its key, and ``env`` if there is any, a

@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.errors import RankFailure, build_actor_error
 from monarch_kernel.output import calling_origin
 from monarch_kernel.pool.pool import Pool, TaskFuture, pool_of
 from monarch_kernel.pool.worker import ItemFailure
+from monarch_kernel.runtime.actor.errors import RankFailure, build_actor_error
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
 #: How often a waiting thread reports progress (seconds).

@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from monarch_kernel.actor import ActorError, ProcMesh, SupervisionError
-from monarch_kernel.errors import build_actor_error
 from monarch_kernel.meshes import format_ranks
 from monarch_kernel.output import calling_origin, on_behalf_of
 from monarch_kernel.pool.worker import Control, Worker
+from monarch_kernel.runtime.actor.errors import build_actor_error
 
 #: While tasks take less than this on average (seconds), they are sent before the rank is idle.
 SHORT = 0.01

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.errors import Fault, capture
+from monarch_kernel.protocol.faults import Fault, capture
 from monarch_kernel.thread_frames import raise_in_thread
 
 

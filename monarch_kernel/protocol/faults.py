@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.protocol import serialize
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: The folders of the runtime's own files, where no user bug can be.
-RUNTIME_PREFIXES = tuple(os.path.join(_PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool"))
+RUNTIME_PREFIXES = tuple(
+    os.path.join(programs.PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool")
+)
 
 _MAX_FRAMES = 64
 _HALF = _MAX_FRAMES // 2

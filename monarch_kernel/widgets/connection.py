@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from monarch_kernel.watch import Watch, watch
 from monarch_kernel.watch.feed import Feed, Message
 from monarch_kernel.widgets.plotting import Sampler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
@@ -18,6 +17,7 @@ from tests.chaos.events import Event, pick
 from tests.chaos.load import DEADLINE
 from tests.chaos.wires import LOOPBACK, Wires
 from tests.conftest import alive, children, wait_until
+from tests.ports import free_port
 from tests.workers import Team, team
 
 #: How long a host may be silent here (seconds).
@@ -101,8 +101,7 @@ class LocalNode(Node):
         self.start()
 
     def start(self) -> None:
-        with socket.create_server((LOOPBACK, 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.worker = self._members.start(f"{self.url}@tcp://{LOOPBACK}:{port}")
         self._wires.aim(self.name, port)
         self._wires.belongs(self.name, self.worker.pid)

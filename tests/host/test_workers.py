@@ -16,6 +16,7 @@ import pytest
 
 from monarch_kernel.protocol.worker_addresses import AddressError, dial_address, worker_address
 from tests.conftest import alive, children, wait_until
+from tests.ports import free_port
 from tests.workers import PATIENCE, Team, shared_key, team
 
 TRANSPORTS = ("ipc", "tcp")
@@ -113,9 +114,7 @@ def test_what_it_prints(one: Team) -> None:
 
 
 def test_an_address_of_its_own_to_advertise() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with team("tcp") as made:
         worker = made.start(f"tcp://localhost:{port}@tcp://*:{port}")
         assert worker.url == f"tcp://localhost:{port}"

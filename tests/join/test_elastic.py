@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.conftest import wait_until
 from tests.engines.test_tools import shown, until
 from tests.join.conftest import TRAIN, Job
 from tests.kernel.harness import Kernel
+from tests.ports import free_port
 from tests.waiting import patience
 
 pytestmark = pytest.mark.torch
@@ -23,13 +23,11 @@ pytestmark = pytest.mark.torch
 
 def agent(folder: Path, ranks: int, *options: str) -> list[str]:
     """The command of torchrun for a launch of the same name each time, as of a scheduler that starts a job again."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        meet = f"localhost:{free.getsockname()[1]}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
     torchrun += ["--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "elastic"]
+    torchrun += ["--rdzv-endpoint", f"localhost:{free_port()}"]
     gate = str(folder / "elastic.ends")
-    return [*torchrun, "--rdzv-endpoint", meet, "-m", "monarch_kernel.join", str(TRAIN), gate, *options]
+    return [*torchrun, "-m", "monarch_kernel.join", str(TRAIN), gate, *options]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from tests.engines.test_tools import shown, until
 from tests.join.conftest import Job, listed, needs, wait_for_ranks
 from tests.join.test_install import python
 from tests.kernel.harness import Kernel
+from tests.ports import free_port
 
 __all__ = ["python"]
 pytestmark = pytest.mark.torch
@@ -85,10 +85,8 @@ def test_deepspeed(notebook: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyP
     except EnvironmentFailed as why:
         pytest.skip(str(why))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    deepspeed = [str(python), "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", str(port)]
+    deepspeed = [str(python), "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+    deepspeed += ["--master_port", str(free_port())]
     command = [*deepspeed, "--module", "monarch_kernel.join", str(DEEPSPEED), str(tmp_path / "sped.ends")]
     with running("sped", command, tmp_path) as job:
         look_stop_and_leave(notebook, job, DEEPSPEED, "model.backward(loss)")

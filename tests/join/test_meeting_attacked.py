@@ -27,7 +27,7 @@ from monarch_kernel.runtime.node.poller import Poller
 from tests.attacks.holder import Holder, framed, junk, random_header, typed
 from tests.conftest import wait_until
 from tests.join.conftest import ROOT
-from tests.node.tcpside import free_port
+from tests.ports import free_port
 
 LONG = 60.0
 

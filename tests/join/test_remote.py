@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tests.kernel import harness
 from tests.kernel.harness import Kernel, stop_kernel
 from tests.launchers import sshd
 from tests.launchers.engines import CannotRunError
+from tests.ports import free_port
 from tests.waiting import patience
 
 LINE = TRAIN.read_text().split("\n").index("    optimizer.zero_grad()") + 1
@@ -103,8 +103,7 @@ def test_ranks_of_two_machines_are_one_mesh(machines: list[sshd.Sshd], far_noteb
         )
         + "Host *\n  IdentitiesOnly yes\n  StrictHostKeyChecking yes\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     gate = tmp_path / "ends"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONARCH_KERNEL_JOIN": "far-job"}
     jobs: list[subprocess.Popen[bytes]] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ import pytest
 from monarch_kernel.actor import SupervisionError
 from monarch_kernel.meshes import KeptError, attach, end_kept, held, keep, kept, kept_logs, kept_ranks
 from monarch_kernel.output import subscribe
+from monarch_kernel.protocol.kept_mesh import FOLDER
+from monarch_kernel.protocol.private_files import LOCK, PrivateFolder
 from monarch_kernel.workers import client_path
 from tests.actor.actors import hook
 from tests.conftest import alive, wait_until
@@ -197,6 +201,7 @@ def test_a_dead_keeper_is_no_mesh(kept_folder: str) -> None:
     assert len(family) >= 4
     os.kill(info.pid, signal.SIGKILL)
     wait_until(lambda: not any(map(alive, family)), "its ranks have ended with it")
+    wait_until(lambda: not kept(), "its lock is released")  # by the last of its threads
     with pytest.raises(KeptError, match=r"no kept mesh 't' \(there are: none\)"):
         attach("t")
     assert nothing_kept(kept_folder)
@@ -212,7 +217,7 @@ def test_another_keeper_takes_its_place(kept_folder: str) -> None:
     host.note("loss", 0.25)
     os.kill(kept()[0].pid, signal.SIGKILL)
     wait_until(lambda: not host.is_kept, "its end is known")
-    assert not kept()
+    wait_until(lambda: not kept(), "its lock is released")  # Linux closes its connections first
     assert len(mesh.slice(gpus=1).heal().get(patience(60)).replaced) == 1
     assert host.is_kept and kept()[0].held_by == os.getpid()
     assert counters.slice(gpus=1).add.call_one().get() == 16
@@ -229,6 +234,29 @@ def test_another_keeper_takes_its_place(kept_folder: str) -> None:
     )
     assert said.splitlines() == ["0.25 17", "1 [16, 18]"]
     assert nothing_kept(kept_folder)
+
+
+def test_healing_waits_until_the_dead_keeper_has_released_its_lock(kept_folder: str) -> None:
+    host = keep("t")
+    mesh = host.hosts.spawn_procs(per_host={"gpus": 1}, name="t")
+    mesh.pids()
+    os.kill(kept()[0].pid, signal.SIGKILL)
+    wait_until(lambda: not host.is_kept, "its end is known")
+    with PrivateFolder.open(f"{kept_folder}/t") as dying:
+        wait_until(lambda: dying.take(FOLDER), "this test holds the lock instead")
+        libc = ctypes.CDLL(None)
+        opened = libc.inotify_init()
+        assert libc.inotify_add_watch(opened, f"{dying.path}/{LOCK}".encode(), 0x20) > 0  # IN_OPEN
+        healing = mesh.heal()
+        try:
+            for _ in range(2):  # the second attempt follows one that found the lock held
+                wait_until(lambda: healing.done() or select.select([opened], [], [], 0)[0], "the lock is tried")
+                assert not healing.done(), healing.exception(0)
+                os.read(opened, 16)
+        finally:
+            os.close(opened)
+    assert len(healing.get(patience(60)).replaced) == 1
+    host.down()
 
 
 def test_a_checkpoint_that_is_too_large_is_told(capfd: pytest.CaptureFixture[str], faults: list[Any]) -> None:

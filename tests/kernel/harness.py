@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import select
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -136,11 +137,17 @@ class Cell:
 
 
 class Kernel:
-    """A running kernel and a client of it."""
+    """A running kernel and a client of it.
 
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+    They communicate over Unix sockets in a private folder. Over TCP, jupyter_client picks free ports and releases them
+    for the kernel to bind, also at a restart, and another process may bind one in between: the kernel then dies with
+    "Address already in use". JupyterLab tries other ports in that case; a plain ``KernelManager`` does not.
+    """
+
+    def __init__(self, manager: KernelManager, sockets: tempfile.TemporaryDirectory[str]) -> None:
         self.manager = manager
-        self.client = client
+        self.client: BlockingKernelClient = manager.client()
+        self.sockets = sockets
 
     @property
     def pid(self) -> int:
@@ -179,15 +186,20 @@ class Kernel:
                 return dict(reply["content"])
 
 
-def start_kernel(name: str = KERNEL_NAME, **options: Any) -> Kernel:
-    """Start a kernel; whoever does ends it with ``stop_kernel``."""
-    manager = KernelManager(kernel_name=name)
+def launch_kernel(name: str = KERNEL_NAME, **options: Any) -> Kernel:
+    """Start a kernel, whose client is not connected yet; whoever does ends it with ``stop_kernel``."""
+    sockets = tempfile.TemporaryDirectory(prefix="mk-kernel-", dir="/tmp")
+    manager = KernelManager(kernel_name=name, transport="ipc", ip=f"{sockets.name}/kernel")
     manager.start_kernel(**options)
-    client = manager.client()
-    client.start_channels()
-    kernel = Kernel(manager, client)
+    return Kernel(manager, sockets)
+
+
+def start_kernel(name: str = KERNEL_NAME, **options: Any) -> Kernel:
+    """Start a kernel, and wait until it answers; whoever does ends it with ``stop_kernel``."""
+    kernel = launch_kernel(name, **options)
     try:
-        client.wait_for_ready(timeout=PATIENCE)
+        kernel.client.start_channels()
+        kernel.client.wait_for_ready(timeout=PATIENCE)
     except BaseException:
         stop_kernel(kernel)
         raise
@@ -196,13 +208,14 @@ def start_kernel(name: str = KERNEL_NAME, **options: Any) -> Kernel:
 
 def stop_kernel(kernel: Kernel) -> None:
     """End a kernel and whatever it started; a process that outlives it is an error."""
-    kernel.client.stop_channels()
-    if not kernel.manager.has_kernel:
-        return
-    running = kernel.manager.is_alive()
-    children = psutil.Process(kernel.pid).children(recursive=True) if running else []
-    kernel.manager.shutdown_kernel(now=not running)
-    wait_gone([process.pid for process in children], 20)
+    with kernel.sockets:
+        kernel.client.stop_channels()
+        if not kernel.manager.has_kernel:
+            return
+        running = kernel.manager.is_alive()
+        children = psutil.Process(kernel.pid).children(recursive=True) if running else []
+        kernel.manager.shutdown_kernel(now=not running)
+        wait_gone([process.pid for process in children], 20)
 
 
 class Bell:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.harness import Bell, Kernel
+from tests.kernel.harness import PATIENCE, Bell, Kernel
 from tests.kernel.screen import text
 
 
@@ -21,17 +21,19 @@ def mesh(kernel: Kernel) -> Kernel:
         "netmodel = Net()\ntable = {'alpha': 1}\nif rank == 1:\n    only_on_one = 1"
     )
     kernel.ok("notebook_only = 1")
+    # Ranks of a busy machine take longer to answer than a person who types should wait.
+    kernel.ok(f"from monarch_kernel.kernel.magics import rank_introspection as r\nr.FIRST = r.LATER = {PATIENCE}")
     return kernel
 
 
 def complete(kernel: Kernel, code: str) -> list[str]:
     """The lines that completing the last one gives."""
-    content = kernel.client.complete(code, reply=True, timeout=30)["content"]
+    content = kernel.client.complete(code, reply=True, timeout=PATIENCE)["content"]
     return [code[: content["cursor_start"]] + match for match in content["matches"]]
 
 
 def described(kernel: Kernel, code: str) -> str:
-    content: dict[str, Any] = kernel.client.inspect(code, reply=True, timeout=30)["content"]
+    content: dict[str, Any] = kernel.client.inspect(code, reply=True, timeout=PATIENCE)["content"]
     return str(content["data"]["text/plain"]) if content["found"] else ""
 
 
@@ -82,6 +84,7 @@ def test_a_busy_rank_is_spared_and_a_stopped_one_is_not_waited_for(mesh: Kernel,
     open(gate, "w").close()
     pids = text(mesh.ok("%%mesh\nimport os\nprint(os.getpid()) if rank else None"))
     pid = int(pids.rpartition(" ")[2])
+    mesh.ok("r.FIRST = r.LATER = 0.5")
     os.kill(pid, signal.SIGSTOP)
     try:
         assert complete(mesh, "%%mesh -r 1\nnotebook_on") == ["%%mesh -r 1\nnotebook_only"]  # as without a rank

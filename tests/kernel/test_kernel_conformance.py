@@ -7,14 +7,29 @@ from typing import ClassVar
 import jupyter_kernel_test
 import pytest
 
-from monarch_kernel.kernel.install import KERNEL_NAME
+from tests.kernel import harness
+
+
+class Started:
+    """Tests of the suite, on a kernel that the harness starts."""
+
+    connected = True
+    """Whether the tests begin with a client that is connected."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.kernel = harness.start_kernel() if cls.connected else harness.launch_kernel()
+        cls.km, cls.kc = cls.kernel.manager, cls.kernel.client
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        harness.stop_kernel(cls.kernel)
 
 
 @pytest.mark.usefixtures("jupyter_folders")
-class TestMonarchKernel(jupyter_kernel_test.KernelTests):
+class TestMonarchKernel(Started, jupyter_kernel_test.KernelTests):
     """What any front end may ask of any kernel."""
 
-    kernel_name = KERNEL_NAME
     language_name = "python"
     file_extension = ".py"
 
@@ -59,8 +74,8 @@ class TestMonarchKernel(jupyter_kernel_test.KernelTests):
 
 
 @pytest.mark.usefixtures("jupyter_folders")
-class TestWelcome(jupyter_kernel_test.IopubWelcomeTests):
+class TestWelcome(Started, jupyter_kernel_test.IopubWelcomeTests):
     """A subscriber is welcomed before anything is published, so that nothing it wants is lost."""
 
-    kernel_name = KERNEL_NAME
+    connected = False
     support_iopub_welcome = True

@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import needs, wait_until
 from tests.kernel.harness import Kernel, Outcome
 from tests.kernel.screen import text
+from tests.ports import free_port
 from tests.waiting import patience
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -51,12 +52,6 @@ def test_the_session(fresh_kernel: Kernel) -> None:
     for _, source, wanted in cells:
         outcome = fresh_kernel.run(re.sub(r"^   \.\.\.: ?", "", source, flags=re.MULTILINE))
         assert comparable(printed(outcome)) == comparable(wanted)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.launchers.kubernetes.api import KubernetesApi
 from tests.conftest import alive, wait_until
 from tests.launchers.kubelet import Kubelet
+from tests.ports import free_port
 
 #: What ``apiserver.sh`` has built.
 KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "monarch_kernel_tests/kubernetes")
@@ -39,7 +39,7 @@ class Cluster:
             raise
 
     def _start(self) -> None:
-        etcd, peer, port = free_ports(3)
+        etcd, peer, port = (free_port() for _ in range(3))
         tokens = {user: secrets.token_hex(16) for user in ("admin", "nobody")}
         folder = self.folder
         tokens_file = folder / "tokens.csv"
@@ -135,16 +135,6 @@ current-context: admin
                 daemon.kill()
                 daemon.wait()
             assert not alive(daemon.pid)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 _running: dict[str, Cluster] = {}

@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.launchers.engines import CannotRunError
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -36,8 +37,7 @@ class Sshd:
         self.masters = tempfile.mkdtemp(prefix="ssh-")  # paths of sockets are short
         for key in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         (folder / "authorized").write_text((folder / "user.pub").read_text())
         (folder / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"

@@ -13,6 +13,7 @@ from monarch_kernel import job
 from monarch_kernel.actor import ActorError, Point, this_host, this_proc
 from monarch_kernel.tools import commands, mesh_spec
 from monarch_kernel.tools.config import Workspace, defaults
+from tests.ports import free_port
 
 JOB = "from monarch_kernel.job import LocalJob\njob = LocalJob(('boxes',))\ndef made(): return job\n"
 
@@ -41,8 +42,7 @@ def test_the_job_of_a_folder_and_commands_on_its_hosts(
 
 def test_ports_are_forwarded_from_rank_to_rank() -> None:
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        free = [each.getsockname()[1] for each in (one, two)]
+    free = [free_port(), free_port()]
     ports = [server.getsockname()[1] for server in servers]
     here, there = (this_host().spawn_procs({"p": 2}, name=name) for name in ("here", "there"))
     forwarder = this_proc().spawn("forwarder", job.PortForwarder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -96,9 +95,3 @@ def assert_true(value: bool) -> None:
 
 def echoing(link: TcpLink, message: Any, body: Any) -> None:
     link.send(encode(message), bytes(body))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]

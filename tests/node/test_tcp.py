@@ -22,7 +22,8 @@ from monarch_kernel.runtime.node.tcp.heartbeat import PeerHealth
 from monarch_kernel.runtime.node.tcp.link import CLOSED_HERE, CLOSED_THERE, LOST
 from tests.conftest import alive, wait_until
 from tests.node.conftest import PEER, ROOT
-from tests.node.tcpside import Side, assert_true, echoing, free_port, header
+from tests.node.tcpside import Side, assert_true, echoing, header
+from tests.ports import free_port
 from tests.waiting import patience
 
 #: More than the buffers of both kernels hold.

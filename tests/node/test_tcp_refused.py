@@ -27,7 +27,8 @@ from monarch_kernel.runtime.node.tcp.dial import OUR_KEY, THEIR_KEY
 from monarch_kernel.runtime.node.tcp.link import REVOKED
 from tests import attacks
 from tests.conftest import wait_until
-from tests.node.tcpside import Side, echoing, free_port, header
+from tests.node.tcpside import Side, echoing, header
+from tests.ports import free_port
 
 #: What a dial has time for; nothing below takes as long.
 PLENTY = 60.0

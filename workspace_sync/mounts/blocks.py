@@ -18,7 +18,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.transfer.errors import RDMAError
 from workspace_sync.model.errors import MountError, StoreError
 from workspace_sync.model.manifest import FileEntry, digest_of
 from workspace_sync.mounts.layout import PackedBlock, PackedSegment

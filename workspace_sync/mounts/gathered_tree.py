@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.actor import Future
-from monarch_kernel.errors import ActorError, RDMAError, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
+from monarch_kernel.runtime.transfer.errors import RDMAError
 from workspace_sync.mounts.protocol import ROOT, Attributes, Entered, InodeTable, Listed, Request
 from workspace_sync.mounts.served_folder import START, Seen, ServedFolder
 

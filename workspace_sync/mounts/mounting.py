@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from monarch_kernel import programs
-from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.introspection import ToolHost, spawn_tool
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts import guardian
 

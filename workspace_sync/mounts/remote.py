@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.actor import Future, HostMesh, this_host
-from monarch_kernel.errors import SupervisionError
 from monarch_kernel.introspection import each_host
+from monarch_kernel.runtime.actor.errors import SupervisionError
 from workspace_sync.model.errors import MountError
 from workspace_sync.mounts.host_mount import HostMount
 from workspace_sync.mounts.mounting import PATIENCE, Processes, is_folder, namespace, why

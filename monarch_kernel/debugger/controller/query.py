@@ -17,8 +17,9 @@ from monarch_kernel.actor import SupervisionError
 from monarch_kernel.debugger import get_debugger
 from monarch_kernel.debugger.events import RankStop
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import ActorError, Fault
 from monarch_kernel.introspection import Whole
+from monarch_kernel.protocol.faults import Fault
+from monarch_kernel.runtime.actor.errors import ActorError
 
 
 @dataclass(slots=True)

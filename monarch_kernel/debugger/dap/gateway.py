@@ -24,7 +24,7 @@ from monarch_kernel.actor import ActorError, ActorMesh, Channel, ProcMesh, Super
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
 from monarch_kernel.debugger.rank.debugpy_tunnel import START_TIMEOUT, DebugpyProcess, DebugpyTunnel
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import NotOffered
+from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.private_files import is_own
 
 _CHUNK = 65536

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import monarch_kernel
+from monarch_kernel import programs
 from monarch_kernel.actor import Actor, Port, endpoint
 from monarch_kernel.debugger.dap.framing import Frames, content, frame
 
@@ -244,7 +244,7 @@ def _listen() -> _Listener | Exception:
                 patch_multiprocessing=False,
                 # A user's actor that is between two calls may be the one that polls for the whole process: an IDE must
                 # not be able to stop it there.
-                dont_trace_start_patterns=(_folder_of(debugpy), _folder_of(monarch_kernel)),
+                dont_trace_start_patterns=(_folder_of(debugpy), programs.PACKAGE + os.sep),
             )
             pydevd.get_global_debugger().wait_for_server_socket_ready()
         finally:

@@ -14,13 +14,12 @@ from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedHostMesh, HostedProcMesh, done
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.hosted.tool_process import ToolProcess
-from monarch_kernel.errors import Death, DeathKind
 from monarch_kernel.introspection import StackRead, Whole
 from monarch_kernel.introspection import whole_of as whole_of_handle
 from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo
 from monarch_kernel.output import RankOutput
 from monarch_kernel.protocol.output_records import OutputDecoder, decode_answer, plain_text
-from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.subscriptions import Subscribers, Subscription
 

@@ -21,11 +21,10 @@ from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.meshes import HOST, HostedActorMesh, HostedProcMesh
 from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.hosted.tool_process import ToolProcess
-from monarch_kernel.errors import Death, DeathKind
 from monarch_kernel.introspection import Running
 from monarch_kernel.output import calling_origin
 from monarch_kernel.protocol.messages import OK
-from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.extensions import rank_debugger

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.errors import Death
-from monarch_kernel.protocol.refs import ProcRef
+from monarch_kernel.protocol.refs import Death, ProcRef
 from monarch_kernel.runtime.actor.calls.pending import OneCall
 from monarch_kernel.runtime.actor.calls.target import ReportedDeaths
 from monarch_kernel.runtime.node.poller import Poller

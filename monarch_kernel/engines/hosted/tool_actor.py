@@ -10,9 +10,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from monarch_kernel.actor import Point
-from monarch_kernel.errors import capture
 from monarch_kernel.output import on_behalf_of
-from monarch_kernel.protocol.faults import encode_fault
+from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.thread_frames import raise_in_thread

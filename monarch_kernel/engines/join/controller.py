@@ -31,10 +31,9 @@ from monarch_kernel.engines.join.meeting_place import MeetingPlace
 from monarch_kernel.engines.join.outside_stacks import OutsideRead
 from monarch_kernel.engines.join.places import FoundRank, RankLink, RankPlace, ThisMachine, at_once
 from monarch_kernel.engines.join.remote_machine import RelayCommand, RemoteMachine
-from monarch_kernel.errors import capture
 from monarch_kernel.introspection import StackRead
 from monarch_kernel.protocol.data_pickles import NotDataError, check_data, without_foreign_exceptions
-from monarch_kernel.protocol.faults import decode_fault, encode_fault
+from monarch_kernel.protocol.faults import capture, decode_fault, encode_fault
 from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.subscriptions import Subscribers
 

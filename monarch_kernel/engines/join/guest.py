@@ -14,9 +14,8 @@ from monarch_kernel.engines.hosted.tool_actor import ToolActor
 from monarch_kernel.engines.interface import ControlFollower
 from monarch_kernel.engines.join.frame_loop import FrameLink
 from monarch_kernel.engines.join.holding import Holding
-from monarch_kernel.errors import capture
 from monarch_kernel.introspection import Running
-from monarch_kernel.protocol.faults import encode_fault
+from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.protocol.messages import ERROR
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ class JoinedGuest(Guest):
                 super().handle(message)
 
     def _refuse(self, message: wire.CallActor | wire.InterruptRank) -> None:
-        from monarch_kernel.errors import DriverError
+        from monarch_kernel.debugger.controller.viewers import DriverError
 
         fault = encode_fault(capture(DriverError("another viewer has control of this job")))
         self.answer_to(message.sender, message.call)(ERROR, fault)

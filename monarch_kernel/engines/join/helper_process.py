@@ -38,8 +38,7 @@ def start_helper(words: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
         lock: a descriptor that it inherits; a lock of it is held as long as it lives.
     """
     environ = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH", "")]))
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs.ROOT, environ.get("PYTHONPATH", "")]))
     return programs.start(
         [sys.executable, "-P", *words],
         cwd="/",

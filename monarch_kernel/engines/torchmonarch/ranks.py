@@ -14,6 +14,7 @@ from typing import Any
 import monarch  # pyright: ignore[reportMissingImports]  # torchmonarch is not among our dependencies
 import monarch.actor as monarch_actor  # pyright: ignore[reportMissingImports]  # torchmonarch is not among our dependencies
 
+from monarch_kernel import programs
 from monarch_kernel.engines.hosted import wire
 from monarch_kernel.engines.hosted.guest import Guest
 from monarch_kernel.engines.interface import InterruptedEndpoint
@@ -23,7 +24,7 @@ from monarch_kernel.thread_frames import current_frames, raise_in_thread
 NAME = "torchmonarch"
 _MONARCH = os.path.join(os.path.dirname(os.path.abspath(monarch.__file__ or "")), "")
 _PYTHON = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+_OURS = os.path.join(programs.PACKAGE, "")
 
 _guest: Guest | None = None
 _lock = threading.Lock()

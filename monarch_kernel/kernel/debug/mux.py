@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from ipykernel.debugger import Debugger, DebugpyClient
 
-import monarch_kernel
+from monarch_kernel import programs
 from monarch_kernel.kernel.debug.focus_request import answer_typed
 from monarch_kernel.kernel.interrupts.interrupt_relay import get_relay
 from monarch_kernel.kernel.rank.plain_display import fallback_bundle
@@ -100,7 +100,7 @@ class MonarchDebugger(Debugger):
         from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
         self._spare = spare_runtime
-        ours = os.path.join(os.path.dirname(monarch_kernel.__file__), "**")
+        ours = os.path.join(programs.PACKAGE, "**")
         if ours not in self.kernel_modules:
             self.kernel_modules.append(ours)
         spare_runtime()

@@ -13,17 +13,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import monarch_kernel
+from monarch_kernel import programs
 from monarch_kernel.kernel.interrupts.interrupt_relay import InterruptRelay
 
 #: Packages whose tasks are not user code: Ctrl-C must not raise in them.
 _MACHINERY = frozenset({"ipykernel", "tornado", "zmq", "jupyter_client"})
 
-_PACKAGE = os.path.dirname(monarch_kernel.__file__)
 #: The code that sends and receives messages.
-_MESSAGES = os.path.join(_PACKAGE, "runtime", "node", "")
+_MESSAGES = os.path.join(programs.PACKAGE, "runtime", "node", "")
 #: The debugger's prompt, which runs inside a wait and may be ended by an exception.
-_PROMPT = tuple(os.path.join(_PACKAGE, "kernel", "debug", name) for name in ("stop_prompt", "prompt_"))
+_PROMPT = tuple(os.path.join(programs.PACKAGE, "kernel", "debug", name) for name in ("stop_prompt.py", "prompt.py"))
 
 
 class SigintHandler:

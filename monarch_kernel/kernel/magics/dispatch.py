@@ -7,7 +7,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from monarch_kernel.errors import NotOffered
+from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.kernel.magics.arguments import parse
 from monarch_kernel.kernel.magics.dap_magics import DapMagics
 from monarch_kernel.kernel.magics.job_magics import JobMagics

@@ -12,7 +12,6 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.utils.tokenutil import token_at_cursor
 
-from monarch_kernel.errors import ActorError
 from monarch_kernel.kernel.kept_meshes import kept_by_others
 from monarch_kernel.kernel.magics.arguments import parser_for, parser_of
 from monarch_kernel.kernel.magics.completion import Known, MeshCompleter
@@ -24,6 +23,7 @@ from monarch_kernel.kernel.notebook import Notebook
 from monarch_kernel.kernel.output.cell_errors import MeshCellError
 from monarch_kernel.launchers.asking import job_ids, places
 from monarch_kernel.meshes import KeptError
+from monarch_kernel.runtime.actor.errors import ActorError
 
 
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:

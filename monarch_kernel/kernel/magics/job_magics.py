@@ -13,15 +13,16 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from monarch_kernel import environment
 from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.engines import engine
+from monarch_kernel.engines.interface import NotOffered
 from monarch_kernel.engines.join.announcements import JoinError
 from monarch_kernel.engines.join.listing import JoinableList
 from monarch_kernel.engines.join.remote_machine import RELAY
-from monarch_kernel.errors import LaunchError, NotOffered
 from monarch_kernel.kernel import joined_meshes
 from monarch_kernel.kernel.joined_meshes import Machines
 from monarch_kernel.kernel.magics.arguments import Arguments, mesh_argument
 from monarch_kernel.kernel.magics.subcommands import Subcommands
 from monarch_kernel.kernel.usage_errors import usage_error
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.listing import JobList, ListedJob, job_named, list_jobs
 from monarch_kernel.launchers.relay_commands import relay_commands
 

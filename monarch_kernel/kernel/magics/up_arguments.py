@@ -9,12 +9,12 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from monarch_kernel import programs
-from monarch_kernel.errors import LaunchError
 from monarch_kernel.job import EngineJob
 from monarch_kernel.kernel.engine_up import AskedJob
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name
 from monarch_kernel.kernel.usage_errors import nearest, usage_error
 from monarch_kernel.launchers.asking import AskedHosts, add_engine_options, ask, given_options, job_ids
+from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.launchers.listing import id_of
 
 #: More processes than this on one host are rejected as a mistake.
@@ -211,9 +211,7 @@ def check_for_ranks(command: str, prefix: str) -> None:
 
 def _as_ranks() -> dict[str, str]:
     """The environment variables of such a rank: a checkout of this package is on its import path."""
-    import monarch_kernel
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
+    root = programs.ROOT
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return dict(os.environ)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}

@@ -10,12 +10,12 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from monarch_kernel.actor import SupervisionError, ValueMesh
-from monarch_kernel.errors import ActorError
 from monarch_kernel.introspection import TensorArgument
 from monarch_kernel.kernel.magics.arguments import Arguments, check_name, mesh_option, ranks_option, select
 from monarch_kernel.kernel.magics.subcommands import Subcommands, listed
 from monarch_kernel.kernel.managed_mesh import ManagedMesh
 from monarch_kernel.kernel.usage_errors import check_drives, replacing, usage_error
+from monarch_kernel.runtime.actor.errors import ActorError
 
 
 class VariableMagics(Subcommands):

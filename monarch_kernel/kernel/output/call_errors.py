@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.introspection import after_import
 from monarch_kernel.kernel.traceback_frames import cut
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 
 _METHOD = "_render_traceback_"
 _TORCH = (f"{os.sep}torch{os.sep}",)

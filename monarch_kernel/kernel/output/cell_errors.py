@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.actor import Extent
-from monarch_kernel.errors import Fault
 from monarch_kernel.kernel.output.ansi import strip_ansi
 from monarch_kernel.kernel.output.fault_text import (
     BOLD,
@@ -21,6 +20,7 @@ from monarch_kernel.kernel.output.fault_text import (
     is_installed,
 )
 from monarch_kernel.meshes import format_points, format_ranks, name_ranks
+from monarch_kernel.protocol.faults import Fault
 
 _MOST_GROUPS = 6
 # The limit on messages of one group, and on ranks of the groups that are not shown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 
-from monarch_kernel.errors import Fault
+from monarch_kernel.protocol.faults import Fault
 
 _CONTEXT = 2
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")

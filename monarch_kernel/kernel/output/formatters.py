@@ -14,7 +14,6 @@ from monarch_kernel.actor import ActorMesh, Future, HostMesh, ProcMesh, ValueMes
 from monarch_kernel.display import styles
 from monarch_kernel.display.tables import TableView, table_html, table_text
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.kernel.cell_values import CellValues
 from monarch_kernel.kernel.output.ansi import ansi_to_html
 from monarch_kernel.kernel.output.cell_errors import CellFailure, MeshCellError, group_lines, grouped
@@ -22,6 +21,7 @@ from monarch_kernel.kernel.output.fault_text import FileLabel
 from monarch_kernel.kernel.output.mesh_tables import MeshStatus
 from monarch_kernel.kernel.output.value_views import value_mesh_html
 from monarch_kernel.meshes import format_points, format_ranks
+from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 from workspace_sync.receipt import receipt_table
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import begin_record, install_rank_main, main_names, trace_records
 from monarch_kernel.kernel.cell import Cell
 from monarch_kernel.kernel.rank import cell_streams
@@ -23,6 +22,7 @@ from monarch_kernel.kernel.rank.process_group import Rendezvous, choose_rendezvo
 from monarch_kernel.kernel.rank.sent_values import check_not_bound, pickled, short
 from monarch_kernel.kernel.rank.user_code import fault_of
 from monarch_kernel.kernel.rank.value_size import shortened, text_at_least
+from monarch_kernel.protocol.faults import Fault
 from monarch_kernel.spmd import are_broken, meetings, tidy_up
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from monarch_kernel.errors import Fault, capture
 from monarch_kernel.introspection import failed_by_peer
 from monarch_kernel.kernel.traceback_frames import WAITING
+from monarch_kernel.protocol.faults import Fault, capture
 from monarch_kernel.spmd import interrupt_first
 from monarch_kernel.thread_frames import current_frames
 

@@ -11,10 +11,10 @@ from importlib.machinery import all_suffixes
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, SpawnProcs
 from monarch_kernel.protocol.placement import Placement, is_below
 from monarch_kernel.runtime.host import forkserver
-from monarch_kernel.runtime.host.start_command import package_root
 
 #: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
@@ -175,7 +175,7 @@ def _state_variables(prefix: str) -> dict[str, str | None]:
 
 def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | None]:
     """``env``, extended so that another interpreter finds this package if it is a checkout and not installed."""
-    root = package_root()
+    root = programs.ROOT
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return env
     path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "") if inherit else "")

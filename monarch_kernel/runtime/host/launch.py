@@ -18,7 +18,7 @@ from monarch_kernel.protocol.messages import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.agent_config import AgentConfig
 from monarch_kernel.runtime.host.exits import describe_exit
-from monarch_kernel.runtime.host.start_command import interpreter_command, package_root
+from monarch_kernel.runtime.host.start_command import interpreter_command
 from monarch_kernel.runtime.node import coredumps, descriptors
 from monarch_kernel.runtime.node.node import Node
 
@@ -149,7 +149,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
         **os.environ,
         cleanup.MARKER: cleanup.run_name(node.run_dir),
         cleanup.AGENT_MARKER: agent_id,
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (programs.ROOT, python_path))),
     }
     path = [entry or os.getcwd() for entry in sys.path]  # "" would be the agent's own folder
     config = AgentConfig(

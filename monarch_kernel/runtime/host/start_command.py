@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any
 
-import monarch_kernel
-
 _LEAN = "import gc; gc.disable(); from monarch_kernel.loading import load_msgspec; load_msgspec()"
 #: Flags of an interpreter that are the same in another one. Without any, nothing has to be loaded to tell.
 _FLAGS = (
@@ -32,11 +30,6 @@ def _flags() -> list[str]:
 
     flags: Any = getattr(subprocess, "_args_from_interpreter_flags", None)
     return flags() if flags is not None else []
-
-
-def package_root() -> str:
-    """The folder that this package is imported from."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
 
 
 def memfd(name: str, data: bytes) -> int:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from monarch_kernel import programs
 from monarch_kernel.runtime.host import cleanup
 from monarch_kernel.runtime.host.cleanup import RunDir
-from monarch_kernel.runtime.host.start_command import interpreter_command, memfd, package_root
+from monarch_kernel.runtime.host.start_command import interpreter_command, memfd
 from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart
 
 
@@ -62,6 +62,6 @@ def exec_worker(start: WorkerStart) -> NoReturn:
         **os.environ,
         cleanup.MARKER: cleanup.run_name(run_dir.path),
         cleanup.AGENT_MARKER: worker,
-        "PYTHONPATH": os.pathsep.join(filter(None, (package_root(), python_path))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (programs.ROOT, python_path))),
     }
     programs.become(interpreter_command(f"{__package__}.worker_main", str(fd)), env)

@@ -29,9 +29,9 @@ from monarch_kernel.debugger.model.readings import Reading
 from monarch_kernel.debugger.rank.values import kept_values, probe
 from monarch_kernel.debugger.rank.values.evaluation import FILE, Question
 from monarch_kernel.engines import engine
-from monarch_kernel.errors import Fault
 from monarch_kernel.introspection import Whole
 from monarch_kernel.meshes import format_ranks
+from monarch_kernel.protocol.faults import Fault
 
 #: How long ranks may take to evaluate the expression and to read its value, by default (seconds).
 TIMEOUT = 30.0

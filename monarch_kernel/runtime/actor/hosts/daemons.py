@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 
-import monarch_kernel
 from monarch_kernel import programs
 from monarch_kernel.protocol.announcement import WorkerAnnouncement, find_announcement
 from monarch_kernel.protocol.private_files import NotOursError, PrivateFolder, temporary_folder
@@ -55,12 +53,9 @@ def start_daemon(
         RuntimeError: it could not start; the message quotes its log.
     """
     address = f"ipc://{folder.path}/{listen}"
-    # The package that this process has imported, and not another one in the working directory.
-    root = os.path.dirname(os.path.dirname(os.path.abspath(monarch_kernel.__file__)))
-    start = f"import sys; sys.path.insert(0, {root!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
     output = folder.open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     read, write = os.pipe()
-    command = [sys.executable, "-P", "-c", start, "worker", "--listen", address]
+    command = [*programs.own_command(), "worker", "--listen", address]
     command += ["--idle", str(idle), "--announce", str(write), "--background", "--lock", str(folder.lock_fd)]
     for option, value in (("--name", name), ("--keep", folder.path if keep else "")):
         if value:

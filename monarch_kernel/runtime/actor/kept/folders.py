@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 import msgspec
 
@@ -61,8 +62,12 @@ def elsewhere(error: NotPrivateError) -> NotPrivateError:
     return NotPrivateError(f"{error}; {environment.KEPT_DIR.name} names another folder for kept meshes")
 
 
-def make_folder(name: str) -> PrivateFolder:
+def make_folder(name: str, release: float = 0.0) -> PrivateFolder:
     """Make the folder of a new kept mesh, and take its lock.
+
+    Args:
+        release: how long the former keeper of this name may take to release its lock (seconds). The connections of a
+            killed process are closed before its locks are released, so its death may be known before its name is free.
 
     Raises:
         FileExistsError: a kept mesh of this name exists, or a folder that is not ours.
@@ -71,16 +76,22 @@ def make_folder(name: str) -> PrivateFolder:
     """
     path = kept_folder(name)
     open_base().close()
-    try:
-        folder = PrivateFolder.make(path)
-    except FileExistsError:
+    end = time.monotonic() + release
+    while True:
         try:
-            free = remove_if_dead(path)
-        except NotOursError as e:
-            raise FileExistsError(f"{e}: choose another name, or move the folder away") from None
-        if not free:
-            raise FileExistsError(f"a kept mesh {name!r} already exists") from None
-        folder = PrivateFolder.make(path)
+            folder = PrivateFolder.make(path)
+            break
+        except FileExistsError:
+            try:
+                free = remove_if_dead(path)
+            except FileNotFoundError:  # another process has just removed it
+                continue
+            except NotOursError as e:
+                raise FileExistsError(f"{e}: choose another name, or move the folder away") from None
+            if not free and time.monotonic() >= end:
+                raise FileExistsError(f"a kept mesh {name!r} already exists") from None
+            if not free:
+                time.sleep(0.005)
     folder.claim(FOLDER)
     return folder
 

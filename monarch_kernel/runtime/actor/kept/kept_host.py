@@ -212,7 +212,7 @@ class KeptHost:
                 return None
             if self._agent.id in self._system.node.deaths:
                 try:
-                    self._agent = _start_keeper(self._system, self.name, self.idle)
+                    self._agent = _start_keeper(self._system, self.name, self.idle, daemons.END_TIMEOUT)
                 except (OSError, RuntimeError) as e:
                     raise HealError(
                         f"{self.name} cannot be healed: its host agent died, and no other started: {e}"
@@ -492,8 +492,8 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
     return host
 
 
-def _start_keeper(system: ActorSystem, name: str, idle: float) -> ProcRef:
-    with folders.make_folder(name) as folder:
+def _start_keeper(system: ActorSystem, name: str, idle: float, release: float = 0.0) -> ProcRef:
+    with folders.make_folder(name, release) as folder:
         try:
             url = daemons.start_daemon(folder, SOCKET, LOG, keep=True, idle=idle).url
         except BaseException:

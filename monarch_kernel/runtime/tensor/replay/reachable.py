@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-import monarch_kernel
+from monarch_kernel import programs
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
 #: Containers that a walk looks into at most; what is beyond is compared by identity.
@@ -34,7 +34,7 @@ _LIBRARIES = tuple(
         os.path.join(os.path.realpath(path), "")
         for path in (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     }
-    | {os.path.join(os.path.dirname(os.path.realpath(file)), "") for file in (torch.__file__, monarch_kernel.__file__)}
+    | {os.path.join(os.path.dirname(os.path.realpath(file)), "") for file in (torch.__file__, programs.__file__)}
 )
 #: Packages of torch whose objects have attributes that a program sets.
 _LOOKED_INTO = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.")
