@@ -190,7 +190,8 @@ def test_files_that_are_named_in_code_exist() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
                 name = node.value
                 if (
-                    " " not in name
+                    name[0] != "."
+                    and " " not in name
                     and name not in FOREIGN_FILES
                     and not any(f"/{each}".endswith(f"/{name}") for each in files)
                 ):

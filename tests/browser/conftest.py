@@ -1,12 +1,12 @@
 """A page with JupyterLab; skipped, and said so, where there is no browser to drive.
 
-All tests of a batch share a browser and a server, which cost more to start than most tests do; what a test has left
-with either is removed before the next one.
+All tests of a batch share a browser and a server, which cost more to start than most tests do, and the browser's cache,
+without which it compiles JupyterLab for each page; what else a test has left is removed before the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,33 @@ from tests.browser.lab import Lab, Server, browser_path
 
 
 @pytest.fixture(scope="session")
-def browser(checked_session: None) -> Iterator[Any]:
-    """Chromium, as playwright has it."""
+def chromium(checked_session: None) -> Iterator[Callable[..., Any]]:
+    """Starts Chromium, as playwright has it: ``chromium("launch")``, or another of its methods with more arguments."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     try:
         path = browser_path()
     except LookupError as error:
         pytest.skip(str(error))
+    arguments = {"executable_path": path, "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield browser
-        browser.close()
+        yield lambda how, *args, **options: getattr(playwright.chromium, how)(*args, **arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Callable[..., Any]) -> Iterator[Any]:
+    """A browser that keeps nothing from page to page."""
+    browser = chromium("launch")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session")
+def profile(chromium: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser with a folder for what it keeps: the pages of such a one alone find scripts that are compiled."""
+    folder = tmp_path_factory.mktemp("profile")
+    profile = chromium("launch_persistent_context", folder, viewport={"width": 1400, "height": 1000})
+    yield profile
+    profile.close()
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +54,12 @@ def server(checked_session: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def lab(browser: Any, server: Server, tmp_path: Path) -> Iterator[Lab]:
+def lab(profile: Any, server: Server, tmp_path: Path) -> Iterator[Lab]:
     """JupyterLab; what a failed test has left on the screen is in `lab.png` of its folder."""
     server.empty()
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page = profile.new_page()
+    kept = {"origin": server.url.rstrip("/"), "storageTypes": "cookies,local_storage,indexeddb,service_workers"}
+    profile.new_cdp_session(page).send("Storage.clearDataForOrigin", kept)
     try:
         yield Lab(page, server)
     finally:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import torch
 from accelerate import Accelerator
@@ -21,6 +22,7 @@ while not ends:
         accelerator.backward(loss)
         optimizer.step()
         losses.append(float(loss.detach()))
+        time.sleep(0.02)
     ends = bool(accelerator.reduce(torch.tensor(float(os.path.exists(sys.argv[1])))))
 print(f"rank {accelerator.process_index} ends after {len(losses)} steps", flush=True)
 accelerator.end_training()

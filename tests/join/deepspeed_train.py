@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 
 import deepspeed
 import torch
@@ -29,5 +30,6 @@ while not ends:
     losses.append(float(loss.detach()))
     ends.fill_(float(os.path.exists(args.ends)))
     dist.all_reduce(ends, dist.ReduceOp.MAX)
+    time.sleep(0.02)
 print(f"rank {args.local_rank} ends after {len(losses)} steps", flush=True)
 dist.destroy_process_group()

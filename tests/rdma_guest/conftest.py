@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.actor import this_host
+from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.rdma import configure
 from tests.transfer.actors import KeeperActor
 from tests.transfer.conftest import Owner
@@ -28,3 +28,9 @@ def far(on_the_device: None) -> Owner:
 def owner(far: Owner) -> Owner:
     """The same, by the name that the conformance tests use."""
     return far
+
+
+@pytest.fixture(scope="session")
+def two(far: Owner) -> ProcMesh:
+    """Two others, for the conformance tests."""
+    return this_host().spawn_procs(per_host={"gpus": 2})

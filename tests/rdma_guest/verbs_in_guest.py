@@ -35,6 +35,7 @@ from monarch_kernel.runtime.transfer.verbs.backend import Verbs
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
 from monarch_kernel.runtime.transfer.verbs.ports import CLASS, Gid
+from monarch_kernel.runtime.transfer.verbs.queue_pairs import WINDOW
 from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from tests.actor.actors import hook
@@ -79,7 +80,7 @@ def test_the_device_is_found() -> None:
 
 def test_every_size(far: Owner) -> None:
     rng = np.random.default_rng(1)
-    for size in (1, 1000, 64 << 10, (64 << 10) + 1, 1 << 20, (5 << 20) + 3, 64 << 20):
+    for size in (1, 1000, 64 << 10, (64 << 10) + 1, 1 << 20, (5 << 20) + 3, WINDOW + (1 << 20)):
         buffer = far.do("words", -(-size // 8))
         data = rng.integers(0, 255, size, "u1")
         into = np.zeros(size, "u1")

@@ -36,7 +36,7 @@ TRIED = [
     ("terms", "even", torch.float32),
     ("rows", "uneven", torch.bfloat16),
 ]
-#: Every other operation leaves out one of these, for the time of the suite.
+#: Every other operation leaves out one of these, and every other two bfloat16, for the time of the suite.
 ALTERNATING = [("rows", "even"), ("columns", "uneven")]
 TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 5e-2, "atol": 0.15}}
 
@@ -52,20 +52,24 @@ def meshes(runtime: None) -> Iterator[dict[int, Mesh]]:
 def test_operation_is_as_on_one_device(meshes: dict[int, Mesh], operation: Operation) -> None:
     expected: dict[Any, Any] = {}
     issued: dict[Any, Any] = {}
+    seen: list[Any] = []  # what was distributed: layouts that differ in a later input alone are often one
+    index = OPERATIONS.index(operation)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         for layout, sizes, dtype in TRIED:
-            if dtype is torch.bfloat16 and not operation.bfloat16:
+            if dtype is torch.bfloat16 and (not operation.bfloat16 or index // 2 % 2):
                 continue
-            if (layout, sizes) == ALTERNATING[OPERATIONS.index(operation) % 2]:
+            if (layout, sizes) == ALTERNATING[index % 2]:
                 continue
+            dimensions, placements = LAYOUTS[layout]
+            tensors = operation.make(SIZES[sizes], dtype)
+            cut = [fitting(placements[k % len(placements)], t) for k, t in enumerate(tensors)]
+            if (dimensions, cut, sizes, dtype) in seen:
+                continue
+            seen.append((dimensions, cut, sizes, dtype))
             if (sizes, dtype) not in expected:
                 expected[sizes, dtype] = outcome(operation, operation.make(SIZES[sizes], dtype))
-            dimensions, placements = LAYOUTS[layout]
-            inputs = [
-                distribute(t, meshes[dimensions], fitting(placements[k % len(placements)], t))
-                for k, t in enumerate(operation.make(SIZES[sizes], dtype))
-            ]
+            inputs = [distribute(t, meshes[dimensions], each) for t, each in zip(tensors, cut)]
             issued[layout, sizes, dtype] = outcome(operation, inputs)
         for (layout, sizes, dtype), results in issued.items():
             case = f"{operation.name}, {layout}, {sizes}, {dtype}"

@@ -49,6 +49,10 @@ class Keeper:
         """The view's bytes."""
         return contents(self.views[name])
 
+    def both(self, name: str) -> tuple[Any, bytes]:
+        """The base array, and the view's bytes."""
+        return self.base(name), self.contents(name)
+
     def forget(self, name: str) -> None:
         """Drop our own references."""
         self.weak[name] = weakref.ref(self.bases.pop(name))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_kernel.actor import this_host
+from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.rdma import RDMAAction, RDMABuffer, RDMAError, configure
 from tests.transfer.actors import AsyncPeer, Peer
 from tests.transfer.arrays import SHAPES, contents
@@ -43,6 +43,14 @@ def owner(request: pytest.FixtureRequest, runtime: None) -> Iterator[Owner]:
 def far(owner: Owner) -> Owner:
     """The same, but always another process."""
     return owner
+
+
+@pytest.fixture(scope="module")
+def two(owner: Owner) -> Iterator[ProcMesh]:
+    """Two others, which reach the owner in the same way."""
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    yield procs
+    procs.stop().get()
 
 
 def pattern(size: int) -> bytes:
@@ -81,18 +89,22 @@ def test_the_backend_is_the_one_that_was_asked_for(owner: Owner) -> None:
 def test_every_shape_with_every_shape(owner: Owner, write: bool) -> None:
     for theirs in SHAPES:
         buffer = owner.do("shaped", theirs)
+        whole, held = owner.do("both", theirs)
+        around = outside(whole, *SHAPES[theirs]())
         for mine, make in SHAPES.items():
             base, view = make()
             if write:
-                beside = outside(owner.do("base", theirs), *SHAPES[theirs]())
                 buffer.write_from(view).get()
-                assert outside(owner.do("base", theirs), *SHAPES[theirs]()) == beside, f"{mine} to {theirs}: beside it"
+                whole, held = owner.do("both", theirs)
+                assert outside(whole, *SHAPES[theirs]()) == around, f"{mine} to {theirs}: beside it"
             else:
                 clear(view)
                 beside = outside(base, *make())
                 buffer.read_into(view).get()
                 assert outside(base, *make()) == beside, f"{theirs} to {mine}: bytes beside it were written"
-            assert owner.do("contents", theirs) == contents(view), f"{theirs} and {mine}"
+            assert held == contents(view), f"{theirs} and {mine}"
+        if not write:
+            assert owner.do("contents", theirs) == held, f"{theirs}: was written"
 
 
 @pytest.mark.parametrize("name", ["bytes", "columns", "permuted", "backwards", "every other"])
@@ -339,13 +351,12 @@ def test_awaited(owner: Owner) -> None:
     assert owner.do("base", "words")[1 << 16] == (1 << 16) - 1
 
 
-def test_others_pull_and_push_while_the_owner_is_busy(far: Owner) -> None:
+def test_others_pull_and_push_while_the_owner_is_busy(far: Owner, two: ProcMesh) -> None:
     n = 1 << 18
     buffer = far.do("words", n)
     assert far.actor is not None
     busy = far.actor.spin_until_last_is.call_one(-1)  # nothing but a write from elsewhere ends this
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    peers = procs.spawn("peer", Peer)
+    peers = two.spawn("peer", Peer)
     assert {value for _, value in peers.backend.call(buffer).get()} == {far.backend}
     for _, pulled in peers.read.call(buffer, n, "i8").get():
         assert np.array_equal(pulled, np.arange(n))
@@ -360,10 +371,10 @@ def test_others_pull_and_push_while_the_owner_is_busy(far: Owner) -> None:
     assert (far.do("base", "words") == -1).all()
 
 
-def test_atomics_of_many_are_atomic(far: Owner) -> None:
+def test_atomics_of_many_are_atomic(far: Owner, two: ProcMesh) -> None:
     buffer = far.do("words", 2)
     buffer.write_from(np.zeros(2, "i8")).get()
-    peers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("peer", Peer)
+    peers = two.spawn("peer", Peer)
     adds = peers.add.call(buffer, 50)
     for _ in range(50):
         buffer.fetch_add(1).get()
@@ -372,14 +383,13 @@ def test_atomics_of_many_are_atomic(far: Owner) -> None:
     assert far.do("base", "words").tolist() == [150, 50]
 
 
-def test_buffers_travel_on_to_others_which_may_drop_them(far: Owner) -> None:
+def test_buffers_travel_on_to_others_which_may_drop_them(far: Owner, two: ProcMesh) -> None:
     first, second = far.do("shaped", "bytes"), far.do("words", 30)
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    procs.slice(gpus=0).spawn("mover", AsyncPeer).copy.call_one(first, second, 240).get()
+    two.slice(gpus=0).spawn("mover", AsyncPeer).copy.call_one(first, second, 240).get()
     assert far.do("contents", "words") == far.do("contents", "bytes")
     mine = bytearray(range(16))
     here = RDMABuffer(mine)
-    peer = procs.slice(gpus=1).spawn("peer", Peer)
+    peer = two.slice(gpus=1).spawn("peer", Peer)
     assert peer.backend.call_one(here).get() == far.backend
     peer.write.call_one(here, b"theirs", 2).get()
     assert mine[:10] == b"\0\1theirs\x08\t"
