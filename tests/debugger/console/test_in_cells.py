@@ -250,7 +250,7 @@ def test_run_all_is_not_held_up_by_a_prompt(mesh: Kernel, tmp_path: Path) -> Non
     all_sent.touch()
     assert mortem.wait().status == "ok"
     assert mortem.outcome.stdout.startswith(
-        "Other cells are already waiting, so no prompt opens here; %mesh pm -r 2 in a cell"
+        "Other cells are already waiting, so no prompt opens here; %mesh pm -r 2 in another cell"
     )
     assert "ZeroDivisionError" in mortem.outcome.stdout
     assert stopping.wait().status == "ok"
