@@ -112,7 +112,7 @@ def test_a_failed_item_is_named_and_ends_the_map(procs: Procs) -> None:
     assert isinstance(caught.value, ActorError)
     assert caught.value.failures[0].rank in (0, 1)
     text = str(caught.value)
-    assert "of 2 (gpus=" in text and "item 3 of the map: 3" in text and "worker.py" not in text
+    assert "of 2 (gpus=" in text and "item 3 of the map: 3" in text and "pool_executor.py" not in text
     assert mapping.ended and list(mapping) == []
 
 

@@ -207,7 +207,7 @@ def test_a_delta_for_another_tree_is_refused() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93", encode_delta(delta(None, manifest(BASE)))[:-3]])
 def test_bytes_that_are_no_delta_are_refused(data: bytes) -> None:
-    with pytest.raises(ManifestError, match="no manifest"):
+    with pytest.raises(ManifestError, match="not a manifest"):
         decode_delta(data)
 
 
