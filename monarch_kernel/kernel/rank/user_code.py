@@ -10,14 +10,15 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.introspection import failed_by_peer
 from monarch_kernel.kernel.traceback_frames import WAITING
 from monarch_kernel.protocol.faults import Fault, capture
 from monarch_kernel.spmd import interrupt_first
 from monarch_kernel.thread_frames import current_frames
 
-_KERNEL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(_KERNEL)) + os.sep
+_PACKAGE = programs.PACKAGE + os.sep
+_KERNEL = os.path.join(_PACKAGE, "kernel", "")
 # Not user code: the location of a rank is the innermost line outside these folders.
 _FOREIGN = tuple(
     {

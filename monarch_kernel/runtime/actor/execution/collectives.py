@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from monarch_kernel import programs
 from monarch_kernel.protocol.faults import capture, encode_fault
 from monarch_kernel.runtime.actor.import_hooks import after_import
 from monarch_kernel.thread_frames import current_frames, without_last_frames
@@ -47,7 +48,7 @@ _TCP_BYTES = slice(120, 136)
 
 _TORCH = f"{os.sep}torch{os.sep}"
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_RUNTIME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_RUNTIME = os.path.join(programs.PACKAGE, "runtime", "")
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 #: Methods that wait for work started earlier: methods of `Work`, and methods that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
-_EXECUTOR = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "tensor_executor.py")
+from monarch_kernel import programs
+
+_EXECUTOR = os.path.join(programs.PACKAGE, "runtime", "tensor", "rank", "tensor_executor.py")
 #: Endpoints of the worker that do more than run records, and what they do.
 _ANSWERS = {
     "fetch": "a fetch",
