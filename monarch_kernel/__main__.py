@@ -1,7 +1,7 @@
-"""``python -m monarch_kernel``, also installed as ``monarch-kernel``: the kernel, and commands around it.
+"""Entry point of ``monarch-kernel`` and ``python -m monarch_kernel``: the kernel and its command-line tools.
 
-Jupyter starts the kernel with ``-f CONNECTION_FILE``: if the first argument is an option, the kernel gets all of them;
-otherwise it is the name of a command.
+Jupyter starts the kernel with ``-f CONNECTION_FILE``. If the first argument is an option, all arguments are passed to
+the kernel. Otherwise the first argument is the name of a command.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class _Command(NamedTuple):
-    """A command, whose module is imported only when the command is called."""
+    """A command. Its module is imported only when the command is called."""
 
     help: str
     setup: str
-    """``module:function``. The function adds options to a parser, and sets ``run``: a function of the parsed options
-    that returns the exit status."""
+    """``module:function``. The function adds options to a parser and sets ``run``, a function that takes the parsed
+    options and returns the exit status.
+    """
 
 
 _COMMANDS = {
@@ -82,12 +83,12 @@ _COMMANDS = {
 
 
 def commands() -> list[str]:
-    """The names of all commands."""
+    """Return the names of all commands."""
     return list(_COMMANDS)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser | None:
-    """The parser of a command; None: there is no such command."""
+    """Return the parser of a command, or None if there is no such command."""
     if name not in _COMMANDS:
         return None
     import argparse
@@ -117,8 +118,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _run_kernel(argv: Sequence[str]) -> int:
-    # A user's random.py in the working folder must not hide the standard library's while the kernel starts. IPython
-    # adds the folder again, behind the standard library.
+    # A random.py in the working folder must not hide the standard library's module while the kernel starts. IPython
+    # adds the folder again, after the standard library.
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     from monarch_kernel.kernel.app import launch
@@ -128,10 +129,10 @@ def _run_kernel(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, or the kernel.
+    """Run a command or the kernel.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments; by default the arguments of the process.
 
     Returns:
         The exit status.
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from monarch_kernel.display.controls import only_colours_printed
 
     options = _parser(first).parse_args(argv)
-    # A worker's ranks begin as copies of it, and print what they like.
+    # The ranks of a worker are forked from it, and their output must not be filtered.
     with nullcontext() if first == "worker" else only_colours_printed():
         return int(options.run(options))
 
