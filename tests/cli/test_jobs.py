@@ -129,7 +129,7 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
     made = json.loads(run("apply", "cluster.py", "--json").stdout)
     assert made["new"] and made["meshes"] == {"hosts": 2} and [host["state"] for host in made["hosts"]] == ["up", "up"]
     again = run("apply", "cluster.job")
-    assert again.returncode == 0 and f"was there already, is {made['job']}" in again.stdout, again.stderr
+    assert again.returncode == 0 and f"the job is {made['job']} (it already existed)" in again.stdout, again.stderr
     echoed = run("exec", "--job", made["job"], "--fold", "--", "echo", "there")
     assert echoed.stdout == "== 0-1 ==\nthere\n"
     assert run("kill", made["job"]).returncode == 0
