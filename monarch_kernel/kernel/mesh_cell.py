@@ -57,9 +57,7 @@ def run_here(notebook: Notebook, run: CellRun) -> None:
     with relay.active(run), notebook.stops.runs(run):
         run.start()
         run.wait(pressed)
-        if (
-            run.interrupted
-        ):  # the ranks have answered; another KeyboardInterrupt would hit the code that shows their error
+        if run.interrupted:  # the ranks have answered; another interrupt would hit the display of their error
             relay.retrying = False
 
 

@@ -160,9 +160,7 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
         One line for the user.
     """
     place = None if name is None else session.provider_hosts.get(name)
-    if (
-        name is not None and place is not None and name not in session.proc_meshes()
-    ):  # waits for hosts, or was stopped by code
+    if name is not None and place is not None and name not in session.proc_meshes():  # waits, or stopped by code
         del session.provider_hosts[name]
         return f"mesh {name}: {place.end()}"
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):

@@ -142,7 +142,7 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
         ("nowhere.py", "there is no file nowhere.py"),
         ("cluster.py:other", "defines no 'other'"),
         ("nowhere.job", "there is no module 'nowhere'"),
-        ("cluster.py:here", "is known to its program only"),
+        ("cluster.py:here", "which only its own program can use"),
         ("cluster.py:EngineJob", "name a job"),
     ):
         wrong = run("apply", spec)
