@@ -14,11 +14,10 @@ from monarch_kernel.engines.join.jobs import JoinableJob
 
 @dataclass(frozen=True, repr=False)
 class JoinableList(AsTable):
-    """The jobs of this user that can be joined.
+    """Return the engine of this controller.
 
-    Attributes:
-        jobs: oldest first.
-        joined: the names of those that this process has joined.
+    Raises:
+        ImportError: torchmonarch is not installed; the message has a remedy.
     """
 
     jobs: Sequence[JoinableJob]
