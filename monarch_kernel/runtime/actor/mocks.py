@@ -73,12 +73,12 @@ class patch_tensor_engine(_Patch):  # noqa: N801  # Monarch's name
 
 
 def stand_in(cls: Any) -> Any:
-    """The class that is spawned in the place of this one."""
+    """Return the class that is spawned in the place of this one."""
     return _actors.get(cls, cls) if _actors else cls
 
 
 def mock_mesh(procs: Any) -> Any:
-    """The mesh that the running actor activates in the place of these procs; None: the procs themselves."""
+    """Return the mesh that the running actor activates in the place of these procs; None: the procs themselves."""
     here = current.get() if _engines else None
     running = getattr(here.actor_instance, "object", None) if here is not None else None
     for cls in type(running).__mro__:
@@ -107,5 +107,5 @@ class _WithStandIns:
 
 
 def bootstrap_with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
-    """The bootstrap of new procs, which also sets the stand-ins that hold here, if any do."""
+    """Return the bootstrap of new procs, which also sets the stand-ins that hold here, if any do."""
     return _WithStandIns(bootstrap) if _actors or _engines else bootstrap

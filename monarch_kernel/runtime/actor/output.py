@@ -299,7 +299,7 @@ _subscribers: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
 
 def hub(system: System) -> OutputHub:
-    """The output hub of this process's system."""
+    """Return the output hub of this process's system."""
     global _hub
     if _hub is None or _hub._system is not system:
         _hub = OutputHub(system)
@@ -326,7 +326,7 @@ def flush_default() -> None:
 
 
 def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> CoroutineFuture[None]:
-    """The implementation of ``ProcMesh.logging_option``."""
+    """Return the implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     output = hub(system)
     output.options[mesh._mesh_uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
@@ -343,7 +343,7 @@ class LoggingMeshClient:
 
     @staticmethod
     def spawn(instance: Any, proc_mesh: Any) -> Future[LoggingMeshClient]:
-        """The logging of a proc mesh; ``instance`` is not used."""
+        """Return the logging of a proc mesh; ``instance`` is not used."""
         return resolved(get_system().node.poller, "LoggingMeshClient.spawn", LoggingMeshClient(proc_mesh))
 
     def set_mode(self, instance: Any, stream_to_client: bool, aggregate_window_sec: int | None, level: int) -> None:
@@ -363,7 +363,7 @@ def _level_message(call: int, rank: int, level: int) -> Any:
 
 
 def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
-    """The output of the ranks of a proc mesh (or slice) that their host agents have kept.
+    """Return the output of the ranks of a proc mesh (or slice) that their host agents have kept.
 
     Args:
         ranks: positions in the mesh; None for all.

@@ -125,7 +125,7 @@ lock = threading.RLock()
 
 
 def get_system() -> System:
-    """This process's system; a process that has none becomes a controller.
+    """Return this process's system; a process that has none becomes a controller.
 
     Raises:
         RuntimeError: the runtime is not loaded, or this process is a fork of a process that has a system.
@@ -139,12 +139,12 @@ def get_system() -> System:
 
 
 def current_system() -> System | None:
-    """This process's system, or the system of the process it was forked from; None if there is none."""
+    """Return this process's system, or the system of the process it was forked from; None if there is none."""
     return _system
 
 
 def started() -> bool:
-    """Whether this process has a running system."""
+    """Return whether this process has a running system."""
     return _system is not None and not _system._closed
 
 

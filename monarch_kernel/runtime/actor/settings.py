@@ -364,7 +364,7 @@ _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _variable(name: str) -> str:
-    """The environment variable of a setting in Monarch; "": there is none."""
+    """Return the environment variable of a setting in Monarch; "": there is none."""
     return _VARIABLES.get(name, f"HYPERACTOR_MESH_{name.upper()}")
 
 
@@ -421,7 +421,7 @@ def configured(**settings: Any) -> Generator[dict[str, Any]]:
 
 
 def get_global_config() -> dict[str, Any]:
-    """All settings of this process and their current values."""
+    """Return all settings of this process and their current values."""
     return {name: setting.show(setting.get()) for name, setting in _SETTINGS.items()}
 
 
@@ -436,7 +436,7 @@ def clear_runtime_config() -> None:
 
 
 def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of a test for pytest: it runs once with each of these groups of settings."""
+    """Return a decorator of a test for pytest: it runs once with each of these groups of settings."""
     import functools
 
     import pytest
@@ -469,7 +469,7 @@ def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callabl
 
 
 def parametrize_config(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of a test for pytest: it runs once with each combination of these values of settings.
+    """Return a decorator of a test for pytest: it runs once with each combination of these values of settings.
 
     Args:
         options: for each setting the values to test, in any collection.

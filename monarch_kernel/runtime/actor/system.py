@@ -93,7 +93,10 @@ class OutputMarks(Protocol):
     used: bool
 
     def mark(self, peer: str, cell: str) -> int:
-        """The number of the last mark before an answer to this process, on behalf of this cell; 0 if there is none."""
+        """Return the number of the last mark before an answer to this process, on behalf of this cell.
+
+        0 if there is none.
+        """
         ...
 
 
@@ -377,7 +380,7 @@ class ActorSystem:
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: ActorInstance) -> bool:
-        """Whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
+        """Return whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
         return self._interrupted.pop(instance.mesh_id, 0) > 0
 
     def signal_main_thread(self, attempts: int = 20) -> None:
@@ -400,7 +403,7 @@ class ActorSystem:
     # -- ownership and faults --------------------------------------------------------------------------
 
     def instance(self, actor_id: str) -> Instance:
-        """An actor of this process, or its client."""
+        """Return an actor of this process, or its client."""
         return self.actors.get(actor_id) or self.client
 
     def _on_actor_failed(self, _link: MessageLink, message: ActorFailed, body: ReplyBody) -> None:
@@ -491,7 +494,7 @@ class ActorSystem:
     # -- hosts -----------------------------------------------------------------------------------------
 
     def ensure_agent(self) -> ProcRef:
-        """The host agent of this host, started if this is a controller without one."""
+        """Return the host agent of this host, started if this is a controller without one."""
         agent = self.agent
         if agent is None:
             from monarch_kernel.runtime.host.launch import launch_local_agent
@@ -506,17 +509,17 @@ class ActorSystem:
         return agent
 
     def this_proc(self) -> Any:
-        """This process as a proc mesh of one."""
+        """Return this process as a proc mesh of one."""
         if self._this_proc is None:
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
 
     def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any:
-        """The proc mesh with these procs, which another process may have spawned."""
+        """Return the proc mesh with these procs, which another process may have spawned."""
         return proc_mesh_of(self, name, procs, extent)
 
     def this_host(self) -> Any:
-        """This host as a host mesh of one."""
+        """Return this host as a host mesh of one."""
         if self._this_host is None:
             from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
 
@@ -560,7 +563,7 @@ mesh_changes: Subscribers[[]] = Subscribers("a callback of meshes.on_change")
 
 
 def get_actor_system() -> ActorSystem:
-    """This process's system with its concrete type, for modules above it; see ``process.get_system``."""
+    """Return this process's system with its concrete type, for modules above it; see ``process.get_system``."""
     system = process.get_system()
     assert isinstance(system, ActorSystem)
     return system

@@ -81,7 +81,7 @@ class span:  # noqa: N801  # Monarch's name
 
 
 def _where() -> dict[str, Any]:
-    """The running actor as attributes; does not start the runtime."""
+    """Return the running actor as attributes; does not start the runtime."""
     here = current.get()
     if here is None:
         return {}
@@ -96,12 +96,12 @@ def _where() -> dict[str, Any]:
 
 
 def loaded() -> bool:
-    """Whether this process has imported OpenTelemetry's traces."""
+    """Return whether this process has imported OpenTelemetry's traces."""
     return TRACE in sys.modules
 
 
 def traceparent() -> str:
-    """The current span as a W3C ``traceparent``; empty if there is none."""
+    """Return the current span as a W3C ``traceparent``; empty if there is none."""
     trace = sys.modules.get(TRACE)
     get_span = getattr(trace, "get_current_span", None)  # absent while the module is being imported
     if get_span is None:
@@ -167,7 +167,7 @@ def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
 
 
 def get_meter() -> Any:
-    """This process's OpenTelemetry ``Meter``; without OpenTelemetry, a meter whose instruments are no-ops."""
+    """Return this process's OpenTelemetry ``Meter``; without OpenTelemetry, a meter whose instruments are no-ops."""
     metrics = _opentelemetry("metrics")
     return _NO_METER if metrics is None else metrics.get_meter(_NAME)
 
@@ -189,7 +189,7 @@ class _NoMeter:
     schema_url = None
 
     def create_counter(self, name: str, *_args: Any, **_kwargs: Any) -> _NoInstrument:
-        """An instrument that records nothing, like all others."""
+        """Return an instrument that records nothing, like all others."""
         return _NO_INSTRUMENT
 
     create_up_down_counter = create_histogram = create_gauge = create_counter

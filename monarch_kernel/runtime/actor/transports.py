@@ -21,7 +21,7 @@ class ChannelTransport(enum.Enum):
     MetaTlsWithIpV6 = "metatls"
 
     def get(self) -> ChannelTransport:
-        """The transport itself, as in Monarch."""
+        """Return the transport itself, as in Monarch."""
         return self
 
 
@@ -56,7 +56,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
 
 
 def checked(transport: ChannelTransport | str) -> ChannelTransport | str:
-    """The transport with this name, or the checked address.
+    """Return the transport with this name, or the checked address.
 
     Raises:
         ValueError: the transport does not exist.

@@ -37,13 +37,13 @@ _FACADE = "monarch_kernel.actor"
 
 
 def hook() -> Callable[[Any], None]:
-    """The current ``unhandled_fault_hook``, which users reassign on the façade module."""
+    """Return the current ``unhandled_fault_hook``, which users reassign on the façade module."""
     facade = sys.modules.get(_FACADE)
     return getattr(facade, "unhandled_fault_hook", default_hook) if facade is not None else default_hook
 
 
 def is_default(candidate: Any) -> bool:
-    """Whether this hook is the default hook, not the user's."""
+    """Return whether this hook is the default hook, not the user's."""
     return candidate is default_hook
 
 

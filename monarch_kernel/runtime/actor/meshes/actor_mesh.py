@@ -68,7 +68,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cls_or_pickle
 
     def _class_label(self) -> str:
-        """The name of the class in errors; "" if the class cannot be loaded here."""
+        """Return the name of the class in errors; "" if the class cannot be loaded here."""
         try:
             return class_label(self._cls)
         except Exception:  # unpickling runs user code
@@ -147,7 +147,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cached
 
     def _reach(self, ref: ProcRef) -> MessageLink | None:
-        """A link to one of the mesh's procs, opened if necessary; None if the proc is dead."""
+        """Return a link to one of the mesh's procs, opened if necessary; None if the proc is dead."""
         self._system.node.learn(ref)
         return self._system.node.link_to(ref.id)
 
@@ -225,7 +225,7 @@ def _rebuild_actor_mesh(
 
 
 def settled(call: Future[Any]) -> Future[Any]:
-    """A future that is done when the call ends, with or without an error."""
+    """Return a future that is done when the call ends, with or without an error."""
     done: Future[Any] = Future(call._poller, call.what)
     call.add_done_callback(lambda _c: done._resolve(None))
     return done

@@ -256,7 +256,8 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return pool_functions().scatter(self, name, values)
 
     def gather(self, name: str) -> Any:
-        """The values of the variable ``name`` of all processes, joined in rank order; the inverse of ``scatter``.
+        """Return the values of the variable ``name`` of all processes, joined in rank order; the inverse of
+        ``scatter``.
 
         Lists, tuples, strings, bytes, NumPy arrays and tensors can be joined.
         """
@@ -305,7 +306,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
     # -- healing --------------------------------------------------------------------------------
 
     def _whole(self) -> ProcMesh:
-        """The mesh as spawned, of which this may be a slice."""
+        """Return the mesh as spawned, of which this may be a slice."""
         return self._system.proc_meshes.get(self._mesh_uid, self)
 
     def heal(self, hosts: HostMesh | HostSource | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
@@ -330,7 +331,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return self._system.healer.heal(self, hosts, timeout)
 
     def healthy(self) -> ProcMesh:
-        """A mesh of the living ranks, to continue with.
+        """Return a mesh of the living ranks, to continue with.
 
         It keeps its dimensions if only whole slices along one of them are dead (a host, for example); otherwise it has
         one dimension.
@@ -416,7 +417,10 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
-        """The living ranks that do not respond, and the reasons that their host agents reported; sends no messages."""
+        """Return the living ranks that do not respond, and the reasons that their host agents reported.
+
+        Sends no messages.
+        """
         node = self._system.node
         silent = node.unresponsive
         if not silent:
@@ -424,7 +428,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
 
     def _unknown(self, ref: ProcRef) -> ProcStatus:
-        """The status of a proc whose agent did not answer."""
+        """Return the status of a proc whose agent did not answer."""
         death = self._system.node.deaths.get(ref.id) or self._system.node.deaths.get(ref.agent)
         if death is None:
             return ProcStatus(ref.id, "starting", 0, ref.host)
@@ -449,7 +453,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return HostMesh(self._system, tuple(hosts.values()), region, use=self._shared["hosts"], part=True)
 
     def to_table(self) -> str:
-        """The mesh as a text table with one line per proc."""
+        """Return the mesh as a text table with one line per proc."""
         from monarch_kernel.display.tables import TableView, table_text
 
         rows: list[tuple[str, ...]] = []
@@ -513,7 +517,7 @@ def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: 
 
 
 def proc_mesh_of(system: System, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh:
-    """The proc mesh with these procs, which another process spawned."""
+    """Return the proc mesh with these procs, which another process spawned."""
     uid = procs[0].id.rpartition(".")[0] or procs[0].id
     known = system.proc_meshes.get(uid)
     if known is not None and known._procs == procs:
@@ -523,7 +527,7 @@ def proc_mesh_of(system: System, name: str, procs: tuple[ProcRef, ...], extent: 
 
 
 def proc_mesh_of_this_process(system: System) -> ProcMesh:
-    """This process as a proc mesh of one."""
+    """Return this process as a proc mesh of one."""
     region = SINGLE.region
     ready = resolved(system.node.poller, "this_proc()", True)
     return ProcMesh(

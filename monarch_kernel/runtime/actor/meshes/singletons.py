@@ -85,7 +85,7 @@ class _Directory(Actor):
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[ActorMesh[T]]:
-    """The actor called ``name`` in the controller; the first request from any process of the job creates it.
+    """Return the actor called ``name`` in the controller; the first request from any process of the job creates it.
 
     Raises (from ``get``/``await``):
         ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it: the

@@ -23,7 +23,7 @@ class TensorMethods(MeshTrait):
         return tensor_functions().activate(self) if mocked is None else mocked.activate()
 
     def rank_tensor(self, dim: str) -> Any:
-        """A number on every rank: its coordinate in dimension `dim`.
+        """Return a number on every rank: its coordinate in dimension `dim`.
 
         Raises:
             KeyError: the mesh has no such dimension.
@@ -31,7 +31,7 @@ class TensorMethods(MeshTrait):
         return tensor_functions().rank_tensor(self, dim)
 
     def rank_tensors(self) -> Any:
-        """The coordinates of every rank, as a dict from dimension to tensor."""
+        """Return the coordinates of every rank, as a dict from dimension to tensor."""
         return tensor_functions().rank_tensors(self)
 
     @property
@@ -40,7 +40,8 @@ class TensorMethods(MeshTrait):
         return self.extent.names
 
     def rank(self, dims: Sequence[str] | str) -> Any:
-        """A number on every rank: its coordinate in a dimension, or its place in several, the last counting fastest.
+        """Return a number on every rank: its coordinate in a dimension, or its place in several, the last counting
+        fastest.
 
         Raises:
             KeyError: the mesh has no such dimension.
@@ -58,7 +59,7 @@ class TensorMethods(MeshTrait):
         return self.rank_tensors()
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The coordinates of a rank, by dimension.
+        """Return the coordinates of a rank, by dimension.
 
         Raises:
             IndexError: there is no such rank.
@@ -66,7 +67,7 @@ class TensorMethods(MeshTrait):
         return dict(self.extent.point(rank))
 
     def __call__(self, **coords: int | builtins.slice) -> Any:
-        """The part of the mesh at these coordinates, as `slice` gives it."""
+        """Return the part of the mesh at these coordinates, as `slice` gives it."""
         return self.slice(**coords)
 
     def exit(self) -> None:

@@ -12,7 +12,7 @@ class ViewMethods:
     """``show`` of every mesh."""
 
     def show(self) -> Any:
-        """A live view of this mesh, for the last line of a cell; see ``monarch_kernel.widgets.show``."""
+        """Return a live view of this mesh, for the last line of a cell; see ``monarch_kernel.widgets.show``."""
         return view_functions().show(self)
 
 

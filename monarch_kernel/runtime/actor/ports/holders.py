@@ -103,7 +103,7 @@ def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
 
 
 def arrived(value: Callable[[], T]) -> tuple[T, list[Port[Any]]]:
-    """An unpickled value and its ports, which do not belong to the running actor."""
+    """Return an unpickled value and its ports, which do not belong to the running actor."""
     outer = _met.arrived
     _met.arrived = ports = []
     try:
@@ -146,7 +146,7 @@ class PortHolding(Protocol):
     """A wait that fails when all senders are gone: a port's receiver, or an answer that a rank delegated to others."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if the wait is over."""
+        """Return the holders of the port; None if the wait is over."""
         ...
 
     def nobody_left(self) -> None:
@@ -171,7 +171,7 @@ class _Answer:
         self._senders = Senders()
 
     def senders(self) -> Senders | None:
-        """The actors that may answer; None if the call has ended."""
+        """Return the actors that may answer; None if the call has ended."""
         return self._senders if self._number in self._book.node.calls else None
 
     def nobody_left(self) -> None:

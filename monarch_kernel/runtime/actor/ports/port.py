@@ -132,7 +132,7 @@ class ReplyPort(OncePort[R]):
 
 
 def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
-    """A port from a message; its receiver is notified if the actor that holds it ends."""
+    """Return a port from a message; its receiver is notified if the actor that holds it ends."""
     port = kind(ref, number, rank)
     came(port)
     return port

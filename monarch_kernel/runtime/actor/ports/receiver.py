@@ -50,7 +50,7 @@ class _Inlet:
         """Does nothing: ``PortHolders`` reports deaths, as it knows the port's holders."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if the receiver is gone."""
+        """Return the holders of the port; None if the receiver is gone."""
         receiver = self._receiver()
         return None if receiver is None else receiver._senders
 
@@ -97,7 +97,7 @@ class PortReceiver(Generic[R]):
         self._hand_out()
 
     def recv(self) -> Future[R]:
-        """The next value, as a future. An exception sent by ``Port.exception`` is raised.
+        """Return the next value, as a future. An exception sent by ``Port.exception`` is raised.
 
         Futures get values in the order in which they are first waited for (``get``, ``await``, a callback). A future
         that is dropped before that takes none.
@@ -120,7 +120,7 @@ class PortReceiver(Generic[R]):
             future._resolve(item)
 
     def _next(self) -> _Received | None:
-        """The future that has waited longest; skips dropped futures."""
+        """Return the future that has waited longest; skips dropped futures."""
         while self._waiting:
             future = self._waiting.popleft()()
             if future is not None and not future._done:
@@ -164,7 +164,7 @@ class PortReceiver(Generic[R]):
             future._reject(NobodyLeft(lost))
 
     def _error(self, gone: NobodyLeft) -> SupervisionError:
-        """The error that ``recv`` raises when no holder is left."""
+        """Return the error that ``recv`` raises when no holder is left."""
         # By mesh, and by slice: ranks of several slices of one mesh may have the same number.
         groups: list[dict[int, tuple[Sender, Death]]] = []
         for sender, death in gone.lost:
@@ -187,7 +187,7 @@ class PortReceiver(Generic[R]):
         return build_port_error(told)
 
     def ranked(self) -> PortReceiver[tuple[int, R]]:
-        """The same receiver; ``recv`` returns ``(rank, value)`` from now on."""
+        """Return the same receiver; ``recv`` returns ``(rank, value)`` from now on."""
         self._ranked = True
         return self  # type: ignore[return-value]  # the value type changes with the flag
 
@@ -227,7 +227,7 @@ class _Received(Future[Any]):
         self._receiver.serve(self)
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) at once; claims nothing."""
+        """Return whether ``get`` would return (or raise) at once; claims nothing."""
         return self._done or (not self._claims and bool(self._receiver._values))
 
     def _wait(self, timeout: float | None) -> None:
@@ -293,7 +293,7 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
-        """A port and its receiver, which stays in this process. With ``once`` it takes a single value."""
+        """Return a port and its receiver, which stays in this process. With ``once`` it takes a single value."""
         receiver: PortReceiver[R] = PortReceiver(once=once)
         return (OncePort if once else Port)(receiver._node.ref, receiver._number), receiver
 

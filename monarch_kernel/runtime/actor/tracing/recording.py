@@ -37,7 +37,7 @@ def start_recording(capacity: int = CAPACITY) -> None:
 
 
 def take_records() -> RecordedTrace:
-    """What this process has recorded since it was last asked."""
+    """Return what this process has recorded since it was last asked."""
     ring = recorder.recording
     taken = ring.take() if ring is not None else recorder.Recorder(1).take()
     return decode_recorded(encode_recorded(taken))
@@ -51,12 +51,12 @@ def stop_recording() -> None:
 
 
 def trace_clock() -> int:
-    """The time on the clock of records (nanoseconds)."""
+    """Return the time on the clock of records (nanoseconds)."""
     return recorder.clock()
 
 
 def is_recording() -> bool:
-    """Whether a trace is on in this process."""
+    """Return whether a trace is on in this process."""
     return recorder.recording is not None
 
 
@@ -154,7 +154,7 @@ class TracedRank(msgspec.Struct, frozen=True):
 
 
 def living_ranks() -> list[TracedRank]:
-    """The living ranks of all meshes of this controller, except those of tools."""
+    """Return the living ranks of all meshes of this controller, except those of tools."""
     system = get_system()
     found: list[TracedRank] = []
     for mesh in list(system.proc_meshes.values()):
