@@ -1,8 +1,8 @@
 """The actor system of one process: its node, its actors, its meshes and their owners, from start to end.
 
 There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank creates it from its configuration; any other
-process becomes a controller when it first needs a system. It is long because all that a process has begins and ends
-here, in one order.
+process becomes a controller when it first needs a system. The file is long because everything in a process begins and
+ends here, in one order.
 """
 
 from __future__ import annotations
@@ -177,11 +177,11 @@ class ActorSystem:
     # -- messages for actors ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Hold messages for actors of other processes until ``release``, as a bootstrap is about to run."""
+        """Hold messages for actors of other processes until ``release``, because a bootstrap is about to run."""
         self._hold = BootstrapHold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
-        """Handle the held messages in order, and hold no more."""
+        """Handle the held messages in order, and hold no further messages."""
         hold = self._hold
         if hold is not None:
             hold.release()
@@ -246,7 +246,7 @@ class ActorSystem:
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
     def _keep_early(self, link: MessageLink, message: Call, body: Body) -> None:
-        """Keep a call whose actor does not exist yet, as a reference may arrive before the actor's Create message."""
+        """Keep a call whose actor does not exist yet: a reference may arrive before the actor's Create message."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
         if len(early) == 1:
@@ -376,7 +376,7 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: ActorInstance) -> None:
-        """Note that a KeyboardInterrupt in this actor was requested."""
+        """Record that a KeyboardInterrupt in this actor was requested."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: ActorInstance) -> bool:

@@ -1,11 +1,11 @@
-"""``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry if that is installed.
+"""``span``, ``traced`` and ``get_meter``: telemetry of programs, through OpenTelemetry if it is installed.
 
 This package configures no exporter. With ``opentelemetry-api`` installed, spans and instruments use the tracer and
 meter providers that the process has configured. Without it, they are no-ops that cost almost nothing. A trace of this
 package (``monarch_kernel.watch.trace``) records spans in either case.
 
-Calls carry the current span of their caller in a W3C ``traceparent``, and the endpoint runs in a span below it. So one
-trace spans all processes. A process that has not imported ``opentelemetry.trace`` pays nothing for this.
+Calls carry the current span of their caller in a W3C ``traceparent``, and the endpoint runs in a span below it. One
+trace therefore spans all processes. A process that has not imported ``opentelemetry.trace`` pays nothing for this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRACEPARENT = r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 
 @functools.cache
 def _opentelemetry(part: str) -> Any:
-    """``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
+    """Return ``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
     try:
         return importlib.import_module(f"opentelemetry.{part}")
     except ImportError:
@@ -81,7 +81,7 @@ class span:  # noqa: N801  # Monarch's name
 
 
 def _where() -> dict[str, Any]:
-    """Return the running actor as attributes; does not start the runtime."""
+    """Return the running actor as attributes. Does not start the runtime."""
     here = current.get()
     if here is None:
         return {}
@@ -128,7 +128,7 @@ def continued(traceparent: str, name: str) -> Generator[None]:
 
 
 def note_error(error: BaseException) -> None:
-    """Record in the span of an endpoint that it has raised."""
+    """Record an exception of an endpoint in its span."""
     trace = sys.modules.get(TRACE)
     if trace is None:
         return
@@ -176,7 +176,7 @@ class _NoInstrument:
     """Any instrument; ignores its arguments."""
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Does nothing, like the other methods."""
+        """Do nothing, like the other methods."""
 
     record = set = add
 

@@ -295,9 +295,7 @@ class KeeperAgent(WorkerAgent):
         self._shut_down(self._leaving, ORPHAN_GRACE, lambda: _answer(link, message.call, b""))
 
     def _refuses(self, link: PeerLink, message: LookAtKept | ReadKeptLogs | EndKept) -> bool:
-        """Return whether the sender is on another machine, and gets no answer, or has another version, and gets an
-        error.
-        """
+        """Return whether to refuse the sender: it is on another machine (no answer), or has another version (error)."""
         if not isinstance(link, Link):
             return True
         if message.version == WIRE_VERSION:

@@ -50,9 +50,9 @@ from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 log = logging.getLogger(__name__)
 
-#: How long a keeper may take to answer (seconds).
+#: The time limit for a keeper to answer (seconds).
 TIMEOUT = 30.0
-#: Seconds without a controller after which a kept mesh ends, by default.
+#: The default time without a controller after which a kept mesh ends (seconds).
 IDLE = 12 * 3600.0
 
 
@@ -66,7 +66,7 @@ class KeptHost:
     """This machine as a host whose procs outlive this process. ``keep`` and ``attach`` return it.
 
     Attributes:
-        name: the name that ``attach`` takes.
+        name: the name for ``attach``.
         hosts: the host mesh to spawn on.
         idle: seconds without a controller after which it ends.
         missed: the number of bytes of output from the time without a controller that were not delivered, by proc;
@@ -472,10 +472,10 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
 
     Args:
         name: the name for ``attach``.
-        idle: seconds without a controller after which it ends; 0: no limit.
+        idle: the time without a controller after which it ends (seconds); 0: no limit.
 
     Raises:
-        KeptError: a kept mesh of this name exists, or the host agent could not start; the message says why.
+        KeptError: a kept mesh of this name exists, or the host agent could not start; the message names the cause.
         ValueError: the name or the limit is invalid.
     """
     system = _controller("keep")
@@ -507,7 +507,7 @@ def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:
 
     Args:
         name: its name, or the path of its folder.
-        force: take it even from another living controller, which then loses it.
+        force: take it even from another live controller, which then loses it.
 
     Raises:
         KeptError: there is no such mesh, or another controller holds it.
@@ -551,7 +551,7 @@ def held() -> list[KeptHost]:
 
 
 def taken_over() -> dict[str, str]:
-    """Return the kept meshes that another process took from this one by force: by name, a sentence that says which."""
+    """Return the kept meshes that another process took from this one by force: an explanation by name."""
     return dict(_taken_over)
 
 
@@ -568,7 +568,7 @@ def _controller(what: str) -> ActorSystem:
 
 
 def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
-    """Connect to the keeper of a mesh; returns it with the mesh's name."""
+    """Connect to the keeper of a mesh. Return it with the mesh's name."""
     folder = folder_of(name)
     label = os.path.basename(folder)
     try:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 class ActorMesh(Healable, MeshTrait, Generic[T]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
-    Made by ``ProcMesh.spawn``. Picklable, and usable in any process that receives it.
+    Created by ``ProcMesh.spawn``. It can be pickled, and used in any process that receives it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def _proc_mesh(self) -> Any:
-        """The proc mesh that the whole mesh was spawned on; programs written for Monarch use it."""
+        """The proc mesh that the whole mesh was spawned on. Programs written for Monarch use it."""
         if self._spawned_on is None:
             extent = self._shape.extent
             if extent.nelements != len(self._procs):
@@ -155,7 +155,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def initialized(self) -> Future[None]:
-        """A future that is done when every actor's ``__init__`` has returned; it raises if one of them failed."""
+        """A future that is done when every actor's ``__init__`` has returned. It raises if one of them failed."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"

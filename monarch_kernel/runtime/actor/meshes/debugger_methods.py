@@ -8,10 +8,10 @@ from monarch_kernel.runtime.actor import extensions
 
 
 class DebuggerMethods:
-    """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has them as functions, with more detail."""
+    """The debugger as methods of a proc mesh. ``monarch_kernel.debug`` has the same functions with more options."""
 
     def dead(self: Any) -> dict[int, str]:
-        """Return the ranks that this process knows as dead, and why they died; sends no messages."""
+        """Return the ranks that this process knows as dead, and why they died. Sends no messages."""
         deaths = self._system.node.deaths
         if not deaths:
             return {}

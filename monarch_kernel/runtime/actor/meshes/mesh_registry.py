@@ -1,4 +1,4 @@
-"""The shutdown of a controller, and the list of its meshes."""
+"""List the meshes of a controller, and shut it down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 def list_proc_meshes() -> list[ProcMesh]:
     """Return the proc meshes that this controller has spawned and not stopped, newest last.
 
-    Those of tools are left out.
+    Meshes of tools are not included.
     """
     if not started():
         return []

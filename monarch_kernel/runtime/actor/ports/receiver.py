@@ -37,8 +37,8 @@ class _Inlet:
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self._receiver = weakref.ref(receiver)
-        #: Futures with callbacks, and those that are awaited: they live until these are called or go on, although
-        #: nothing else may hold them, as a loop does not hold its tasks.
+        #: Futures with callbacks, and awaited futures. They stay alive until these have run, although there may be no
+        #: other reference, because a loop does not hold its tasks.
         self.held: set[_Received] = set()
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
@@ -47,7 +47,7 @@ class _Inlet:
             receiver.on_reply(rank, status, body, buffers)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """Does nothing: ``PortHolders`` reports deaths, as it knows the port's holders."""
+        """Do nothing: ``PortHolders`` reports deaths, because it knows the port's holders."""
 
     def senders(self) -> Senders | None:
         """Return the holders of the port; None if the receiver is gone."""
@@ -55,7 +55,7 @@ class _Inlet:
         return None if receiver is None else receiver._senders
 
     def nobody_left(self) -> None:
-        """All holders of the port are gone."""
+        """Handle that all holders of the port are gone."""
         receiver = self._receiver()
         if receiver is not None:
             receiver.fail_waiting()
@@ -136,7 +136,7 @@ class PortReceiver(Generic[R]):
             self.fail_waiting()
 
     def dismiss(self, future: _Received) -> bool:
-        """Remove a future that stops waiting; False if it got its value in the meantime."""
+        """Remove a future that stops waiting. Return False if it got its value in the meantime."""
         with self._lock:
             for waiting in self._waiting:
                 if waiting() is future:
@@ -151,7 +151,7 @@ class PortReceiver(Generic[R]):
         self._hand_out()
 
     def fail_waiting(self) -> None:
-        """Fail all waiting futures, as no holder of the port is left."""
+        """Fail all waiting futures, because no holder of the port is left."""
         lost = self._senders.lost
         while lost:
             with self._lock:
@@ -192,7 +192,7 @@ class PortReceiver(Generic[R]):
         return self  # type: ignore[return-value]  # the value type changes with the flag
 
     def close(self) -> None:
-        """Take no more values."""
+        """Accept no more values."""
         self._node.end_call(self._number)
 
     def __reduce__(self) -> Any:
@@ -227,7 +227,7 @@ class _Received(Future[Any]):
         self._receiver.serve(self)
 
     def done(self) -> bool:
-        """Return whether ``get`` would return (or raise) at once; claims nothing."""
+        """Return whether ``get`` would return (or raise) at once. Claims no value."""
         return self._done or (not self._claims and bool(self._receiver._values))
 
     def _wait(self, timeout: float | None) -> None:
@@ -242,7 +242,7 @@ class _Received(Future[Any]):
         super().add_done_callback(callback)
 
     def _hold(self) -> None:
-        """Claim the next value, and live until it has come."""
+        """Claim the next value, and stay alive until it has arrived."""
         held = self._receiver._inlet.held
         held.add(self)
         self._claim()
