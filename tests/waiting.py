@@ -84,7 +84,7 @@ def end_jupyter(server: subprocess.Popen[bytes]) -> None:
     """
     server.terminate()
     try:
-        server.wait(patience(20))
+        server.wait(patience(5))
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
