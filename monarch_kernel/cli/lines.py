@@ -121,7 +121,7 @@ def chosen_job(name: str | None) -> ListedJob:
 
 @contextlib.contextmanager
 def hosts_of_line(options: argparse.Namespace) -> Generator[HostMesh]:
-    """Return the hosts of the mesh on the command line, by default of the job's first mesh. ``--kill`` ends the job
+    """Yield the hosts of the mesh on the command line, by default of the job's first mesh. ``--kill`` ends the job
     after.
 
     Raises:

@@ -14,7 +14,7 @@ import time
 
 from monarch_kernel.cli.lines import add_json
 
-#: The time limit of a report on a hanging job (seconds). A rank starts this report, and nobody is there to interrupt
+#: The time limit of a report on a hanging job (seconds). A rank starts this report, and no user can interrupt
 #: it.
 LIMIT = 180
 

@@ -218,7 +218,7 @@ def _as_ranks() -> dict[str, str]:
 
 
 def _conda_environments() -> Iterator[tuple[str, str]]:
-    """Return the names and folders of environments that conda and compatible tools have made for this user."""
+    """Yield the names and folders of environments that conda and compatible tools have made for this user."""
     folders: list[str] = []
     for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
         folders += filter(None, os.environ.get(variable, "").split(os.pathsep))

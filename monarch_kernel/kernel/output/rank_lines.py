@@ -100,7 +100,7 @@ class RankLines:
         return final
 
     def settle(self, without: str = "") -> Iterator[tuple[str, str]]:
-        """Return the lines above the cursors that may be shown, each with its stream: later output appears below them.
+        """Yield the lines above the cursors that may be shown, each with its stream: later output appears below them.
 
         Args:
             without: a stream to leave unchanged.
@@ -117,7 +117,7 @@ class RankLines:
         return bool(self._screens)
 
     def live(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Return the lines that may still change, by stream."""
+        """Yield the lines that may still change, by stream."""
         for stream, unfinished in self.unfinished.items():
             if line := unfinished.rstrip("\r"):
                 yield stream, (line,)
@@ -126,7 +126,7 @@ class RankLines:
                 yield stream, lines
 
     def finish(self) -> Iterator[tuple[str, str]]:
-        """Return the unfinished lines that may be shown, each with its stream."""
+        """Yield the unfinished lines that may be shown, each with its stream."""
         for stream, lines in list(self.live()):
             for line in lines:
                 if self._admit(line):

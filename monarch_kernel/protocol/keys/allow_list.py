@@ -121,7 +121,7 @@ def _keys_in(path: str, text: str) -> dict[bytes, Public]:
 
 
 def parse_list(path: str, text: str) -> Iterator[tuple[str, Public | None]]:
-    """Return the lines of a list, each with its key, or None for a comment or an empty line.
+    """Yield the lines of a list, each with its key, or None for a comment or an empty line.
 
     Raises:
         KeyFileError: a line is invalid; the message has the line.

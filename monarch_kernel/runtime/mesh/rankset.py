@@ -82,7 +82,7 @@ def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
 
 
 def _runs(ordered: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Return runs of equally spaced ranks, each with its length."""
+    """Yield runs of equally spaced ranks, each with its length."""
     at = 0
     while at < len(ordered):
         end = at + 1

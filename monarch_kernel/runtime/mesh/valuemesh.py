@@ -65,7 +65,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         return ValueMesh(region.extent, [self._values[rank] for rank in region.ranks()])
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
-        """Return `(Point, value)` pairs in rank order."""
+        """Yield `(Point, value)` pairs in rank order."""
         return zip(self._extent.points(), self._values, strict=True)
 
     def values(self) -> list[T_co]:

@@ -196,7 +196,7 @@ _UNITS = {"memory": "By", "cpu": "%", "sent": "By", "received": "By"}
 
 
 def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, TopologyNode]) -> Iterator[Row]:
-    """Return the rows of a table of snapshots: a single snapshot, of the current state."""
+    """Yield the rows of a table of snapshots: a single snapshot, of the current state."""
     at = round(snapshot.time * 1e6)
     this = f"{snapshot.version:016x}"
     if name == "snapshots":

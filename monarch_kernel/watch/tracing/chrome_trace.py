@@ -116,7 +116,7 @@ class ChromeTrace:
         return record.number if record.kind in _TRACKS else record.group
 
     def _tracks(self, process: ProcessRecords, threads: dict[int, str]) -> Iterator[tuple[str, list[_Slice]]]:
-        """Return the slices of a process by the name of their track, in display order."""
+        """Yield the slices of a process by the name of their track, in display order."""
         found: dict[int | str, list[_Slice]] = {}
         ended: set[int] = set()
         last = len(process.batches) - 1
