@@ -180,8 +180,8 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
     Args:
         path: the key file; by default the file in ``MONARCH_KERNEL_KEY_FILE``, or this user's own key file, which is
             created on first use.
-        allow: the allow-list; by default the file in ``MONARCH_KERNEL_ALLOW``, or, if it exists, the key file's own list,
-            which has its name with the suffix ``.allow``.
+        allow: the allow-list; by default the file in ``MONARCH_KERNEL_ALLOW``, or, if it exists, the key file's own
+            list, which has its name with the suffix ``.allow``.
 
     Raises:
         KeyFileError: a named file is missing, others may use it, or it holds no key or no list.
