@@ -1,4 +1,4 @@
-"""monarch_kernel: a Jupyter kernel for driving and debugging a cluster as if it were one machine.
+"""monarch_kernel: a Jupyter kernel that drives and debugs a cluster as if it were one machine.
 
 The actor API is in ``monarch_kernel.actor``; ``%load_ext monarch_kernel`` adds the ``%mesh`` magics to any IPython.
 """
@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 
-#: Names that Monarch's package also has; loaded on first use, so that importing this package costs little.
+#: Names that Monarch's package also exports. They are loaded on first use to keep ``import monarch_kernel`` fast.
 _LOADED_AT_FIRST_USE = {
     **dict.fromkeys(("Extent", "NDSlice", "Selection", "Shape"), "monarch_kernel.runtime.mesh"),
     **dict.fromkeys(("ActorFuture", "Future"), "monarch_kernel.actor"),
@@ -135,7 +135,7 @@ _LOADED_AT_FIRST_USE = {
         "monarch_kernel.tensor",
     ),
 }
-#: Modules that ``import monarch_kernel`` offers by name, as Monarch's package does.
+#: Modules that are available as attributes after ``import monarch_kernel``, as in Monarch's package.
 _MODULES = frozenset({"builtins", "distributed", "exceptions", "timer"})
 
 
@@ -148,35 +148,35 @@ def __getattr__(name: str) -> Any:
 
 
 def enable_monarch_imports(prefer_installed: bool = False) -> bool:
-    """Make ``import monarch`` import this package; see ``monarch_kernel.aliases``."""
+    """Make ``import monarch`` import this package. See ``monarch_kernel.aliases``."""
     from monarch_kernel.aliases import enable_monarch_imports as enable
 
     return enable(prefer_installed)
 
 
 def get_mesh(name: str) -> Any:
-    """The newest proc mesh, or the joined job, with this name (``%mesh ls`` lists them)."""
+    """Return the newest proc mesh, or the joined job, with this name. ``%mesh ls`` lists the names."""
     from monarch_kernel.engines import tool_runtime
 
     return tool_runtime().get_mesh(name)
 
 
 def heal_mesh(mesh: Any, hosts: Any = None, timeout: float = 60.0) -> Any:
-    """Replace the dead procs of a proc mesh, an actor mesh or a ``distributed.Mesh``; the mesh is usable at once."""
+    """Replace the dead procs of a proc mesh, an actor mesh or a ``distributed.Mesh``. The mesh is usable at once."""
     from monarch_kernel.actor import heal_mesh as heal
 
     return heal(mesh, hosts, timeout)
 
 
 def load_ipython_extension(ip: Any) -> None:
-    """``%load_ext monarch_kernel``: the ``%mesh`` and ``%%mesh`` magics."""
+    """Register the ``%mesh`` and ``%%mesh`` magics (``%load_ext monarch_kernel``)."""
     from monarch_kernel.kernel.extension import load
 
     load(ip)
 
 
 def unload_ipython_extension(ip: Any) -> None:
-    """``%unload_ext monarch_kernel``."""
+    """Remove the magics (``%unload_ext monarch_kernel``)."""
     from monarch_kernel.kernel.extension import unload
 
     unload(ip)

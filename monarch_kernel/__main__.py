@@ -1,7 +1,7 @@
-"""``python -m monarch_kernel``, also installed as ``monarch-kernel``: the kernel, and commands around it.
+"""Entry point of ``monarch-kernel`` and ``python -m monarch_kernel``: the kernel and its command-line tools.
 
-Jupyter starts the kernel with ``-f CONNECTION_FILE``: if the first argument is an option, the kernel gets all of them;
-otherwise it is the name of a command.
+Jupyter starts the kernel with ``-f CONNECTION_FILE``. If the first argument is an option, all arguments are passed to
+the kernel. Otherwise the first argument is the name of a command.
 """
 
 from __future__ import annotations
@@ -21,74 +21,75 @@ if TYPE_CHECKING:
 
 
 class _Command(NamedTuple):
-    """A command, whose module is imported only when the command is called."""
+    """A command. Its module is imported only when the command is called."""
 
     help: str
     setup: str
-    """``module:function``. The function adds options to a parser, and sets ``run``: a function of the parsed options
-    that returns the exit status."""
+    """``module:function``. The function adds options to a parser and sets ``run``, a function that takes the parsed
+    options and returns the exit status.
+    """
 
 
 _COMMANDS = {
     "install": _Command(
-        "tell Jupyter about this environment's kernel", "monarch_kernel.cli.install:add_install_command"
+        "register this environment's kernel with Jupyter", "monarch_kernel.cli.install:add_install_command"
     ),
     "uninstall": _Command("undo install", "monarch_kernel.cli.install:add_uninstall_command"),
     "worker": _Command(
-        "let controllers of other hosts, or of this one, use this host",
+        "make this host available to controllers on this or other hosts",
         "monarch_kernel.cli.worker:add_worker_command",
     ),
     "debug": _Command(
-        "stop, step and look into the ranks of a kernel or script that runs on this machine",
+        "stop, step and inspect the ranks of a kernel or script that runs on this machine",
         "monarch_kernel.cli.debug:add_debug_command",
     ),
     "look": _Command(
-        "read processes from outside that others have started: torchrun, Slurm, any pids",
+        "inspect running processes from outside: torchrun, Slurm, any pids",
         "monarch_kernel.cli.look:add_look_command",
     ),
     "report": _Command(
-        "write what all ranks of a prepared job do now, and why it makes no progress",
+        "write the current state of all ranks of a prepared job, and why it hangs",
         "monarch_kernel.cli.report:add_report_command",
     ),
     "stragglers": _Command(
-        "say which ranks came late to collectives, from records in files",
+        "find the ranks that reach collectives late, from recorded files",
         "monarch_kernel.cli.stragglers:add_stragglers_command",
     ),
-    "up": _Command("ask an engine for hosts", "monarch_kernel.cli.jobs:add_up_command"),
+    "up": _Command("request hosts from a provider", "monarch_kernel.cli.jobs:add_up_command"),
     "apply": _Command(
-        "ask for the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
+        "request the hosts of a job that a Python file or module defines", "monarch_kernel.cli.apply:add_apply_command"
     ),
     "join": _Command(
-        "list jobs that others have started, for %%mesh join; prepare an environment for that",
+        "list jobs for %%mesh join that another program started; prepare an environment or processes",
         "monarch_kernel.cli.join:add_join_command",
     ),
-    "jobs": _Command("list all jobs of yours, on all engines", "monarch_kernel.cli.jobs:add_jobs_command"),
+    "jobs": _Command("list all your jobs, on all providers", "monarch_kernel.cli.jobs:add_jobs_command"),
     "status": _Command("show the hosts of a job", "monarch_kernel.cli.jobs:add_status_command"),
-    "logs": _Command("print what the workers of a job have written", "monarch_kernel.cli.jobs:add_logs_command"),
+    "logs": _Command("print the output of the workers of a job", "monarch_kernel.cli.jobs:add_logs_command"),
     "kill": _Command("end jobs", "monarch_kernel.cli.jobs:add_kill_command"),
     "exec": _Command("run a command on the hosts of a job", "monarch_kernel.cli.exec:add_exec_command"),
     "shell": _Command("open a shell on a host of a job", "monarch_kernel.cli.shell:add_shell_command"),
     "forward": _Command(
-        "bring a TCP port of a host of a job to this machine", "monarch_kernel.cli.forward:add_forward_command"
+        "forward a TCP port of a host of a job to this machine", "monarch_kernel.cli.forward:add_forward_command"
     ),
     "completion": _Command(
-        "print what bash or zsh needs to complete these commands",
+        "print the completion script for bash or zsh",
         "monarch_kernel.cli.completion:add_completion_command",
     ),
     "keys": _Command(
-        "make keys for controllers and workers, and lists of keys that may connect",
+        "make keys for controllers and workers, and maintain lists of keys that may connect",
         "monarch_kernel.cli.keys:add_keys_command",
     ),
 }
 
 
 def commands() -> list[str]:
-    """The names of all commands."""
+    """Return the names of all commands."""
     return list(_COMMANDS)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser | None:
-    """The parser of a command; None: there is no such command."""
+    """Return the parser of a command, or None if there is no such command."""
     if name not in _COMMANDS:
         return None
     import argparse
@@ -118,8 +119,8 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def _run_kernel(argv: Sequence[str]) -> int:
-    # A user's random.py in the working folder must not hide the standard library's while the kernel starts. IPython
-    # adds the folder again, behind the standard library.
+    # A random.py in the working folder must not hide the standard library's module while the kernel starts. IPython
+    # adds the folder again, after the standard library.
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     gc.disable()  # until all is loaded: nothing of that is garbage
@@ -130,10 +131,10 @@ def _run_kernel(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, or the kernel.
+    """Run a command or the kernel.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments; by default the arguments of the process.
 
     Returns:
         The exit status.
@@ -150,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from monarch_kernel.display.controls import only_colours_printed
 
     options = _parser(first).parse_args(argv)
-    # A worker's ranks begin as copies of it, and print what they like.
+    # The ranks of a worker are forked from it, and their output must not be filtered.
     with nullcontext() if first == "worker" else only_colours_printed():
         return int(options.run(options))
 

@@ -1,4 +1,4 @@
-"""The actor API: hosts, procs and actors as meshes. Names and semantics are those of ``monarch.actor``.
+"""The actor API: hosts, procs and actors as meshes, with the names and semantics of ``monarch.actor``.
 
 This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
 """
@@ -45,7 +45,7 @@ with NoCollection():
     from monarch_kernel.runtime.node.future import Future
     from monarch_kernel.runtime.supervision.restarts import RestartPolicy
 
-#: ``import monarch.actor.concurrent`` then asks the table in ``aliases``.
+#: Makes ``import monarch.actor.concurrent`` consult the table in ``aliases``.
 __path__: list[str] = []
 
 __all__ = [

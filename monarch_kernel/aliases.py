@@ -1,7 +1,8 @@
-"""``import monarch`` imports this package: code written for Monarch runs unchanged.
+"""Alias ``monarch`` to this package, so that code written for Monarch runs unchanged.
 
-Only names that exist here are aliased; any other ``monarch.X`` raises an ``ImportError`` that says so. Real programs
-import some names from Monarch's private modules, too; ``_PRIVATE`` says what each of these is here.
+Only names that exist in this package are aliased. Any other ``monarch.X`` raises an ``ImportError`` with an
+explanation. Existing programs also import names from Monarch's private modules; ``_PRIVATE`` maps these modules to
+modules of this package.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _ALIAS = "monarch"
 _OURS = "monarch_kernel"
 
 
-#: Modules of Monarch that are private or an alias there, and the modules here that have their names;
-#: "module:theirs=ours" renames one.
+#: Monarch's private modules and alias modules, each with the modules of this package that define its names.
+#: "module:theirs=ours" renames one name.
 _PRIVATE: dict[str, tuple[str, ...]] = {
     "actor.concurrent": ("actor",),
     "actor_mesh": ("actor",),
@@ -107,7 +108,7 @@ _PRIVATE: dict[str, tuple[str, ...]] = {
 
 
 class _PrivateModule(types.ModuleType):
-    """One of Monarch's private modules: its names are what ``_PRIVATE`` says, loaded when they are read."""
+    """A stand-in for one of Monarch's private modules. It loads the names listed in ``_PRIVATE`` on first access."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -128,7 +129,7 @@ class _PrivateModule(types.ModuleType):
 
 
 def _is_private(name: str) -> bool:
-    """Whether Monarch's private module of this name, without the leading ``monarch.``, or a module in it is here."""
+    """Return whether ``_PRIVATE`` has this module, or a submodule of it. The name has no leading ``monarch.``."""
     return name in _PRIVATE or (name.startswith("_") and any(known.startswith(name + ".") for known in _PRIVATE))
 
 
@@ -149,7 +150,7 @@ class _Finder:
         try:
             if find_spec(ours) is None:
                 return None
-        except ModuleNotFoundError:  # its message names our package, but the program imports monarch's
+        except ModuleNotFoundError:  # its message names monarch_kernel, but the program imports monarch
             return None
         return importlib.machinery.ModuleSpec(fullname, loader, is_package=fullname == _ALIAS)
 
@@ -193,7 +194,7 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
     if _finder is not None:
         return True
     if prefer_installed:
-        from importlib.util import find_spec  # not always: it takes a rank a millisecond to load
+        from importlib.util import find_spec  # imported here because loading it takes a rank a millisecond
 
         if find_spec(_ALIAS) is not None:
             return False
@@ -203,7 +204,7 @@ def enable_monarch_imports(prefer_installed: bool = False) -> bool:
 
 
 def enabled() -> bool:
-    """Whether ``monarch`` is this package in this process."""
+    """Return whether ``monarch`` is this package in this process."""
     return _finder is not None
 
 

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.cached_remote_function``; the names are also in ``monarch_kernel.tensor``."""
+"""Names of ``monarch.cached_remote_function``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import RemoteAutogradFunction, remote_autograd_function
 

@@ -1,9 +1,9 @@
-"""Settings. A process can change some of them while it runs, under Monarch's names, with durations as in ``"10s"``.
+"""Settings that a process can change while it runs, under Monarch's names, with durations such as ``"10s"``.
 
-``get_global_config()`` returns these, and ``docs/actors.md`` describes each. Environment variables set all others:
-``environment_variables()`` lists them, and so does ``docs/configuration.md``.
+``get_global_config()`` returns these settings. ``docs/actors.md`` describes each of them. All other settings are
+environment variables, listed by ``environment_variables()`` and in ``docs/configuration.md``.
 
-This module holds names only.
+This module only exports names.
 """
 
 from monarch_kernel.environment import EnvironmentVariable, InvalidSettingError

@@ -1,13 +1,14 @@
-"""The mesh debugger, from Python. In a notebook, ``%mesh stacks``, ``diff``, ``break``, ``debug``, ``pm`` and ``hang``.
+"""The mesh debugger in Python. Notebooks use ``%mesh stacks``, ``diff``, ``break``, ``debug``, ``pm`` and ``hang``.
 
 * ``stacks(mesh)``: the Python stacks of all ranks, merged.
 * ``diff(mesh, EXPR)``, ``pull(mesh, EXPR, rank=)``: values across ranks.
 * ``hang(mesh)``: why a mesh makes no progress.
-* ``stragglers(mesh)``: which ranks come late to collectives, and at which lines.
-* ``load(report)``: a report on a job, without the job (``monarch-kernel report``).
-* ``get_debugger()``: breakpoints and stopped ranks; ``select(mesh)``: the stopped ranks of a mesh, stepped together.
+* ``stragglers(mesh)``: which ranks reach collectives late, and at which lines.
+* ``load(report)``: opens a report on a job (``monarch-kernel report``) without the job.
+* ``get_debugger()``: breakpoints and stopped ranks.
+* ``select(mesh)``: the stopped ranks of a mesh, which step together.
 
-This module holds names only; ``monarch_kernel.debugger`` has the code.
+This module only exports names; ``monarch_kernel.debugger`` has the code.
 """
 
 from monarch_kernel.debugger import existing_debugger, get_debugger, select
@@ -31,7 +32,7 @@ from monarch_kernel.debugger.events import (
 from monarch_kernel.debugger.reports.files import ReportError, load
 from monarch_kernel.debugger.reports.job_report import JobReport
 
-#: The earlier name of `StopGroup`.
+#: Former name of `StopGroup`.
 Group = StopGroup
 
 __all__ = [

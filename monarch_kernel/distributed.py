@@ -1,9 +1,9 @@
-"""Tensors whose parts are on the ranks of a mesh, and feel local. Names are those of ``monarch.distributed``, and more.
+"""Distributed tensors, whose shards live on the ranks of a mesh: the names of ``monarch.distributed``, and more.
 
-This module holds names only; ``monarch_kernel.runtime.tensor.sharded`` has the code.
+This module only exports names; ``monarch_kernel.runtime.tensor.sharded`` has the code.
 """
 
-# This import lets a process that has no actor system create one.
+# Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.rank.offers import offer
 from monarch_kernel.runtime.tensor.sharded.controller.adoption import adopt

@@ -1,10 +1,10 @@
-"""The environment variables that monarch_kernel reads: their types, defaults and allowed values.
+"""The environment variables of monarch_kernel, with their types, defaults and allowed values.
 
-A variable is read when it is used (``CAST_FANOUT.get()``), not when a module is imported, so a program may set it
-before it spawns its first mesh. Code on a hot path keeps the value that it read when it was set up.
-``docs/configuration.md`` lists all of them in a table; ``monarch_kernel.config`` gives users access.
+A variable is read when it is used (``CAST_FANOUT.get()``), not when a module is imported. A program may therefore set
+it before it spawns its first mesh. Code on a hot path reads a variable once, at setup. ``docs/configuration.md`` has
+a table of all variables; users read them through ``monarch_kernel.config``.
 
-Any of our packages may import this module, and it imports none of them.
+Any package of this project may import this module; it imports none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "MONARCH_KERNEL_"
 
 
 class InvalidSettingError(ValueError):
-    """An environment variable has an invalid value; the message names the variable, the value, and what is allowed."""
+    """Raised for an invalid environment variable. The message names the variable, its value and the allowed values."""
 
 
 class EnvironmentVariable(Generic[T]):
@@ -29,10 +29,10 @@ class EnvironmentVariable(Generic[T]):
         name: its name without the common prefix.
         parse: converts text to the value; raises ValueError for text that is not allowed.
         default: the text to use if the variable is unset or empty, or a function that returns it.
-        allowed: the allowed values in words, for errors and the documentation.
-        meaning: its effect.
+        allowed: a description of the allowed values, for errors and documentation.
+        meaning: the effect of the variable.
         read_by: the processes that read it.
-        shown_default: the default in words, if its text does not explain itself.
+        shown_default: a description of the default, if its text is not self-explanatory.
     """
 
     __slots__ = ("_default", "_parse", "allowed", "meaning", "name", "read_by", "shown_default")
@@ -57,7 +57,7 @@ class EnvironmentVariable(Generic[T]):
         _variables.append(self)
 
     def get(self) -> T:
-        """The current value in this process.
+        """Return the current value in this process.
 
         Raises:
             InvalidSettingError: the variable is set to a value that is not allowed.
@@ -69,7 +69,7 @@ class EnvironmentVariable(Generic[T]):
         return self._parse(default if isinstance(default, str) else default())
 
     def set(self, text: str | None) -> None:
-        """Set the variable for this process and the processes that it starts; None unsets it.
+        """Set the variable for this process and its child processes; None unsets it.
 
         Raises:
             InvalidSettingError: the value is not allowed.
@@ -99,12 +99,12 @@ _variables: list[EnvironmentVariable[Any]] = []
 
 
 def variables() -> tuple[EnvironmentVariable[Any], ...]:
-    """All environment variables that users may set, in the order of the documentation."""
+    """Return all environment variables that users may set, in the order of the documentation."""
     return tuple(_variables)
 
 
 def check() -> None:
-    """Validate all variables that are set, so that a mistake is reported before processes are started with it.
+    """Validate all variables that are set, to report mistakes before any process is started.
 
     Raises:
         InvalidSettingError: a variable is not valid.
@@ -162,7 +162,7 @@ def _text(text: str) -> str:
 
 
 def _meeting_point(text: str) -> str:
-    """The URL of a meeting point, ``tcp://host:port``; without modules for URLs, as ranks read it."""
+    """Parse the URL of a gateway, ``tcp://host:port``. Ranks call this, so it imports no URL module."""
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
     if not text:
         return ""
@@ -351,9 +351,9 @@ ORPHANED_STOPS = EnvironmentVariable(
 
 # -- the data plane ------------------------------------------------------------------------------
 
-#: All possible backends, best first. ``local``: the same process; ``cma``: cross-memory attach within one host;
-#: ``segment``: through shared memory, with the owner's help; ``cuda_ipc``: GPU memory within one host; the others work
-#: between hosts.
+#: All backends, best first. ``local``: within one process; ``cuda_ipc``: GPU memory within one host; ``cma``:
+#: cross-memory attach within one host; ``segment``: through shared memory, with the help of the owner of the memory.
+#: The others work between hosts.
 BACKENDS = ("local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp")
 ENCRYPTED, TRUSTED_NETWORK = "encrypted", "trusted-network"
 
@@ -548,19 +548,20 @@ RUN = "MONARCH_KERNEL_RUN"
 ROOT = "MONARCH_KERNEL_ROOT"
 #: The host agent that started a process.
 AGENT = "MONARCH_KERNEL_AGENT"
-#: Which rank of which job notebooks can join in this process; a child of it that has the same is none.
+#: The job and rank under which notebooks can join this process. A child process that inherits this value cannot be
+#: joined.
 JOIN_RANK = "MONARCH_KERNEL_JOIN_RANK"
-#: The job and the number of the host for which a launcher started a worker.
+#: The job, and the number of the host, for which a launcher started a worker.
 JOB = "MONARCH_KERNEL_JOB"
-#: In a batch job whose script is the client: the id of that job of Slurm.
+#: The Slurm job id, in a batch job whose script is the controller.
 SLURM_BATCH = "MONARCH_KERNEL_SLURM_BATCH"
-#: In a Pod: its address, which Kubernetes fills in.
+#: The address of the Pod, which Kubernetes sets.
 POD_ADDRESS = "MONARCH_KERNEL_POD_IP"
-#: ... and its name.
+#: The name of the Pod, which Kubernetes sets.
 POD_NAME = "MONARCH_KERNEL_POD_NAME"
-#: The key of a worker, which it removes before it starts anything.
+#: The key of a worker. The worker removes the variable before it starts any process.
 WORKER_KEY = "MONARCH_KERNEL_WORKER_KEY"
-#: Set if ``import monarch`` must import this package.
+#: Set if ``import monarch`` is to import this package.
 IMPORTS = "MONARCH_KERNEL_IMPORTS"
-#: The module that has a rank's display, where its controller is a notebook.
+#: The display module of a rank whose controller is a notebook.
 DISPLAY = "MONARCH_KERNEL_DISPLAY"

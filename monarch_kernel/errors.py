@@ -1,6 +1,6 @@
-"""Every exception of monarch_kernel that a program may encounter, and the records of failures of calls on meshes.
+"""All exceptions of monarch_kernel that a program may encounter, and the records of failed calls on meshes.
 
-This module holds names only. Exceptions that calls do not raise are loaded on first use, as most programs never need
+This module only exports names. Exceptions that calls do not raise are loaded on first use, because few programs need
 them.
 """
 

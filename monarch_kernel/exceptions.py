@@ -1,4 +1,4 @@
-"""``monarch.exceptions``: what operations on meshes raise, by the names that programs for Monarch have."""
+"""Exceptions of mesh operations under the names of ``monarch.exceptions``."""
 
 from monarch_kernel.actor import ActorError, SupervisionError
 from monarch_kernel.tensor import DeviceMeshError, MixedTensorsError, RemoteException

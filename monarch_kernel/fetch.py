@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.fetch``; the names are also in ``monarch_kernel.tensor``."""
+"""Names of ``monarch.fetch``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import call_on_shard_and_fetch, fetch_shard, inspect, show
 

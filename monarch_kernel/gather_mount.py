@@ -1,4 +1,4 @@
-"""Folders of all hosts as a mount on this machine, as in ``monarch.gather_mount``; ``workspace_sync`` has the code."""
+"""Mount folders of all hosts on this machine, as in ``monarch.gather_mount``; ``workspace_sync`` has the code."""
 
 from workspace_sync.mounts import GatherMount, MountError, gather_mount
 

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.gradient``; the name is also in ``monarch_kernel.tensor``."""
+"""Name of ``monarch.gradient``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import GradientGenerator
 

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.gradient_generator``; the names are also in ``monarch_kernel.tensor``."""
+"""Names of ``monarch.gradient_generator``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import GradientGenerator, grad_function, grad_generator, gradient_execution_order
 

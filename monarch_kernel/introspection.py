@@ -1,39 +1,39 @@
-"""The activity of meshes and the reasons why they wait, for tools that inspect them: a debugger, a profiler.
+"""Inspect the activity of meshes and what they wait for. For tools such as debuggers and profilers.
 
-* Meshes: ``whole_of`` finds the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks,
-  ``deaths_of`` the deaths of those that are gone, and ``home`` the mesh of the calling actor.
-* Tools: ``each_host`` lists the hosts of any mesh, and ``spawn_tool`` starts a process for a tool's actors on one.
-* This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors, ``running_here`` is
-  the endpoint that the caller runs for, ``repeats_here`` whether it ran just before, too, and ``awaited_here`` lists
-  the calls that the process waits for.
-  ``call_in_wait`` runs a function in such a wait, and ``after_import`` runs one after the import of a module.
-  ``interrupt_main_thread`` stops what runs on its main thread.
-* Failures: ``failures`` lists the exceptions that ended endpoints and cells of this process, kept for a while with
-  their frames, and ``latest_failure`` is the one that ended what ran last; ``on_failure`` reports new ones.
-* Collectives: ``failed_by_peer`` tells whether another rank caused the error of a process group, and ``said_first``
-  extracts its message.
-* Changes of code: ``between_messages`` runs a function while the actors of this process are idle, and
-  ``actor_class_changed`` makes the runtime follow a class that was changed in place. ``sources_changed`` tells
-  ``on_sources_changed`` that ranks run new sources.
-* Views: ``MeshObserver`` tells what this controller and its host agents know of its meshes, as it changes.
-* Traces: ``living_ranks`` lists the processes that can record, and how each is asked; ``start_recording``,
-  ``take_records`` and ``stop_recording`` are the same for this process. ``begin_record`` and ``recorded`` add records
-  of a tool's own, stamped by ``trace_clock``; ``is_recording`` tells whether a trace is on. ``observe_calls`` tells how
-  long the calls of this process take.
-* Tensors: ``operation_on`` tells which operation of a controller a thread of a rank runs, ``issued_at`` the line there
-  that issued it, and ``tensor_value`` a value that a rank holds for a controller. ``finish_operations`` waits until
-  ranks have run what was issued, and `TensorArgument` is raised where a tensor of a mesh is pickled for no endpoint.
-* Other processes: ``stacks_from_outside`` lets host agents read the stacks of ranks that cannot answer. ``py_spy``
-  tells how that program is called, ``read_gpus_once`` reads the GPUs of this host, with the memory of processes.
-  ``controllers`` lists the controllers of this user on this machine, and ``ask_console`` connects to the debugger's
-  console in one of them.
+* Meshes: ``whole_of`` returns the proc mesh behind a mesh of procs or actors, ``hosts_of`` the hosts of its ranks,
+  ``deaths_of`` the deaths of its dead ranks, and ``home`` the mesh of the calling actor.
+* Tools: ``each_host`` lists the hosts of any mesh. ``spawn_tool`` starts a process for a tool's actors on a host.
+* This process: ``endpoints_here`` and ``actors_here`` list its running endpoints and its actors. ``running_here``
+  returns the endpoint that the caller runs in, and ``repeats_here`` whether the same endpoint also ran just before.
+  ``awaited_here`` lists the calls that the process waits for, and ``call_in_wait`` runs a function in such a wait.
+  ``after_import`` runs a function after a module is imported. ``interrupt_main_thread`` interrupts the code on the
+  main thread.
+* Failures: ``failures`` lists the recent exceptions that ended endpoints and cells of this process, with their frames.
+  ``latest_failure`` returns the exception that ended the last endpoint or cell. ``on_failure`` reports new failures.
+* Collectives: ``failed_by_peer`` returns whether another rank caused an error of a process group, and ``said_first``
+  extracts that rank's message.
+* Code changes: ``between_messages`` runs a function while the actors of this process are idle.
+  ``actor_class_changed`` updates the runtime after a class was changed in place. ``sources_changed`` notifies the
+  subscribers of ``on_sources_changed`` that ranks run new sources.
+* Views: ``MeshObserver`` reports the state of meshes, as known to this controller and its host agents, as it changes.
+* Traces: ``living_ranks`` lists the processes that can record, with the means to query each. ``start_recording``,
+  ``take_records`` and ``stop_recording`` record this process. ``begin_record`` and ``recorded`` add a tool's own
+  records, with times from ``trace_clock``. ``is_recording`` returns whether a trace is on. ``observe_calls`` reports
+  the durations of calls of this process.
+* Tensors: ``operation_on`` returns the operation of a controller that a thread of a rank runs, ``issued_at`` the line
+  of the controller that issued it, and ``tensor_value`` a value that a rank holds for a controller.
+  ``finish_operations`` waits until ranks have run all issued operations. `TensorArgument` is raised if a mesh tensor
+  is pickled outside a call of an endpoint.
+* Other processes: ``stacks_from_outside`` makes host agents read the stacks of ranks that cannot answer. ``py_spy``
+  returns the command line of that program. ``read_gpus_once`` reads the GPUs of this host, with the memory of each
+  process. ``controllers`` lists this user's controllers on this machine, and ``ask_console`` connects to the
+  debugger's console in one of them.
+* Displays: ``use_display`` sets the module with which ranks show figures and rich values.
+* Pickling: ``by_value_pickler`` pickles objects of notebooks and scripts. ``child_processes`` makes these objects
+  available in processes that `multiprocessing` starts. ``install_rank_main`` creates a ``__main__`` module for cells,
+  and ``main_names`` returns its variables.
 
-* Displays: ``use_display`` names the module by which ranks show figures and rich values.
-* Pickling: ``by_value_pickler`` is the pickler for objects of notebooks and scripts. ``child_processes`` lets processes
-  that `multiprocessing` starts have these, too, ``install_rank_main`` gives a
-  process a ``__main__`` for cells, and ``main_names`` are its variables.
-
-This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
+This module only exports names; ``monarch_kernel.runtime.actor`` has the code.
 """
 
 from monarch_kernel.protocol import trace_records

@@ -1,9 +1,9 @@
-"""``import monarch_kernel.join`` lets notebooks of the same user join this process, and debug it (docs/join.md).
+"""Let notebooks of the same user join and debug this process by ``import monarch_kernel.join`` (docs/join.md).
 
-``python -m monarch_kernel.join [--name NAME] SCRIPT ARGS`` does so, and runs a script; ``-m MODULE`` runs a module.
-``runtime_env={"worker_process_setup_hook": "monarch_kernel.join.ray_worker"}`` is for the workers of a job of Ray.
-Each costs one sleeping thread until somebody joins. The name of the job is ``MONARCH_KERNEL_JOIN``, or that of the
-script.
+``python -m monarch_kernel.join [--name NAME] SCRIPT ARGS`` makes a script joinable; ``-m MODULE`` runs a module. In
+a Ray job, set ``runtime_env={"worker_process_setup_hook": "monarch_kernel.join.ray_worker"}`` for the workers. The
+cost is one sleeping thread per process until a notebook joins. The job gets the name in ``MONARCH_KERNEL_JOIN``, or
+the name of the script.
 """
 
 from monarch_kernel.engines.join.announcements import JoinError

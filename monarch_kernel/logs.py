@@ -1,7 +1,8 @@
-"""Loggers of the modules that every program loads. ``logging`` itself, a tenth of the time, is loaded with the first
-message, or by ``load_reports``.
+"""Lazy loggers for the modules that every program loads.
 
-Any of our packages may import this module, and it imports none of them.
+``logging`` takes a tenth of the loading time. It is imported at the first message, or by ``load_reports``.
+
+Any package of this project may import this module; it imports none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Logger:
-    """Finds the logger of this name when it is used."""
+    """A proxy that looks up the logger of this name on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,13 +26,15 @@ class _Logger:
 
 
 def logger(name: str) -> Logger:
-    """The logger of a module, as ``logging.getLogger`` returns it."""
+    """Return the logger of a module, like ``logging.getLogger``."""
     found: Any = _Logger(name)
     return found
 
 
 def load_reports() -> None:
-    """Load what reports of failures need: a process that has no descriptor left can open no module."""
+    """Import ``logging`` and the modules that failure reports need. A process without free descriptors cannot import
+    them.
+    """
     import linecache  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import logging  # noqa: F401  # pyright: ignore[reportUnusedImport]
     import traceback  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.memory``: the history of GPU memory of the ranks."""
+"""Names of ``monarch.memory``: the GPU memory history of the ranks."""
 
 from monarch_kernel.runtime.tensor.api.profiling import (
     dump_memory_snapshot,

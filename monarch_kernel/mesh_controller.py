@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.mesh_controller``; the names are also in ``monarch_kernel.tensor``."""
+"""Names of ``monarch.mesh_controller``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import RemoteException
 

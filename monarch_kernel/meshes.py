@@ -1,12 +1,13 @@
-"""The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and notification of changes: ``on_change``.
+"""The meshes of this controller: ``list_proc_meshes``, ``get_mesh``, and ``on_change`` for notifications.
 
-Meshes that outlive it: ``keep`` starts a host for them, ``kept`` lists them, ``kept_ranks`` and ``kept_logs`` show what
-runs there, ``attach`` takes them over, ``end_kept`` ends them. ``respawn_actors`` creates the actors of live processes
-again. The notation of rank sets: ``format_ranks``, ``name_ranks``, ``format_points``, ``parse_ranks``.
+Kept meshes outlive their controller. ``keep`` starts a host for them, ``kept`` lists them, ``kept_ranks`` and
+``kept_logs`` show what runs on them, ``attach`` takes them over, and ``end_kept`` ends them. ``respawn_actors``
+recreates the actors of live processes. ``format_ranks``, ``name_ranks``, ``format_points`` and ``parse_ranks``
+convert sets of ranks from and to text.
 
-This module holds names only; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
-``make_job_folder`` and ``remove_job_folder`` now belong to ``monarch_kernel.private_files`` and
-``monarch_kernel.workers``; they can still be imported from here.
+This module only exports names; ``monarch_kernel.runtime`` has the code. ``listens``, ``start_daemon``,
+``make_job_folder`` and ``remove_job_folder`` have moved to ``monarch_kernel.private_files`` and
+``monarch_kernel.workers``; importing them from here still works.
 """
 
 from monarch_kernel.private_files import listens

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.opaque_module``; the name is also in ``monarch_kernel.tensor``."""
+"""Name of ``monarch.opaque_module``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import OpaqueModule
 

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.opaque_object``; the names are also in ``monarch_kernel.tensor``."""
+"""Names of ``monarch.opaque_object``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import OpaqueObject, OpaqueRef, opaque_method
 

@@ -1,13 +1,13 @@
-"""Output of ranks: ``subscribe`` to it as it arrives, or read the output that host agents have kept (``logs``).
+"""Output of ranks: ``subscribe`` to it as it arrives, or read the output kept by host agents (``logs``).
 
-Output belongs to the *origin* of the call that caused it, through any number of actors. An origin is a text that a
-front end chooses; in a notebook it is the id of the running cell. ``set_origin`` sets it for the calling thread or
-task, ``on_behalf_of`` for a block, and ``calling_origin`` is the origin of a call made here.
+Output belongs to the *origin* of the call that caused it, through any number of actors. An origin is a string that a
+front end chooses; a notebook uses the id of the running cell. ``set_origin`` sets it for the calling thread or task,
+``on_behalf_of`` for a block. ``calling_origin`` returns the origin of calls made here.
 
-This module holds names only; ``monarch_kernel.runtime.actor`` has the code.
+This module only exports names; ``monarch_kernel.runtime.actor`` has the code.
 """
 
-# This import lets a process that has no actor system create one.
+# Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.context import calling_origin, on_behalf_of, set_origin
 from monarch_kernel.runtime.actor.output import RankOutput, logs, subscribe

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.profiler``: the profiler on the ranks."""
+"""Names of ``monarch.profiler``: the profiler on the ranks."""
 
 from monarch_kernel.runtime.tensor.api.profiling import (
     Schedule,

@@ -1,7 +1,7 @@
-"""The one place where programs are started: with a list of arguments, and without a shell.
+"""Start programs, always from a list of arguments and never through a shell.
 
-Any of our packages may import this module, and it imports none of them. ``subprocess``, which takes milliseconds to
-load, is loaded by the functions that need it.
+All code of this project starts programs here. Any of its packages may import this module; it imports none of them.
+Functions import ``subprocess`` when they need it, because loading it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import IO, TypedDict, Unpack
 
     class _Options(TypedDict, total=False):
-        """What ``start`` takes: options of ``subprocess.Popen`` that name no other program and no code to run."""
+        """Options of ``start``: those of ``subprocess.Popen`` that neither select another program nor run code."""
 
         stdin: int | IO[Any] | None
         stdout: int | IO[Any] | None
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         start_new_session: bool
 
     class _RunOptions(_Options, total=False):
-        """What ``run`` takes: those, and options of ``subprocess.run``."""
+        """Options of ``run``: those of ``start``, and some of ``subprocess.run``."""
 
         input: str | bytes | None
         capture_output: bool
@@ -43,11 +43,11 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 """The folder of this package."""
 
 ROOT = os.path.dirname(PACKAGE)
-"""The folder that it is imported from: programs of ours are started with it on their import path."""
+"""The folder that contains this package. Child processes get it on their import path."""
 
 
 def own_command() -> list[str]:
-    """The command line of this package, as this process has imported it: it need not be installed."""
+    """Return the command line that runs this package as imported here. The package need not be installed."""
     start = f"import sys; sys.path.insert(0, {ROOT!r}); from monarch_kernel.__main__ import main; sys.exit(main())"
     return [sys.executable, "-P", "-c", start]
 
@@ -57,12 +57,12 @@ def start(command: Sequence[str | bytes], **options: Unpack[_Options]) -> subpro
 
     Args:
         command: its path or name, and its arguments.
-        options: as those of ``subprocess.Popen``.
+        options: some of the options of ``subprocess.Popen``.
 
     Raises:
-        OSError: it cannot be started.
-        TypeError: the command is a text instead of a list, or an option is none of these.
-        ValueError: the command is empty, or holds a NUL character.
+        OSError: the program cannot be started.
+        TypeError: the command is a string instead of a list, or an option is not supported.
+        ValueError: the command is empty, or contains a NUL character.
     """
     import subprocess
 
@@ -80,10 +80,10 @@ def run(command: Sequence[str | bytes], **options: Any) -> subprocess.CompletedP
 
     Args:
         command: its path or name, and its arguments.
-        options: as those of ``subprocess.run``.
+        options: some of the options of ``subprocess.run``.
 
     Raises:
-        Exception: as ``start``, and what ``subprocess.run`` raises for ``timeout`` and ``check``.
+        Exception: the errors of ``start``, and those of ``subprocess.run`` for ``timeout`` and ``check``.
     """
     import subprocess
 
@@ -97,15 +97,15 @@ def spawn(
     *,
     new_session: bool = False,
 ) -> int:
-    """Start a program without ``subprocess``, and without a fork that copies this process; returns its pid.
+    """Start a program without ``subprocess`` and without a fork that copies this process. Return its pid.
 
     Args:
         command: its absolute path, and its arguments.
-        files: descriptors that it inherits: their numbers in the program, and here.
-        new_session: it leads a session of its own.
+        files: the descriptors that it inherits: the number in the program, by which number in this process.
+        new_session: whether the program leads a new session.
 
     Raises:
-        Exception: as ``start``.
+        Exception: the errors of ``start``.
     """
     arguments = _arguments(command)
     copies = {
@@ -118,7 +118,7 @@ def spawn(
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, here, there) for there, here in copies.items()],
             setsid=new_session,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them, which a program would inherit
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # ignored by the interpreter; a program would inherit that
         )
     finally:
         for here in copies.values():
@@ -126,10 +126,10 @@ def spawn(
 
 
 def become(command: Sequence[str | bytes], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a program, which is found by ``PATH`` of its environment.
+    """Replace this process by a program, looked up in ``PATH`` of the given environment.
 
     Raises:
-        Exception: as ``start``.
+        Exception: the errors of ``start``.
     """
     arguments = _arguments(command)
     os.execvpe(arguments[0], arguments, env)
@@ -137,13 +137,13 @@ def become(command: Sequence[str | bytes], env: Mapping[str, str]) -> NoReturn:
 
 def _arguments(command: Sequence[str | bytes]) -> list[str | bytes]:
     if isinstance(command, str | bytes):
-        raise TypeError(f"a command is a list of arguments, not a line: {command!r}")
+        raise TypeError(f"a command must be a list of arguments, not a string: {command!r}")
     arguments = list(command)
     if not arguments or not arguments[0]:
-        raise ValueError("a command names a program")
+        raise ValueError("a command must start with the name of a program")
     for each in arguments:
         if not isinstance(each, str | bytes):
-            raise TypeError(f"an argument is a text: {each!r}")
+            raise TypeError(f"an argument must be a string: {each!r}")
         if (b"\0" in each) if isinstance(each, bytes) else ("\0" in each):
-            raise ValueError(f"an argument has no NUL character: {each!r}")
+            raise ValueError(f"an argument must not contain a NUL character: {each!r}")
     return arguments

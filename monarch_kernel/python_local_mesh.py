@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.python_local_mesh``; the name is also in ``monarch_kernel.tensor``."""
+"""Name of ``monarch.python_local_mesh``, also available in ``monarch_kernel.tensor``."""
 
 from monarch_kernel.tensor import python_local_mesh
 

@@ -1,6 +1,6 @@
-"""Random numbers of the ranks of a mesh. Names are those of ``monarch.random``, and more.
+"""Control random numbers on the ranks of a mesh: the names of ``monarch.random``, and more.
 
-This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
+This module only exports names; ``monarch_kernel.runtime.tensor`` has the code.
 """
 
 from monarch_kernel.runtime.tensor.api.randomness import (

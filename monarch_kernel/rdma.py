@@ -1,9 +1,9 @@
-"""The data plane: memory that other processes read and write. Names and semantics are those of ``monarch.rdma``.
+"""RDMA buffers: memory that other processes read and write, with the names and semantics of ``monarch.rdma``.
 
-This module holds names only; ``monarch_kernel.runtime.transfer`` has the code.
+This module only exports names; ``monarch_kernel.runtime.transfer`` has the code.
 """
 
-# The actor system provides this process's node to the data plane.
+# Registers the actor system, which provides this process's node to transfers.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.transfer.action import RDMAAction
 from monarch_kernel.runtime.transfer.backend_settings import (

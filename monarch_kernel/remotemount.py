@@ -1,4 +1,4 @@
-"""Folders of this machine as mounts on hosts, as in ``monarch.remotemount``; ``workspace_sync`` has the code."""
+"""Mount folders of this machine on hosts, as in ``monarch.remotemount``; ``workspace_sync`` has the code."""
 
 from workspace_sync.mounts import MountError, MountHandler, remotemount
 

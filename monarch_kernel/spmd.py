@@ -1,9 +1,9 @@
-"""Programs that run on all ranks, for ``torch.distributed``. It has the names of ``monarch.spmd``, and more.
+"""Run SPMD programs with ``torch.distributed`` on all ranks: the names of ``monarch.spmd``, and more.
 
-This module holds names only; ``monarch_kernel.runtime.spmd`` has the code.
+This module only exports names; ``monarch_kernel.runtime.spmd`` has the code.
 """
 
-# This import lets a process that has no actor system create one.
+# Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.actor.execution.collectives import are_broken, in_process_group, interrupt_first, release
 from monarch_kernel.runtime.spmd.actor import SPMDActor

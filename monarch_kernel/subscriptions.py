@@ -1,6 +1,6 @@
-"""Callbacks that one part of a program registers with another; all registries have this one type.
+"""Registries of callbacks, used wherever one part of the program notifies another.
 
-Any of our packages may import this module, and it imports none of them but ``logs``.
+Any package of this project may import this module; of all of them, it imports only ``logs``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ log = logs.logger(__name__)
 
 
 class Subscription:
-    """One callback in a registry, until it is closed. Calling it, or leaving its ``with`` block, closes it, too."""
+    """A callback in a registry, until it is closed. Calling the subscription or leaving its ``with`` block also closes
+    it.
+    """
 
     __slots__ = ("_registry", "callback")
 
@@ -26,7 +28,7 @@ class Subscription:
         self.callback = callback
 
     def close(self) -> None:
-        """Stop calling the callback; a call in progress completes. Closing again does nothing."""
+        """Stop calling the callback. A call in progress completes. Closing again has no effect."""
         self._registry.remove(self)
 
     def __call__(self) -> None:
@@ -40,12 +42,12 @@ class Subscription:
 
 
 class Subscribers(Generic[P]):
-    """A registry of callbacks with the same parameters. Any thread may use it.
+    """A registry of callbacks that take the same parameters. It is thread-safe.
 
-    An exception in a callback is logged: it affects neither the other callbacks nor the notifying code.
+    An exception in a callback is logged; it affects neither the other callbacks nor the notifying code.
 
     Args:
-        what: names the callbacks in the log.
+        what: the name of the callbacks in log messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -54,7 +56,7 @@ class Subscribers(Generic[P]):
         self._lock = threading.Lock()
 
     def subscribe(self, callback: Callable[P, object]) -> Subscription:
-        """Call ``callback`` at each notification, after the callbacks that are already subscribed."""
+        """Call ``callback`` at each notification, after the callbacks that were subscribed earlier."""
         subscription = Subscription(self, callback)
         with self._lock:
             self._current = (*self._current, subscription)
@@ -71,7 +73,7 @@ class Subscribers(Generic[P]):
             self._current = ()
 
     def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call all callbacks, in the order of their subscriptions, on this thread."""
+        """Call all callbacks on this thread, in the order of their subscription."""
         for subscription in self._current:
             try:
                 subscription.callback(*args, **kwargs)

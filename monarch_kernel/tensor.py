@@ -1,9 +1,9 @@
-"""Tensors over a mesh: torch operations of the controller, run by every rank. Names are those of ``monarch``.
+"""Tensors on a mesh: every rank runs the torch operations of the controller. The names are those of ``monarch``.
 
-This module holds names only; ``monarch_kernel.runtime.tensor`` has the code.
+This module only exports names; ``monarch_kernel.runtime.tensor`` has the code.
 """
 
-# This import lets a process that has no actor system create one.
+# Registers the actor system, so that a process without one can create it.
 import monarch_kernel.runtime.actor.system  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from monarch_kernel.runtime.tensor.api.activation import (
     activate,

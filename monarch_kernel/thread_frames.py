@@ -1,7 +1,7 @@
-"""The frames of all threads, and exceptions raised in them, without what Python 3.11 does wrongly with both; and
-tracebacks without frames that tell nothing.
+"""Read the frames of all threads and raise exceptions in threads, working around two bugs of Python 3.11.
 
-Any of our packages may import this module, and it imports none of them.
+The module also trims uninformative frames from tracebacks. Any package of this project may import it; it imports none
+of them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ _disabled = False
 
 
 def current_frames() -> dict[int, FrameType]:
-    """The innermost frame of each thread, by its ``threading.get_ident()``.
+    """Return the innermost frame of each thread, by its ``threading.get_ident()``.
 
-    In Python 3.11, ``sys._current_frames()`` holds a lock of the interpreter while it allocates. A garbage collection
-    that this sets off may let another thread run, and if that starts a thread it waits for the lock, with the
-    interpreter lock: the process stands still for ever (python/cpython#106883). Nothing is collected meanwhile.
+    In Python 3.11, ``sys._current_frames()`` holds an interpreter lock while it allocates. The allocation may start a
+    garbage collection, which may switch to another thread. If that thread starts a thread, it waits for the lock while
+    it
+    holds the GIL, and the process deadlocks (python/cpython#106883). This function disables collections meanwhile.
 
-    ``f_back`` of a frame that another thread runs allocates, too, the first time: a collection there may let that
-    thread return from the frame that is being looked at. So all outer frames are made here as well.
+    In a frame that another thread runs, the first access to ``f_back`` allocates, too. A collection at that point may
+    let the thread return from the inspected frame. This function therefore also creates all outer frames.
     """
     global _disabled
-    if sys.version_info >= (3, 12):  # collections wait until no C code is under way
+    if sys.version_info >= (3, 12):  # here, collections do not start while C code runs
         return sys._current_frames()
     with _lock:
         if not gc.isenabled():
@@ -54,11 +55,11 @@ def _with_outer_frames() -> dict[int, FrameType]:
 def without_last_frames(
     traceback: TracebackType | None, hides: Callable[[str], bool], least: int = 0
 ) -> TracebackType | None:
-    """A traceback without its innermost frames, as long as these are in files that are hidden.
+    """Return a traceback without its innermost frames in hidden files.
 
     Args:
-        hides: whether frames in a file are.
-        least: how many of the outermost frames stay in any case.
+        hides: returns whether frames of a file are hidden.
+        least: the minimum number of outermost frames to keep.
     """
     frames: list[TracebackType] = []
     while traceback is not None:
@@ -73,19 +74,20 @@ def without_last_frames(
 
 
 class _Noticed(BaseException):
-    """Raised in the calling thread, so that the interpreter no longer looks for exceptions."""
+    """Raised and caught in the calling thread, so that the interpreter stops checking for asynchronous exceptions."""
 
 
 def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in another thread, at its next line of Python; None withdraws one that has not arrived.
+    """Raise an exception in another thread, at its next line of Python. None withdraws an exception not yet raised.
 
-    In Python 3.11, all threads look for the exception until it has arrived, and a traced thread that enters a function
-    meanwhile looks for ever: a process with breakpoints stands still while the other thread waits in C. Here they look
-    no more when this returns. The other thread looks again by itself as soon as it gets the interpreter lock.
+    In Python 3.11, every thread checks for the exception until it is raised, and a traced thread that enters a function
+    meanwhile checks forever. A process with breakpoints would hang while the target thread waits in C. When this
+    function
+    returns, the other threads no longer check. The target thread checks again when it next acquires the GIL.
     """
-    import ctypes  # few processes raise anything
+    import ctypes  # rarely needed
 
-    # The arguments are made first: nothing of this function's may be called between the two calls.
+    # The arguments are made first: no Python code may run between the two calls.
     there, raised = ctypes.c_ulong(thread), ctypes.py_object(exception) if exception is not None else None
     here, noticed = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Noticed)
     set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -102,7 +104,7 @@ def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
 
 
 def _in_child() -> None:
-    """In a fork, the thread that was in there does not exist."""
+    """Reset the lock in a forked child: the thread that held it does not exist there."""
     global _lock, _disabled
     _lock = threading.Lock()
     if _disabled:

@@ -1,4 +1,4 @@
-"""What programs import from ``monarch.timer``: times of sections on the ranks."""
+"""Names of ``monarch.timer``: the durations of code sections on the ranks."""
 
 from monarch_kernel.runtime.tensor.api.profiling import (
     ExecutionTimer,

@@ -1,15 +1,16 @@
-"""Workers, which offer their host to controllers, and the keys with which both authenticate.
+"""Workers, which make their host available to controllers, and the keys that authenticate both.
 
-* ``attach_to_workers`` returns the hosts of workers; ``attach`` connects to a single worker before anything else.
-* ``run_worker_loop_forever`` and ``run_worker_loop_until_shutdown`` run a worker, and ``start_worker_loop_forever``
-  starts one that ends with this process. ``start_daemon`` starts one that outlives this process, for launchers, and
-  keeps its files in a folder (``make_job_folder``, ``is_job_folder``, ``remove_job_folder``).
-* ``place_ranks`` has ranks start in other folders of hosts (``Placement``), ``unplace_ranks`` ends that,
-  ``placement_of`` returns what is placed, and ``client_path`` translates a host's path back, for sources.
-* ``make_key_file`` makes a key, and ``load_keys`` reads a key with its allow-list. ``new_key_text`` and ``key_text``
-  give a key as one line, to be sent to a worker by a pipe.
+* ``attach_to_workers`` returns the hosts of workers. ``attach`` connects this process to a single worker first.
+* ``run_worker_loop_forever`` and ``run_worker_loop_until_shutdown`` run a worker in this process.
+  ``start_worker_loop_forever`` starts a worker that ends with this process. ``start_daemon`` starts one that outlives
+  this process, for launchers; its files are in a folder (``make_job_folder``, ``is_job_folder``,
+  ``remove_job_folder``).
+* ``place_ranks`` sets the folders in which ranks of hosts start (``Placement``), ``unplace_ranks`` removes the setting,
+  and ``placement_of`` returns it. ``client_path`` translates a path on a host to the source path on this machine.
+* ``make_key_file`` creates a key, and ``load_keys`` reads a key with its allow-list. ``new_key_text`` and ``key_text``
+  return a key as one line of text, which can be sent to a worker through a pipe.
 
-This module holds names only; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
+This module only exports names; ``monarch_kernel.runtime.actor.hosts`` and ``monarch_kernel.protocol.keys`` have the
 code.
 """
 

@@ -1,5 +1,5 @@
-"""The commands of ``monarch-kernel``: their options and their output. ``monarch_kernel.__main__`` lists them.
+"""The commands of ``monarch-kernel``: their options and output. ``monarch_kernel.__main__`` lists them.
 
-Each module is imported only when its command is called. It imports the code that the command runs only when it runs
-it, so that ``--help`` and the parsing of options cost nothing.
+Each module is imported only when its command is called. The module imports the code that it needs when it runs the
+command, so that ``--help`` and option parsing stay fast.
 """

@@ -1,4 +1,4 @@
-"""``monarch-kernel apply``: the hosts of a job that a Python file defines."""
+"""``monarch-kernel apply``: request the hosts of a job that a Python file defines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 def add_apply_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel apply``."""
     parser.description = (
-        "Asks for the hosts of a job, and waits for them, unless an equal job has them already. A program in this "
-        "folder whose state() is of an equal job finds them, and so do exec, shell and notebooks, by the job's id."
+        "Requests the hosts of a job and waits for them, unless an equal job already has them. Programs in this "
+        "folder find the hosts by state() of an equal job; exec, shell and notebooks use the job's id."
     )
     parser.add_argument(
         "spec",
         metavar="MODULE.NAME|FILE[:NAME]",
-        help="where the job stands, or a function that returns it: jobs.train, jobs.py:train; NAME of a file: job",
+        help="the job, or a function that returns it: jobs.train, jobs.py:train (NAME in a file: job)",
     )
-    parser.add_argument("--script", metavar="FILE", help="run this on the hosts once they are there (batch mode)")
-    parser.add_argument("--no-wait", action="store_true", help="return once the engine has taken the request")
+    parser.add_argument("--script", metavar="FILE", help="run this on the hosts once they are up (batch mode)")
+    parser.add_argument("--no-wait", action="store_true", help="return once the provider has accepted the request")
     add_json(parser)
     parser.set_defaults(run=guarded(_apply))
 
@@ -52,15 +52,15 @@ def _apply(options: argparse.Namespace) -> int:
         hosts = [plain_host(host) for host in status.hosts]
         print(json.dumps({"job": job.job_id, "engine": job.engine, "new": new, "meshes": job.meshes, "hosts": hosts}))
     else:
-        print(f"{status}; the job{'' if new else ', which was there already,'} is {job.job_id}")
+        print(f"{status}; the job is {job.job_id}{'' if new else ' (it already existed)'}")
     return 0
 
 
 def _defined(spec: str) -> EngineJob:
-    """The job that a line names.
+    """Return the job that a command line names.
 
     Raises:
-        LineError: there is no such module, file, name or job.
+        LineError: the module, file, name or job does not exist.
     """
     from monarch_kernel.job import EngineJob
     from monarch_kernel.launchers.current_job import defined_job
@@ -71,7 +71,7 @@ def _defined(spec: str) -> EngineJob:
         raise LineError(str(e)) from None
     if not isinstance(found, EngineJob):
         raise LineError(
-            f"{spec}, a {type(found).__name__}, is known to its program only, so it cannot be applied here: "
-            "name a job of an engine, such as SlurmJob"
+            f"{spec} is a {type(found).__name__}, which only its own program can use, so it cannot be applied: "
+            "use a job of a provider, such as SlurmJob"
         )
     return found

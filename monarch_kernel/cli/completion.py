@@ -1,4 +1,4 @@
-"""``monarch-kernel completion bash|zsh``: completes commands, options, engines, profiles and jobs in a shell."""
+"""``monarch-kernel completion bash|zsh``: shell completion of commands, options, providers, profiles and jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import shlex
 from collections.abc import Iterable, Sequence
 
-#: Each asks this program for the completions of its words; without any, the shell completes files.
+#: Shell scripts that call this program for completions. If it returns none, the shell completes file names.
 _SCRIPTS = {
     "bash": """\
 _monarch_kernel() {
@@ -31,11 +31,13 @@ _JOB_COMMANDS = ("status", "logs", "kill", "shell", "forward")
 def add_completion_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel completion``."""
     parser.description = (
-        'Prints what a shell needs to complete the words of monarch-kernel. In ~/.bashrc: eval "$(monarch-kernel '
+        'Prints the completion script for monarch-kernel. In ~/.bashrc: eval "$(monarch-kernel '
         'completion bash)"; in ~/.zshrc, after compinit: eval "$(monarch-kernel completion zsh)".'
     )
-    parser.add_argument("shell", choices=[*_SCRIPTS, "words"], help="words: print the completions of some words")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="with words: those after monarch-kernel")
+    parser.add_argument(
+        "shell", choices=[*_SCRIPTS, "words"], help="words: print the completions of the following words"
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="with words: the words after monarch-kernel")
     parser.set_defaults(run=_run)
 
 
@@ -45,12 +47,12 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     words = options.words or [""]
     found = {shlex.quote(each) for each in _candidates(words) if each.startswith(words[-1])}
-    print("\n".join(sorted(found)))  # a shell puts them into its line as they are
+    print("\n".join(sorted(found)))  # a shell inserts them into its line unchanged
     return 0
 
 
 def _candidates(words: Sequence[str]) -> Iterable[str]:
-    """What the last word may be, after the others."""
+    """Return the candidates for the last word, given the words before it."""
     from monarch_kernel.__main__ import command_parser, commands
     from monarch_kernel.launchers.host_request import add_provider_options, job_ids, provider_of, source_names
 

@@ -1,4 +1,4 @@
-"""``monarch-kernel debug [PID]``: the debugger's console of a running controller, in this terminal."""
+"""``monarch-kernel debug [PID]``: open the debugger's console of a running controller in this terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 def add_debug_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel debug``."""
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="the process to debug, if there are several")
-    parser.add_argument("--list", action="store_true", help="list the processes with meshes, and end")
+    parser.add_argument("--list", action="store_true", help="list the processes with meshes, then exit")
     parser.add_argument(
-        "-c", "--command", action="append", default=[], metavar="COMMAND", help="execute this and end; repeatable"
+        "-c",
+        "--command",
+        action="append",
+        default=[],
+        metavar="COMMAND",
+        help="execute this command, then exit; repeatable",
     )
     parser.description = (
         "Opens the debugger's console of a kernel or script of yours that runs on this machine, even if it was never "
@@ -48,24 +53,26 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def choose(found: Sequence[Controller], pid: int | None) -> Controller:
-    """The controller to debug.
+    """Return the controller to debug.
 
     Raises:
-        LookupError: there is no such controller, or there are several and no PID; the message lists them.
+        LookupError: there is no such controller, or there are several and no PID was given. The message lists them.
     """
     if pid is not None:
         for controller in found:
             if controller.pid == pid:
                 return controller
-        others = f"; these processes have:\n{listed(found)}" if found else ", and no other process of yours has"
-        raise LookupError(f"process {pid} has no meshes, or is not yours{others}")
+        others = (
+            f"; these processes have:\n{listed(found)}" if found else ", and none of your other processes has meshes"
+        )
+        raise LookupError(f"process {pid} has no meshes or belongs to another user{others}")
     if not found:
-        raise LookupError("no process of yours has meshes on this machine")
+        raise LookupError("none of your processes on this machine has meshes")
     if len(found) > 1:
-        raise LookupError(f"several processes have meshes; give the PID of one:\n{listed(found)}")
+        raise LookupError(f"several processes have meshes; pass the PID of one:\n{listed(found)}")
     return found[0]
 
 
 def listed(found: Iterable[Controller]) -> str:
-    """Controllers, one per line."""
+    """Return the controllers as text, one per line."""
     return "\n".join(f"  {controller.pid:>7}  {controller.program[:100]}" for controller in found)

@@ -1,4 +1,4 @@
-"""``monarch-kernel exec``: a command on the hosts of a job. It ends with the first code other than 0 of the command."""
+"""``monarch-kernel exec``: run a command on the hosts of a job, and exit with its first nonzero code, or 0."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.launchers.remote_command import CommandCoordinates
 
-#: A longer line is shown in several (characters).
+#: The maximum length of a line (characters). Longer lines are split.
 _LONGEST_LINE = 2**20
 
 
 def add_exec_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel exec``."""
     parser.usage = "monarch-kernel exec [options] -- COMMAND ..., exec -m MODULE [-- ARGUMENT ...] or --script FILE"
-    parser.add_argument("--job", metavar="JOB", help="its id, or how it begins (default: the only one)")
+    parser.add_argument("--job", metavar="JOB", help="job id or its beginning (default: the only job)")
     add_mesh(parser)
     parser.add_argument("--all", action="store_true", help="on all hosts (the default)")
     parser.add_argument("--one", action="store_true", help="on the first host only")
     parser.add_argument("--host", type=int, action="append", metavar="N", help="on this host of the mesh; repeatable")
     parser.add_argument(
-        "--point", action="append", default=[], metavar="DIM=N,...", help="only where these coordinates are: hosts=1"
+        "--point", action="append", default=[], metavar="DIM=N,...", help="only at these coordinates: hosts=1"
     )
     add_per_host(parser, "so many processes on each host, along this dimension; repeatable")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--script", metavar="FILE", help="run this script of bash (-: standard input) on the hosts")
+    what.add_argument("--script", metavar="FILE", help="run this bash script (-: standard input) on the hosts")
     what.add_argument("-m", dest="module", metavar="MODULE", help="run this module with the Python of the hosts")
     add_environment(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="it, and its arguments")
-    parser.add_argument("--fold", action="store_true", help="print at the end, and equal output once")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments")
+    parser.add_argument("--fold", action="store_true", help="print at the end, with equal output only once")
     add_json(parser)
     parser.set_defaults(run=guarded(run_exec))
 
 
 def run_exec(options: argparse.Namespace) -> int:
-    """Run what a line says; returns the first code other than 0."""
+    """Run the command on the hosts. Return its first nonzero exit code, or 0."""
     from monarch_kernel.launchers.remote_command import HostCommand, run_command
 
     words = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -61,15 +61,15 @@ def run_exec(options: argparse.Namespace) -> int:
         raise LineError("exec needs a command: exec -- nvidia-smi, exec -m MODULE or exec --script FILE")
     per_host, at = sizes("--per-host", options.per_host), sizes("--point", options.point)
     if "hosts" in per_host or 0 in per_host.values():
-        raise LineError("--per-host names a dimension of the processes on a host, with one of them at least: gpus=4")
+        raise LineError("--per-host takes a dimension of the processes on a host and a size of at least 1: gpus=4")
     for name, position in at.items():
         if name != "hosts" and position >= per_host.get(name, 0):
             known = ", ".join(f"{each}={size}" for each, size in per_host.items())
             raise LineError(f"there is no {name}={position}: processes have hosts" + (known and f", {known}"))
     if "hosts" in at and (options.one or options.host):
-        raise LineError("--point names a host already: leave out --one and --host")
+        raise LineError("--point already selects a host: leave out --one and --host")
     if options.fold and options.json:
-        raise LineError("--json has a line for each line of output: leave out --fold")
+        raise LineError("--json prints each line of output as it arrives: leave out --fold")
     script = None
     if options.script is not None:
         try:
@@ -109,23 +109,23 @@ def _output(options: argparse.Namespace, places: int) -> _Whole | _Folded | _Lin
 
 
 class _Whole:
-    """The output of one place, as it is."""
+    """Prints the output of a single rank unchanged."""
 
     def wrote(self, place: CommandCoordinates, data: bytes) -> None:
-        """Show what it wrote."""
+        """Print the data."""
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
-        """Nothing is left to show."""
+        """Do nothing: all output has been printed."""
 
 
 class _Lines:
-    """Whole lines of each place, as they come.
+    """Prints output line by line as it arrives.
 
     Args:
-        line: what to print for a line of a place.
-        end: the same for its exit code; None: those other than 0 are told on standard error.
+        line: formats a line of a rank.
+        end: formats the exit code of a rank; None: report only nonzero codes, on standard error.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Lines:
         self._texts: dict[int, _Text] = {}
 
     def wrote(self, place: CommandCoordinates, data: bytes) -> None:
-        """Show the lines that this completes."""
+        """Print the lines that this data completes."""
         text = self._texts.setdefault(place.rank, _Text(place))
         text.add(data)
         *lines, rest = text.text.split("\n")
@@ -148,7 +148,7 @@ class _Lines:
             sys.stdout.flush()
 
     def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
-        """Show lines without an end, and how the command ended."""
+        """Print unterminated lines and the exit codes."""
         for text in self._texts.values():
             if text.text:
                 sys.stdout.write(self._line(text.place, f"{text.text}\n"))
@@ -164,17 +164,17 @@ class _Lines:
 
 
 class _Folded:
-    """The output of all at the end: equal output once, under the ranks that wrote it."""
+    """Prints all output at the end, and equal output only once, under the ranks that wrote it."""
 
     def __init__(self) -> None:
         self._texts: dict[int, _Text] = {}
 
     def wrote(self, place: CommandCoordinates, data: bytes) -> None:
-        """Keep what it wrote."""
+        """Store the data."""
         self._texts.setdefault(place.rank, _Text(place)).add(data)
 
     def end(self, ends: Iterable[tuple[CommandCoordinates, int]]) -> None:
-        """Show all of it; without exit codes, too, if the command was interrupted."""
+        """Print all output. Exit codes are missing if the command was interrupted."""
         codes = {place.rank: code for place, code in ends}
         groups: dict[tuple[str, int], list[int]] = {}
         for rank in sorted(codes.keys() | self._texts.keys()):
@@ -188,7 +188,7 @@ class _Folded:
 
 
 class _Text:
-    """What a place has written and is not shown yet."""
+    """Decoded output of a rank that is not printed yet."""
 
     def __init__(self, place: CommandCoordinates) -> None:
         self.place = place
@@ -196,7 +196,7 @@ class _Text:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, data: bytes) -> None:
-        """Decode it; a character may come in two pieces."""
+        """Decode the data; a character may be split over two calls."""
         self.text += self._decoder.decode(data)
 
 

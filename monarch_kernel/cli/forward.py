@@ -1,4 +1,4 @@
-"""``monarch-kernel forward``: a TCP port of a host of a job, at a port of this machine. Ctrl-C ends it, with code 0."""
+"""``monarch-kernel forward``: forward a local port to a TCP port on a host of a job. Ctrl-C exits with code 0."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _PORTS = range(2**16)
 def add_forward_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel forward``."""
     parser.description = (
-        "Brings a TCP port of a host here, to 127.0.0.1 and this user alone, until Ctrl-C. Servers there need to "
-        "listen at the loopback interface of their host only."
+        "Forwards a port of 127.0.0.1, for this user only, to a TCP port of a host, until Ctrl-C. The server needs to "
+        "listen only on the loopback interface of its host."
     )
-    parser.add_argument("job", metavar="JOB", help="its id, or how it begins")
-    parser.add_argument("port", metavar="PORT[:LOCAL]", help="the port there, and the one here (the same; 0: any)")
+    parser.add_argument("job", metavar="JOB", help="job id or its beginning")
+    parser.add_argument(
+        "port", metavar="PORT[:LOCAL]", help="the port on the host, and the local port (default: the same; 0: any)"
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--host", type=int, default=0, metavar="N", help="of this host of the mesh (0)")
-    where.add_argument("--rank", type=int, metavar="R", help="of the host of this rank; see --per-host")
+    where.add_argument("--host", type=int, default=0, metavar="N", help="the host, by its number in the mesh (0)")
+    where.add_argument("--rank", type=int, metavar="R", help="the host of this rank; see --per-host")
     add_mesh(parser)
     add_per_host(parser, "with --rank: so many ranks are on each host (1)")
     add_json(parser)
@@ -42,7 +44,7 @@ def _forward(options: argparse.Namespace) -> int:
     there, _, here = options.port.partition(":")
     ports = [int(text) if text.isdecimal() else -1 for text in (there, here or there)]
     if any(port not in _PORTS for port in ports) or not ports[0]:
-        raise LineError(f"a port is a number below 65536, as in 6006 or 6006:8080, not {options.port!r}")
+        raise LineError(f"a port must be a number below 65536, as in 6006 or 6006:8080, not {options.port!r}")
     host = options.host
     if options.rank is not None:
         ranks = 1
@@ -55,7 +57,7 @@ def _forward(options: argparse.Namespace) -> int:
             if options.json:
                 print(json.dumps({"listen": LOOPBACK, "local": port, "host": host, "port": ports[0]}), flush=True)
             else:
-                print(f"{LOOPBACK}:{port} is port {ports[0]} of host {host}, until Ctrl-C", flush=True)
+                print(f"{LOOPBACK}:{port} forwards to port {ports[0]} of host {host}, until Ctrl-C", flush=True)
 
         PortForward(hosts, check_host(host, hosts), *ports).run(listening)
     return 0

@@ -1,4 +1,4 @@
-"""``monarch-kernel install`` and ``uninstall``: register this environment's kernel with Jupyter, and undo that."""
+"""``monarch-kernel install`` and ``uninstall``: register this environment's kernel with Jupyter, or remove it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.kernel.install import DISPLAY_NAME, KERNEL_NAME, InstallErro
 def add_install_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``install``."""
     _add_place(parser)
-    parser.add_argument("--display-name", help=f"what launchers show (default: {DISPLAY_NAME})")
+    parser.add_argument("--display-name", help=f"name shown in Jupyter's launcher (default: {DISPLAY_NAME})")
     parser.set_defaults(run=_run_install)
 
 

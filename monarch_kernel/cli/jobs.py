@@ -1,4 +1,4 @@
-"""``monarch-kernel up|jobs|status|logs|kill``: hosts of engines from a terminal."""
+"""``monarch-kernel up|jobs|status|logs|kill``: request and manage hosts of providers from a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINES = 100
 
 
 def add_up_command(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``monarch-kernel up``; those of the engine that the line names, too."""
+    """Add the options of ``monarch-kernel up``, including those of the provider on the command line."""
     from monarch_kernel.launchers.host_request import (
         add_provider_options,
         argument_of,
@@ -26,11 +26,11 @@ def add_up_command(parser: argparse.ArgumentParser) -> None:
     )
 
     parser.description = (
-        "Asks an engine for hosts, and waits for them. They are a job of the list, which a notebook attaches to "
-        "with %(prog)s's last word: %%mesh up --on JOB. They end with 'monarch-kernel kill JOB', or after their idle "
-        "time without a controller. 'up ENGINE --help' tells the options of an engine."
+        "Requests hosts from a provider and waits for them. They form a job, see 'monarch-kernel jobs'. To attach "
+        "a notebook, run %%mesh up --on JOB. The hosts end with 'monarch-kernel kill JOB', or after their idle "
+        "time without a controller. 'up ENGINE --help' lists the options of a provider."
     )
-    parser.add_argument("on", metavar="ENGINE|PROFILE", help="where hosts come from")
+    parser.add_argument("on", metavar="ENGINE|PROFILE", help="the provider of the hosts, or a profile")
     for name, kind, metavar, text in (
         ("--hosts", int, "N", "so many hosts"),
         ("--gpus", int, "N", "with so many GPUs each"),
@@ -44,11 +44,15 @@ def add_up_command(parser: argparse.ArgumentParser) -> None:
         ("--key-file", str, "FILE", "the key of their workers (default: a key of this job)"),
     ):
         parser.add_argument(name, type=kind, metavar=metavar, help=text)
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable for them")
-    parser.add_argument("--no-wait", action="store_true", help="return once the engine has taken the request")
-    parser.add_argument("--trust", action="store_true", help="trust the project's file with this profile as it is")
+    parser.add_argument(
+        "-e", "--env", action="append", default=[], metavar="K=V", help="set a variable on the hosts; repeatable"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="return once the provider has accepted the request")
+    parser.add_argument(
+        "--trust", action="store_true", help="trust the current content of the project file that has this profile"
+    )
     add_json(parser)
-    # Completion reads other words than those of its process.
+    # Completion parses words that are not the arguments of its own process.
     if sys.argv[1:2] == ["up"] and (on := provider_of(parser, sys.argv[2:])):
         add_provider_options(parser, on)
     parser.set_defaults(run=guarded(_up))
@@ -70,16 +74,18 @@ def add_status_command(parser: argparse.ArgumentParser) -> None:
 def add_logs_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel logs``."""
     add_job(parser)
-    parser.add_argument("--host", type=int, metavar="N", help="of this host only")
-    parser.add_argument("-n", "--lines", type=int, default=_LINES, metavar="N", help=f"the last N lines ({_LINES})")
+    parser.add_argument("--host", type=int, metavar="N", help="only the log of this host")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=_LINES, metavar="N", help=f"print the last N lines ({_LINES})"
+    )
     add_json(parser)
     parser.set_defaults(run=guarded(_logs))
 
 
 def add_kill_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel kill``."""
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help="its id, or how it begins")
-    parser.add_argument("--orphans", action="store_true", help="all whose program has ended")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="job id or its beginning")
+    parser.add_argument("--orphans", action="store_true", help="end all jobs whose program has ended")
     add_json(parser)
     parser.set_defaults(run=guarded(_kill))
 
@@ -162,7 +168,7 @@ def _kill(options: argparse.Namespace) -> int:
     from monarch_kernel.launchers.listing import find_job, own_jobs
 
     if not options.jobs and not options.orphans:
-        raise LineError("say which job to end, or --orphans; 'jobs' lists them")
+        raise LineError("name the job to end, or pass --orphans; 'jobs' lists all jobs")
     ending = {job.job: job for job in map(find_job, options.jobs)}
     if options.orphans:
         ending |= {job.job: job for job in own_jobs() if job.is_left}
@@ -170,7 +176,7 @@ def _kill(options: argparse.Namespace) -> int:
     for job in ending.values():
         try:
             job.end()
-        except (LaunchError, OSError) as error:  # the others are ended all the same
+        except (LaunchError, OSError) as error:  # the other jobs are ended all the same
             print(f"monarch-kernel: job {job.job} of {job.engine} was not ended: {error}", file=sys.stderr)
             continue
         ended.append({"job": job.job, "engine": job.engine})

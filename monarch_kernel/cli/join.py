@@ -1,4 +1,4 @@
-"""``monarch-kernel join``: which jobs of this user can be joined, and how their ranks can be prepared."""
+"""``monarch-kernel join``: list this user's jobs that can be joined, or show how to prepare ranks for joining."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 def add_join_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel join``."""
     parser.description = (
-        "Lists the jobs of yours on this machine that a notebook can join with %%mesh join. After 'join install', all "
-        "ranks that this environment's Python runs with MONARCH_KERNEL_JOIN=NAME can be joined, without a change of "
+        "Lists your jobs on this machine that a notebook can join with %%mesh join. After 'join install', all "
+        "ranks that this environment's Python runs with MONARCH_KERNEL_JOIN=NAME can be joined, without changing "
         "their program or command."
     )
     parser.add_argument(
@@ -21,15 +21,15 @@ def add_join_command(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=tuple(_VERBS),
         default="list",
-        help="list the jobs (the default); write a line into this environment, or remove it; be a meeting point; "
-        "prepare processes that run",
+        help="list the jobs (the default); add a line to this environment, or remove it; run a meeting point; "
+        "prepare running processes",
     )
     parser.add_argument(
         "what",
         nargs="?",
         metavar="HOST:PORT|JOB",
-        help="with meet: where ranks with this address in MONARCH_KERNEL_JOIN_MEET, and notebooks, come; HOST may be "
-        "*. With prepare: the name of the job that the processes are",
+        help="with meet: the address that ranks (by MONARCH_KERNEL_JOIN_MEET) and notebooks connect to; HOST may be "
+        "*. With prepare: the name of the job of the processes",
     )
     which = parser.add_argument_group("with prepare, processes of Python 3.14 or later").add_mutually_exclusive_group()
     which.add_argument("--pids", metavar="123,456", help="processes of this machine")
@@ -38,9 +38,17 @@ def add_join_command(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--slurm", metavar="JOB", help="the ranks of a Slurm job, on all its nodes")
     parser.add_argument("--this-node", action="store_true", help=argparse.SUPPRESS)  # what --slurm runs on each node
-    parser.add_argument("--meet", metavar="HOST:PORT", help="with prepare: where notebooks of other machines find them")
-    parser.add_argument("--audit", default="", metavar="FILE", help="with meet: append connections and refusals to it")
-    parser.add_argument("--user", action="store_true", help="with install and uninstall: for this user, not here only")
+    parser.add_argument(
+        "--meet",
+        metavar="HOST:PORT",
+        help="with prepare: the address where notebooks of other machines find the processes",
+    )
+    parser.add_argument(
+        "--audit", default="", metavar="FILE", help="with meet: append connections and refusals to this file"
+    )
+    parser.add_argument(
+        "--user", action="store_true", help="with install and uninstall: for all environments of this user"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
@@ -98,7 +106,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     name, job = options.what or "", options.slurm
     if job is None and options.pids is None and options.torchrun is None:
-        raise ValueError("prepare takes the processes: --pids 123,456, --torchrun [PID] or --slurm JOB")
+        raise ValueError("prepare needs processes: --pids 123,456, --torchrun [PID] or --slurm JOB")
     if job is not None and not options.this_node:
         notes = slurm.prepare_job(name, job)
         print("\n".join([*notes, f"%mesh join {name} --slurm {job} joins them"]))

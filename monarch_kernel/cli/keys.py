@@ -1,4 +1,4 @@
-"""``monarch-kernel keys``: make keys, show their public part, and maintain the lists of keys that may connect."""
+"""``monarch-kernel keys``: create keys, show their public part, and maintain allow-lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.protocol.keys.guarded_files import LARGEST, KeyFileError, ex
 from monarch_kernel.protocol.keys.identity import Public, check_name, make_key_file, parse_line, read_key_file
 from monarch_kernel.protocol.keys.trust import key_file_named
 
-#: The minimum and maximum number of arguments of each verb. A public line may be one argument or three.
+#: The minimum and maximum number of arguments of each verb. A public line counts as one argument or three.
 _VERBS = {"new": (1, 1), "show": (0, 1), "add": (2, 4), "list": (1, 1), "revoke": (2, 2)}
 
 
@@ -29,14 +29,14 @@ def add_keys_command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Make keys, and maintain lists of keys that may connect.\n\n"
         "  new      make a key in a new file, which stays secret ('keys FILE' does the same)\n"
-        "  show     print the public line of a key (by default this user's own), for others' lists\n"
-        "  add      put keys on a list: a public line, a file that has some, a key file, or - for standard input\n"
+        "  show     print the public line of a key (default: this user's key), to add to other lists\n"
+        "  add      add keys to a list: a public line, a file of public lines, a key file, or - for standard input\n"
         "  list     print the keys on a list\n"
-        "  revoke   take a key from a list; its links end within about a second"
+        "  revoke   remove a key from a list; its connections end within about a second"
     )
     parser.add_argument("words", nargs="+", metavar="ARGUMENT", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--name", help="what the key is called in lists and logs (default: user@host; add: as in its line)"
+        "--name", help="name of the key in lists and logs (default: user@host; add: the name in its line)"
     )
     parser.set_defaults(run=_run)
 
@@ -88,7 +88,7 @@ def _add(path: str, words: list[str], name: str | None) -> None:
     keys = _keys_from(words)
     if name is not None:
         if len(keys) > 1:
-            raise KeyFileError(f"--name is for one key, and here are {len(keys)}")
+            raise KeyFileError(f"--name applies to one key, but there are {len(keys)}")
         keys = [Public(check_name(name), keys[0].certificate)]
     for key in keys:
         said = "Added" if add_key(path, key) else "Already there:"
@@ -96,7 +96,7 @@ def _add(path: str, words: list[str], name: str | None) -> None:
 
 
 def _keys_from(words: list[str]) -> list[Public]:
-    """The keys in the arguments: a public line (one argument or several), a file, or - for standard input."""
+    """Return the keys in the arguments: a public line (one argument or several), a file, or - for standard input."""
     if len(words) > 1 or words[0].split()[1:]:
         text = " ".join(words)
     elif words[0] == "-":
@@ -109,13 +109,13 @@ def _keys_from(words: list[str]) -> list[Public]:
         except OSError as e:
             raise KeyFileError(f"cannot read {file}: {e.strerror}") from None
         except UnicodeError:
-            raise KeyFileError(f"{file} holds no keys") from None
+            raise KeyFileError(f"{file} contains no keys") from None
         if text.lstrip().startswith("{"):
             return [_own(file)]
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     try:
         if not lines:
-            raise ValueError("there is no key in it")
+            raise ValueError("it contains no key")
         return [parse_line(line) for line in lines]
     except ValueError as e:
         raise KeyFileError(str(e)) from None

@@ -1,6 +1,6 @@
-"""What the commands about jobs share: options that several have, the job and the hosts of a line, and exit codes.
+"""Shared parts of the commands about jobs: common options, looking up the job and its hosts, and exit codes.
 
-Exit codes: 0, done; 1, the engine or a host failed; 2, the line is wrong; 130, interrupted.
+Exit codes: 0, success; 1, the provider or a host failed; 2, the command line is wrong; 130, interrupted.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ WRONG_LINE = 2
 
 
 class LineError(ValueError):
-    """A line that asks for what there is not; its text says what is wrong, and what to write."""
+    """A command line refers to something that does not exist. The text names the mistake and how to correct it."""
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """Add the job as the first word."""
-    parser.add_argument("job", nargs="?", metavar="JOB", help="its id, or how it begins (default: the only one)")
+    """Add the job as the first positional argument."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="job id or its beginning (default: the only job)")
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
     """Add ``--mesh``."""
-    parser.add_argument("--mesh", metavar="NAME", help="on hosts of this mesh (default: of the first one)")
+    parser.add_argument("--mesh", metavar="NAME", help="use the hosts of this mesh (default: the first mesh)")
 
 
 def add_environment(parser: argparse.ArgumentParser) -> None:
-    """Add ``-e``, ``--workdir`` and ``--kill``: what a command there is run with."""
-    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="a variable; repeatable")
-    parser.add_argument("--workdir", metavar="PATH", help="run it in this folder of the hosts")
+    """Add ``-e``, ``--workdir`` and ``--kill``, which apply to a command on the hosts."""
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="K=V", help="set a variable; repeatable")
+    parser.add_argument("--workdir", metavar="PATH", help="run the command in this folder of the hosts")
     parser.add_argument("--kill", action="store_true", help="end the job afterwards")
 
 
@@ -52,7 +52,7 @@ def add_per_host(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Turn errors of lines, engines and hosts, and interrupts, into exit codes."""
+    """Convert errors of command lines, providers and hosts, and interrupts, to exit codes."""
 
     def call(options: argparse.Namespace) -> int:
         from monarch_kernel.launchers.base import LaunchError
@@ -60,7 +60,7 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
         try:
             return run(options)
-        except BrokenPipeError:  # whoever reads has enough, as head has
+        except BrokenPipeError:  # the reader has closed the pipe, as head does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except LineError as error:
@@ -77,10 +77,10 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def variables(items: list[str]) -> dict[str, str]:
-    """What ``--env`` was given.
+    """Parse the values of ``--env``.
 
     Raises:
-        LineError: one is no VARIABLE=VALUE.
+        LineError: a value is not of the form VARIABLE=VALUE.
     """
     if wrong := next((item for item in items if not item.partition("=")[0].isidentifier() or "=" not in item), ""):
         raise LineError(f"--env takes VARIABLE=VALUE, not {wrong!r}")
@@ -88,10 +88,10 @@ def variables(items: list[str]) -> dict[str, str]:
 
 
 def sizes(option: str, items: list[str]) -> dict[str, int]:
-    """What an option was given that takes DIM=N, or several: ``gpus=4`` or ``hosts=0,gpus=3``.
+    """Parse the values of an option that takes one or several DIM=N: ``gpus=4`` or ``hosts=0,gpus=3``.
 
     Raises:
-        LineError: one is not that.
+        LineError: a value has another form.
     """
     found: dict[str, int] = {}
     for item in ",".join(items).split(",") if items else ():
@@ -103,10 +103,10 @@ def sizes(option: str, items: list[str]) -> dict[str, int]:
 
 
 def chosen_job(name: str | None) -> ListedJob:
-    """The job that a line names, or the only one.
+    """Return the job with this name, or the only job if there is no name.
 
     Raises:
-        LaunchError: there is none, or several.
+        LaunchError: there is no such job, or there are several.
     """
     from monarch_kernel.launchers.base import LaunchError
     from monarch_kernel.launchers.listing import find_job, own_jobs
@@ -121,7 +121,8 @@ def chosen_job(name: str | None) -> ListedJob:
 
 @contextlib.contextmanager
 def hosts_of_line(options: argparse.Namespace) -> Generator[HostMesh]:
-    """The hosts of the mesh that a line names, or of the first one of its job, which ends afterwards with ``--kill``.
+    """Yield the hosts of the mesh on the command line, by default of the job's first mesh. ``--kill`` ends the job
+    after.
 
     Raises:
         LineError: the job has no such mesh.
@@ -136,7 +137,7 @@ def hosts_of_line(options: argparse.Namespace) -> Generator[HostMesh]:
         name = options.mesh or next(iter(meshes))
         if name not in meshes:
             raise LineError(f"job {job.job_id} has no mesh {name!r} (its meshes: {', '.join(meshes)})")
-        # The calls of a command report what becomes of its processes: the report of the root would be a second one.
+        # The calls of the command already report failed processes. The root's report would duplicate that.
         actor.unhandled_fault_hook = lambda _failure: None
         yield getattr(job.attached(keep=True), name)
     finally:
@@ -145,10 +146,10 @@ def hosts_of_line(options: argparse.Namespace) -> Generator[HostMesh]:
 
 
 def check_host(number: int, hosts: HostMesh) -> int:
-    """The number of a host, if the mesh has it.
+    """Return the number of a host after checking that the mesh has it.
 
     Raises:
-        LineError: it has not.
+        LineError: the mesh has no such host.
     """
     if not 0 <= number < len(hosts):
         raise LineError(f"there is no host {number} in this mesh of {len(hosts)} (0 to {len(hosts) - 1})")

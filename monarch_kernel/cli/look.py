@@ -1,4 +1,4 @@
-"""``monarch-kernel look``: what processes that others have started are doing, read from outside.
+"""``monarch-kernel look``: inspect running processes from outside, whoever started them.
 
 Exit codes are those of ``monarch_kernel.cli.lines``.
 """
@@ -15,8 +15,8 @@ from monarch_kernel.cli.lines import add_json
 def add_look_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel look``."""
     parser.description = (
-        "Reads processes of yours that others have started, without touching them: their stacks, merged over all "
-        "ranks, and for which rank they seem to wait."
+        "Inspects your running processes from outside, without changing them: their stacks, merged over all "
+        "ranks, and the rank that they seem to wait for."
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--pids", metavar="123,456", help="processes of this machine")
@@ -24,9 +24,11 @@ def add_look_command(parser: argparse.ArgumentParser) -> None:
         "--torchrun", nargs="?", type=int, const=0, metavar="PID", help="the workers of torchrun (its only job here)"
     )
     which.add_argument("--slurm", metavar="JOB", help="the ranks of a Slurm job, on all its nodes")
-    parser.add_argument("--native", action="store_true", help="with the frames of native code")
-    parser.add_argument("--all-threads", action="store_true", help="also threads without user code")
-    parser.add_argument("--apart", type=float, default=1.0, metavar="SECONDS", help="between the two readings (1)")
+    parser.add_argument("--native", action="store_true", help="include frames of native code")
+    parser.add_argument("--all-threads", action="store_true", help="include threads without user code")
+    parser.add_argument(
+        "--apart", type=float, default=1.0, metavar="SECONDS", help="the time between the two readings (1)"
+    )
     parser.add_argument("--this-node", action="store_true", help=argparse.SUPPRESS)  # what --slurm runs on each node
     add_json(parser)
     parser.set_defaults(run=_run)

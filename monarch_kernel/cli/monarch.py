@@ -1,6 +1,7 @@
-"""``monarch``: the commands that Monarch's documents name, for the job of the working folder.
+"""``monarch``: the commands of Monarch's documentation, for the job of the working folder.
 
-They are those of ``monarch-kernel``, with Monarch's options. Where torchmonarch is installed, the command is its own.
+They are commands of ``monarch-kernel`` with Monarch's options. If torchmonarch is installed, ``monarch`` runs
+torchmonarch's program instead.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, or torchmonarch's program of this name where it is installed.
+    """Run a command, or torchmonarch's program if it is installed.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments; by default the arguments of the process.
 
     Returns:
         The exit status.
@@ -39,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each sets ``run``."""
-    parser = argparse.ArgumentParser(prog="monarch", description="Monarch's commands, by monarch_kernel.")
+    """Return the parser of all commands; each command sets ``run``."""
+    parser = argparse.ArgumentParser(prog="monarch", description="Monarch's commands, implemented by monarch_kernel.")
     commands = parser.add_subparsers(title="COMMANDS", required=True)
 
     def add(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -58,20 +59,20 @@ def get_parser() -> argparse.ArgumentParser:
         made = contexts.add_parser(name, help=text)
         made.set_defaults(run=_listed, change=name)
         if name != "ls":
-            made.add_argument("name", help="of the context")
+            made.add_argument("name", help="name of the context")
 
     made = add("apply", "Provision workers from a job object (e.g. myjob.job)", _apply)
-    made.add_argument("module_path", nargs="?", help="of the job; by default the one that was applied last")
+    made.add_argument("module_path", nargs="?", help="module path of the job (default: the job applied last)")
 
     made = add("exec", "Run a command on workers", _exec)
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--all", action="store_true", help="on all hosts of all meshes; lines begin with their ranks")
+    where.add_argument("--all", action="store_true", help="on all hosts of all meshes; each line starts with its rank")
     where.add_argument("--mesh", metavar="NAME", help="on all hosts of this mesh")
     where.add_argument("--one", action="store_true", help="on the first host of the first mesh (the default)")
     where.add_argument("--point", metavar="DIM=N,DIM=N", help="at these coordinates of the first mesh")
     add_per_host(made, "so many processes on each host along this dimension")
     add_environment(made)
-    made.add_argument("--script", metavar="SCRIPT", help="run this script of bash ('-': standard input)")
+    made.add_argument("--script", metavar="SCRIPT", help="run this bash script ('-': standard input)")
     made.add_argument("-m", dest="module", metavar="MODULE", help="run a Python module")
     made.add_argument("cmd", nargs=argparse.REMAINDER, help="command to run on workers")
 
@@ -80,18 +81,18 @@ def get_parser() -> argparse.ArgumentParser:
     made.add_argument("--point", metavar="DIM=N,DIM=N", help="at this coordinate (default: the first host)")
     add_environment(made)
 
-    add("kill", "Kill the active job", _kill).add_argument("name", nargs="?", help="of its context")
+    add("kill", "Kill the active job", _kill).add_argument("name", nargs="?", help="context of the job")
 
     made = add("query", "Run SQL against the telemetry of the active job", _query)
     made.add_argument("sql", nargs="?", help="the query, or '-' for standard input")
     made.add_argument("-f", "--file", metavar="SQL_FILE", help="read the query from a file")
-    made.add_argument("--format", choices=("table", "json", "jsonl"), default="table", help="of the output")
-    made.add_argument("--timeout", type=_seconds, default=10.0, help="such as 30s or 2m (10s)")
+    made.add_argument("--format", choices=("table", "json", "jsonl"), default="table", help="output format")
+    made.add_argument("--timeout", type=_seconds, default=10.0, help="time limit, such as 30s or 2m (10s)")
 
     made = add("profile", "Collect a Perfetto trace from the active job", _profile)
     made.add_argument("source", nargs="?", help="the URL of an admin server (default: the active job's)")
-    made.add_argument("--time", type=_seconds, default=10.0, metavar="DURATION", help="how long (10s)")
-    made.add_argument("-o", "--output", help="the file, or a folder")
+    made.add_argument("--time", type=_seconds, default=10.0, metavar="DURATION", help="duration of the trace (10s)")
+    made.add_argument("-o", "--output", help="output file or folder")
 
     made = add("tui", "Inspect a Monarch mesh in a terminal", _tui)
     made.add_argument("-a", "--addr", required=True, help="the URL of an admin server")
@@ -99,14 +100,16 @@ def get_parser() -> argparse.ArgumentParser:
 
     made = add("debug", "Open the debugger of a program that runs on this machine", _debug)
     made.add_argument("--host", default="localhost", help="this machine")
-    made.add_argument("--port", type=int, help="as Monarch has it; a program is found without one")
+    made.add_argument(
+        "--port", type=int, help="accepted for compatibility with Monarch; not needed to find the program"
+    )
 
-    add("dashboard", "Say where the page of the active job is", _dashboard)
+    add("dashboard", "Print the address of the active job's page", _dashboard)
     return parser
 
 
 def _explained(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Errors that say what is wrong with a line, or with what it names."""
+    """Convert errors to messages that explain what is wrong on the command line."""
 
     def call(options: argparse.Namespace) -> int:
         try:
@@ -153,7 +156,7 @@ def _exec(options: argparse.Namespace) -> int:
     from monarch_kernel.cli.exec import run_exec
     from monarch_kernel.launchers.current_job import apply_current_job
 
-    job = apply_current_job()  # as Monarch does, where it is not active
+    job = apply_current_job()  # activates the job if it is not active, like Monarch
     one = not (options.all or options.mesh or options.point)
     codes: list[int] = []
     meshes = list(job.meshes) if options.all else [options.mesh]
@@ -177,7 +180,7 @@ def _shell(options: argparse.Namespace) -> int:
 
     at = sizes("--point", [options.point]) if options.point else {}
     if at.keys() - {"hosts", "host"}:
-        raise LineError(f"a shell is opened on a host: --point hosts=0, not {options.point}")
+        raise LineError(f"a shell needs one host: --point hosts=0, not {options.point}")
     host = next(iter(at.values()), 0)
     return run_shell_line(argparse.Namespace(**vars(options), job=apply_current_job().job_id, host=host))
 
@@ -199,7 +202,7 @@ def _query(options: argparse.Namespace) -> int:
     from monarch_kernel.display.tables import TableView, table_text
 
     if (options.sql is None) == (options.file is None):
-        raise LineError("give a query, '-' for standard input, or --file")
+        raise LineError("pass a query, '-' for standard input, or --file")
     if options.file is not None:
         with open(options.file) as file:
             sql = file.read()
@@ -247,7 +250,7 @@ def _debug(options: argparse.Namespace) -> int:
     from monarch_kernel.__main__ import main as ours
 
     if options.host not in ("localhost", "127.0.0.1", "::1"):
-        raise LineError(f"the debugger is opened on the machine of its program: run this on {options.host}")
+        raise LineError(f"the debugger must run on the machine of the program: run this command on {options.host}")
     return ours(["debug"])
 
 

@@ -1,4 +1,4 @@
-"""``monarch-kernel report``: what all ranks of a job do now, and why it makes no progress, as files.
+"""``monarch-kernel report``: write the current state of all ranks of a job, and why it hangs, to files.
 
 Exit codes are those of ``monarch_kernel.cli.lines``.
 """
@@ -14,32 +14,35 @@ import time
 
 from monarch_kernel.cli.lines import add_json
 
-#: How long the report on a job that hangs may take (seconds); whoever it hangs on is not there to end it.
+#: The time limit of a report on a hanging job (seconds). A rank starts this report, and no user can interrupt
+#: it.
 LIMIT = 180
 
 
 def add_report_command(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch-kernel report``."""
     parser.description = (
-        "Writes what all ranks of a job do now, and why it makes no progress: text, HTML, and JSON for "
-        "monarch_kernel.debug.load. The job's ranks were prepared (monarch_kernel.join), and are not stopped."
+        "Writes the current state of all ranks of a job, and why it hangs, as text, HTML, and JSON for "
+        "monarch_kernel.debug.load. The ranks must be prepared (monarch_kernel.join); they are not stopped."
     )
-    parser.add_argument("job", metavar="JOB", help="its name, as %%mesh jobs lists it")
-    parser.add_argument("--out", default="", metavar="FOLDER", help="where the files go (JOB-reports)")
+    parser.add_argument("job", metavar="JOB", help="name of the job, as listed by %%mesh jobs")
+    parser.add_argument("--out", default="", metavar="FOLDER", help="output folder (JOB-reports)")
     parser.add_argument(
-        "--post", action="store_true", help="also post it to the webhook that MONARCH_KERNEL_JOIN_WEBHOOK names"
+        "--post", action="store_true", help="also post the report to the webhook in MONARCH_KERNEL_JOIN_WEBHOOK"
     )
-    parser.add_argument("--hosts", default="", metavar="HOST,...", help="also of its ranks on these, by ssh")
-    parser.add_argument("--hostfile", default="", metavar="FILE", help="the same for the hosts in a file")
+    parser.add_argument("--hosts", default="", metavar="HOST,...", help="include its ranks on these hosts, by ssh")
+    parser.add_argument("--hostfile", default="", metavar="FILE", help="include its ranks on the hosts in this file")
     parser.add_argument(
-        "--slurm", default="", metavar="JOBID", help="the same for the nodes of a job of Slurm, by srun"
+        "--slurm", default="", metavar="JOBID", help="include its ranks on the nodes of this Slurm job, by srun"
     )
-    parser.add_argument("--python", default="", metavar="PATH", help="the interpreter there (the path of this one)")
     parser.add_argument(
-        "--meet", metavar="HOST:PORT", help="and of those at this meeting point (MONARCH_KERNEL_JOIN_MEET)"
+        "--python", default="", metavar="PATH", help="the interpreter on these hosts (default: the path of this one)"
+    )
+    parser.add_argument(
+        "--meet", metavar="HOST:PORT", help="include its ranks at this meeting point (MONARCH_KERNEL_JOIN_MEET)"
     )
     add_json(parser)
-    # What a rank says that makes no progress, and the descriptor of the lock that it has passed on.
+    # Set by a rank that makes no progress: its reason, and the descriptor of the lock that it hands over.
     parser.add_argument("--hang-after", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=int, default=-1, help=argparse.SUPPRESS)
@@ -65,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
             report = collect(options.job, REQUESTED, *_machines(options))
         paths = save(report, options.out or default_folder(options.job))
         if options.lock >= 0:
-            os.pwrite(options.lock, f"{time.time():<20}".encode(), 0)  # ranks see that there is a report on this hang
+            os.pwrite(options.lock, f"{time.time():<20}".encode(), 0)  # tells ranks that the hang has been reported
         wrong = posted(report, paths) if options.post or options.lock >= 0 else ""
         if wrong:
             report.notes = (*report.notes, wrong)
@@ -79,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _machines(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:
-    """The commands that reach other machines, and a meeting point."""
+    """Return the commands that reach other machines, and the address of a gateway."""
     from monarch_kernel import environment
     from monarch_kernel.engines.join.remote_machine import RELAY
     from monarch_kernel.launchers.relay_commands import relay_commands

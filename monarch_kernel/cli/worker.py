@@ -1,4 +1,4 @@
-"""``monarch-kernel worker``: let controllers of other hosts, or of this one, use this host."""
+"""``monarch-kernel worker``: make this host available to controllers on this or other hosts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _Option(NamedTuple):
     """An option of the command.
 
     Attributes:
-        names: the last one, without the dashes, is its field.
-        kind: what makes its value of a word; bool: it takes none.
-        default: without it; a list: it may be given several times.
-        metavar: what its value is called.
-        help: "": it is for our own processes.
+        names: its names; the last one, without dashes, is the name of its field.
+        kind: converts a word to the value; bool: the option takes no value.
+        default: the value if the option is missing; a list: the option may be repeated.
+        metavar: the name of the value in the help.
+        help: the help text; "": only processes of this package use the option.
     """
 
     names: tuple[str, ...]
@@ -40,8 +40,8 @@ _OPTIONS = (
         str,
         None,
         "URL",
-        "tcp://HOST:PORT, ipc:///PATH, or tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT if others reach this host by "
-        "another address than the one to listen at",
+        "tcp://HOST:PORT, ipc:///PATH, or tcp://ADVERTISED:PORT@tcp://0.0.0.0:PORT if other hosts reach this host "
+        "at another address than the one to listen on",
     ),
     _Option(
         ("--key", "--key-file"),
@@ -49,7 +49,7 @@ _OPTIONS = (
         None,
         "FILE|-",
         "this worker's key, or the team's, made by 'monarch-kernel keys FILE'; -: the first line of standard "
-        "input (default: what MONARCH_KERNEL_KEY_FILE names, or ~/.config/monarch_kernel/key, which is made when it is "
+        "input (default: the file in MONARCH_KERNEL_KEY_FILE, or ~/.config/monarch_kernel/key, created when it is "
         "first needed)",
     ),
     _Option(
@@ -57,7 +57,7 @@ _OPTIONS = (
         str,
         "",
         "NAME",
-        "take the key from this environment variable, which is removed before anything is started",
+        "take the key from this environment variable, which is removed before any process is started",
     ),
     _Option(
         ("--env",), str, None, "-", "read environment variables from the next line of standard input, a JSON object"
@@ -68,17 +68,17 @@ _OPTIONS = (
         None,
         "LIST",
         "the keys that may connect besides this one, a list kept by 'monarch-kernel keys add' and 'revoke' "
-        "(default: what MONARCH_KERNEL_ALLOW names, or the file with the key file's name and .allow, if there is one)",
+        "(default: the list in MONARCH_KERNEL_ALLOW, or the file with the key file's name and .allow, if there is one)",
     ),
     _Option(("--audit",), str, "", "FILE", "also append accepted and refused connections to this file"),
-    _Option(("--name",), str, "", "NAME", "what this host is called in errors and tables (its host name)"),
+    _Option(("--name",), str, "", "NAME", "name of this host in errors and tables (default: its host name)"),
     _Option(("--idle",), float, 0.0, "SECONDS", "end after this time without a controller (default: never)"),
     _Option(
         ("--walltime",),
         float,
         0.0,
         "SECONDS",
-        "the engine ends this worker after this time: it ends its ranks in good order before (default: not known)",
+        "the provider ends this worker after this time; the worker ends its ranks cleanly before (default: unknown)",
     ),
     _Option(
         ("--announce",),
@@ -89,7 +89,7 @@ _OPTIONS = (
         "output or a descriptor when it listens",
     ),
     _Option(("--log",), str, "", "FILE", "append all output to this file, of mode 0600"),
-    _Option(("--background",), bool, False, "", "leave the session that starts it, so that this command returns"),
+    _Option(("--background",), bool, False, "", "run in a new session in the background, so that this command returns"),
     _Option(("--lifeline",), int, -1, "FD", ""),
     _Option(("--keep",), str, "", "FOLDER", ""),
     _Option(("--lock",), int, -1, "FD", ""),
@@ -114,11 +114,13 @@ def add_worker_command(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plain(words: Sequence[str]) -> int | None:
-    """Run the command if its words are what launchers write: options in full, each value a word of its own.
+    """Run the command without ``argparse`` if the words have the form that launchers use.
+
+    In that form, option names are not abbreviated and each value is a separate word. Importing ``argparse`` would take
+    longer than everything else that this process does before hosts can be used.
 
     Returns:
-        The exit status; None: it was not run, and ``argparse`` is to read the words. Loading that takes longer than all
-        else that this process does, before hosts can be used.
+        The exit status; None: the command was not run, and the caller must parse the words with ``argparse``.
     """
     known = {name: option for option in _OPTIONS for name in option.names}
     given: dict[str, Any] = {_field(option): option.default for option in _OPTIONS} | {"announce": []}
@@ -194,8 +196,11 @@ def _run(options: argparse.Namespace | SimpleNamespace) -> int:
 
 
 def _may_stay(options: argparse.Namespace | SimpleNamespace) -> bool:
-    """Whether this process can become the worker itself: it needs no variables that an interpreter reads when it
-    starts, its environment has had no key, and its key, if any, comes by standard input."""
+    """Return whether this process can become the worker without an exec.
+
+    It can if it needs no variables that an interpreter reads at startup, its environment never contained a key, and its
+    key, if any, arrives on standard input.
+    """
     if options.env or options.key_env or options.keep or options.allow or options.audit:
         return False
     return options.key_file == "-" or options.listen.startswith("ipc://")
@@ -204,7 +209,7 @@ def _may_stay(options: argparse.Namespace | SimpleNamespace) -> bool:
 def _become_worker(
     options: argparse.Namespace | SimpleNamespace, start: WorkerStart, run_dir: RunDir, first: int
 ) -> NoReturn:
-    """Become the worker without another interpreter."""
+    """Become the worker in the same interpreter."""
     from monarch_kernel.runtime.host.worker_exec import stay_worker
 
     if options.log:
@@ -219,7 +224,7 @@ def _become_worker(
 
 
 def _leave_session() -> int:
-    """Go on in a child, in a session of its own; returns the descriptor for ``_end_first``."""
+    """Continue in a forked child that leads a new session. Return the descriptor for ``_end_first``."""
     status, tell = os.pipe()
     if os.fork():
         os.close(tell)
@@ -230,7 +235,7 @@ def _leave_session() -> int:
 
 
 def _end_first(tell: int, status: int) -> None:
-    """Have the process that was started exit, if this is its child; not earlier: standard input may end with it."""
+    """Make the original process exit if this is its child. Call this last: standard input may end with that process."""
     if tell >= 0:
         with contextlib.suppress(OSError):  # it was killed
             os.write(tell, bytes([status]))
@@ -242,14 +247,14 @@ def _absolute(path: str) -> str:
 
 
 def _read_input(options: argparse.Namespace | SimpleNamespace, start: WorkerStart) -> WorkerStart:
-    """Read what comes by standard input, and take the key from the environment; the options with it."""
+    """Return the start parameters with the key and variables from standard input or the environment."""
     if options.key_file == "-":
         start = start._replace(key_file=None, key=_line("the key"), key_from="standard input")
     if options.env:
         try:
             os.environ.update(_variables(_line("the environment")))
         except (ValueError, TypeError) as e:
-            raise ValueError(f"--env -: the line of standard input is no JSON object of variables: {e}") from None
+            raise ValueError(f"--env -: the line on standard input is not a JSON object of variables: {e}") from None
     if options.key_env:
         start = start._replace(key=os.environ.pop(options.key_env, ""), key_from=f"the variable {options.key_env}")
         if not start.key:
@@ -270,18 +275,18 @@ def _variables(line: str) -> dict[str, str]:
 
 
 def _line(what: str) -> str:
-    """The next line of standard input, and nothing beyond it."""
+    """Read one line from standard input, and no byte beyond it."""
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 1)
         if not piece:
-            raise ValueError(f"standard input ended before {what} came")
+            raise ValueError(f"standard input ended before {what} arrived")
         line += piece
     return line.decode()
 
 
 def _redirect(path: str) -> None:
-    """Have all output of this process in a file of its user."""
+    """Redirect standard output and standard error to a file of mode 0600."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     for stream in (1, 2):

@@ -1,8 +1,8 @@
-"""The runtime under the tools (kernel, magics, debugger): this package's own, or another one (docs/engines.md).
+"""The runtime under the tools (kernel, magics, debugger): this package's own or another one (docs/engines.md).
 
-``tool_runtime()`` is the one of this process; the tools ask it for all that a runtime does
-(``interface.ToolRuntime``). A controller has the one that ``MONARCH_KERNEL_ENGINE`` names, or that ``use`` has chosen
-before the tools were first used; a process that another runtime's tools enter has that one.
+``tool_runtime()`` returns the runtime of this process; tools access all runtime functions through it
+(``interface.ToolRuntime``). A controller uses the runtime in ``MONARCH_KERNEL_ENGINE``, or the one chosen by ``use``
+before the tools were first used. A process of another runtime uses that runtime once tools enter it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _engine: ToolRuntime | None = None
 
 
 def tool_runtime() -> ToolRuntime:
-    """The engine of this process."""
+    """Return the engine of this process."""
     return _engine or use(environment.ENGINE.get())
 
 
@@ -33,9 +33,9 @@ def use(chosen: str | ToolRuntime) -> ToolRuntime:
         chosen: ``"monarch_kernel"``, ``"torchmonarch"``, or an engine.
 
     Raises:
-        ValueError: there is no engine of that name.
-        RuntimeError: another engine is in use already.
-        ImportError: what the engine needs is not installed; the message says what.
+        ValueError: no engine has that name.
+        RuntimeError: another engine is already in use.
+        ImportError: a package that the engine needs is not installed; the message names it.
     """
     global _engine
     found: ToolRuntime

@@ -1,7 +1,7 @@
-"""This package's own runtime as the engine of the tools. A name is loaded when a tool first uses it.
+"""This package's own runtime as the engine of the tools. Names are loaded on first use.
 
-Most of its attributes are the functions of the façades themselves, so nothing lies between a tool and the runtime. The
-others also know the jobs that this controller has joined (``engines.join``), whose meshes stand beside its own.
+Most attributes are the functions of the public modules themselves, so that nothing is between a tool and the runtime.
+The others also include the jobs that this controller has joined (``engines.join``), next to its own meshes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OFFERS = frozenset({"debugpy", "heal", "keep", "sync"})
 OF_PROGRAM: bool = False
 
 _joined: JoinController | None = None
-#: What follows the meshes and the output of joined jobs, from before the first one is joined.
+#: Callbacks for the meshes and the output of joined jobs, subscribed before the first job is joined.
 _joined_changes: Subscribers[[]] = Subscribers("a callback of on_change")
 _joined_output: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
@@ -76,23 +76,26 @@ _MODULES = {name: f"monarch_kernel.{module}" for module, names in _FROM.items() 
 
 
 def actor_here() -> Any:
-    """The actor for which the calling code runs; outside any actor, the client."""
+    """Return the actor that the calling code runs for; outside any actor, the client."""
     from monarch_kernel.actor import context
 
     return context().actor_instance
 
 
 def drives(uid: str) -> bool:
-    """Whether a controller has control of this process: of ranks of this runtime, each has that reaches them."""
+    """Return whether a controller has control of this process.
+
+    Every controller that reaches a rank of this runtime has.
+    """
     return True
 
 
 def follow_control(follower: ControlFollower) -> None:
-    """Nothing: control of ranks of this runtime does not pass on."""
+    """Do nothing: control of ranks of this runtime is never handed over."""
 
 
 def joined_jobs() -> JoinController:
-    """The joined jobs of this process."""
+    """Return the joined jobs of this process."""
     global _joined
     if _joined is None:
         from monarch_kernel.engines.join.controller import JoinController
@@ -104,21 +107,21 @@ def joined_jobs() -> JoinController:
 
 
 def is_joined(mesh: Any) -> bool:
-    """Whether a mesh is that of a joined job, whose processes others have started."""
+    """Return whether a mesh is a joined job, whose processes another program started."""
     return _joined is not None and _joined.is_joined(mesh)
 
 
 def driver_of(mesh: Any, ask: bool = True) -> str:
-    """Which other viewer has control of a joined job; "" if this process has, as of all its own meshes."""
+    """Return which other viewer controls a joined job; "" if this process does, as with all its own meshes."""
     return _joined.driver_of(mesh, ask) if _joined is not None else ""
 
 
 class _OfBoth(Subscription):
-    """One callback of this runtime and of the joined jobs.
+    """One callback for both this runtime and the joined jobs.
 
     Args:
-        own: subscribed to this runtime.
-        joined: subscribed to joined jobs.
+        own: the subscription to this runtime.
+        joined: the subscription to joined jobs.
     """
 
     __slots__ = ("_joined", "_own")
@@ -135,14 +138,14 @@ class _OfBoth(Subscription):
 
 
 def list_proc_meshes() -> list[ProcMesh]:
-    """The proc meshes of this process, oldest first; joined jobs follow."""
+    """Return the proc meshes of this process, oldest first, then joined jobs."""
     from monarch_kernel.meshes import list_proc_meshes as own
 
     return own() if _joined is None else [*own(), *_joined.list_proc_meshes()]
 
 
 def get_mesh(name: str) -> ProcMesh:
-    """The proc mesh, or the joined job, of that name; LookupError if there is none."""
+    """Return the proc mesh, or the joined job, of that name; raise LookupError if there is none."""
     for mesh in _joined.list_proc_meshes() if _joined is not None else ():
         if mesh.name == name:
             return mesh
@@ -159,14 +162,14 @@ def on_change(callback: Callable[[], None]) -> Subscription:
 
 
 def subscribe(callback: Callable[[RankOutput], None]) -> Subscription:
-    """Call back for all output of ranks; of joined jobs, for that of cells."""
+    """Call back for all output of ranks. Of joined jobs, only output of cells is included."""
     from monarch_kernel.output import subscribe as own
 
     return _OfBoth(own(callback), _joined_output.subscribe(callback))
 
 
 def logs(mesh: ProcMesh, *, ranks: Sequence[int] | None = None, tail: int | None = None) -> Any:
-    """A ValueMesh of the output that was kept of each rank."""
+    """Return a ValueMesh of the stored output of each rank."""
     if _joined is not None and _joined.is_joined(mesh):
         return _joined.logs(mesh, ranks=ranks, tail=tail)
     from monarch_kernel.output import logs as own
@@ -177,7 +180,7 @@ def logs(mesh: ProcMesh, *, ranks: Sequence[int] | None = None, tail: int | None
 def stacks_from_outside(
     mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
 ) -> dict[int, StackRead]:
-    """Read the stacks of ranks without their help."""
+    """Read the stacks of ranks without their cooperation."""
     if _joined is not None and _joined.is_joined(mesh):
         return _joined.stacks_from_outside(mesh, ranks, native=native, timeout=timeout)
     from monarch_kernel.introspection import stacks_from_outside as own
@@ -186,14 +189,14 @@ def stacks_from_outside(
 
 
 def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
-    """The unanswered endpoint calls of this process."""
+    """Return the unanswered endpoint calls of this process."""
     from monarch_kernel.introspection import awaited_here as own
 
     return own(without) if _joined is None else [*own(without), *_joined.awaited_here(without)]
 
 
 def call_in_wait(errand: Callable[[], None]) -> None:
-    """Call ``errand()`` in the main thread's wait, for whichever ranks it waits."""
+    """Call ``errand()`` in the main thread's wait, for ranks of either kind."""
     from monarch_kernel.introspection import call_in_wait as own
 
     if _joined is None:
@@ -210,7 +213,7 @@ def call_in_wait(errand: Callable[[], None]) -> None:
 
 
 def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
-    """The kept host of a mesh; None if the mesh ends with this process, or is a joined job."""
+    """Return the kept host of a mesh; None if the mesh ends with this process, or is a joined job."""
     if is_joined(mesh):
         return None
     from monarch_kernel.meshes import kept_host_of as own
@@ -219,7 +222,7 @@ def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
 
 
 def controller_actor(name: str, cls: type[Any], timeout: float, mesh: Any = None) -> Any:
-    """The actor of that name in the job's controller, as the ranks of a mesh reach it."""
+    """Return the actor of that name in the job's controller, as the ranks of a mesh reach it."""
     if _joined is not None and _joined.is_joined(mesh):
         return _joined.controller_actor(name, cls, timeout)
     from monarch_kernel.actor import get_or_spawn_controller
@@ -228,7 +231,7 @@ def controller_actor(name: str, cls: type[Any], timeout: float, mesh: Any = None
 
 
 def shut_down(timeout: float) -> None:
-    """Let go of joined jobs, and end the meshes and host agents of this process, if there are any."""
+    """Leave joined jobs, and end the meshes and host agents of this process, if there are any."""
     global _joined
     joined, _joined = _joined, None
     if joined is not None:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def current_mesh() -> ProcMesh:
-    """The proc mesh that `%%mesh` cells run on, for spawning actors. `monarch_kernel.get_mesh` finds others by name.
+    """Return the proc mesh that `%%mesh` cells run on, for spawning actors. `monarch_kernel.get_mesh` finds other
+    meshes.
 
     Raises:
         LookupError: no mesh is in use.

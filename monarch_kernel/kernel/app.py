@@ -1,4 +1,4 @@
-"""The kernel's application: what ``python -m monarch_kernel -f FILE`` runs."""
+"""The application class of the kernel, started by ``python -m monarch_kernel -f FILE``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.kernel.kernel import MonarchKernel
 
 
 class MonarchKernelApp(IPKernelApp):
-    """``IPKernelApp`` for ``MonarchKernel``. It keeps the name, so a user's IPython configuration applies."""
+    """``IPKernelApp`` for ``MonarchKernel``. It keeps the name, so that users' IPython configuration applies."""
 
     kernel_class = Type(
         MonarchKernel,
@@ -30,8 +30,8 @@ class MonarchKernelApp(IPKernelApp):
     ).tag(config=True)
 
     def init_kernel(self) -> None:
-        """Make the kernel object. From here on, ``import monarch`` finds this package."""
-        if environment.ENGINE.get() != "torchmonarch":  # there, it has to find Monarch itself
+        """Create the kernel object and alias ``monarch`` to this package."""
+        if environment.ENGINE.get() != "torchmonarch":  # with torchmonarch, user code must import the real Monarch
             enable_monarch_imports(prefer_installed=self.prefer_installed_monarch)
         super().init_kernel()
 

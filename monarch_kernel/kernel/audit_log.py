@@ -1,13 +1,13 @@
-"""The audit log: who ran what where and when, as JSON lines; off unless ``MONARCH_KERNEL_AUDIT_LOG`` names a file.
+"""The audit log: JSON lines that record which code ran where and when. ``MONARCH_KERNEL_AUDIT_LOG`` enables it.
 
-Each thing that is done gives two lines with the same ``id``: one before it begins, which is there even if the kernel
-does not survive it, and one with its outcome::
+Each action writes two lines with the same ``id``. The first is written before the action begins, so it exists even
+if the action kills the kernel. The second has the outcome::
 
     {"time": "2026-11-22T14:00:00.123Z", "id": "4f1c-7", "user": "alice", "host": "node1", "pid": 4711, "notebook":
      "train.ipynb", "did": "mesh cell", "sha256": "…", "lines": 12, "mesh": "m", "ranks": "0-7", "hosts": ["node1"]}
     {"time": "2026-11-22T14:00:09.456Z", "id": "4f1c-7", "outcome": "ok", "seconds": 9.333}
 
-It is a record for this user, and no barrier: code in the kernel can do what the log does not see.
+The log is a record for this user, not a security boundary: code in the kernel can act without being logged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import Any
 from monarch_kernel import environment
 from monarch_kernel.private_files import AppendOnlyFile
 
-#: How much of a text is written (characters).
+#: The maximum length of a logged text (characters).
 LONGEST = 65_536
 
 End = Callable[[str], None]
 
 
 class AuditLog:
-    """Writes what a kernel does. Any thread may use it; its methods do not raise.
+    """Writes the actions of a kernel to a file. It is thread-safe, and its methods never raise.
 
     Args:
-        path: the file, made with mode 0600; empty: nothing is written.
-        texts: write the text of cells, too, and not only their digests.
+        path: the file, created with mode 0600; empty: write nothing.
+        texts: whether to write the text of cells in addition to their digests.
     """
 
     def __init__(self, path: str, texts: bool) -> None:
@@ -52,25 +52,25 @@ class AuditLog:
 
     @classmethod
     def of_environment(cls) -> AuditLog:
-        """The log that the environment asks for."""
+        """Return the log configured by environment variables."""
         return cls(environment.AUDIT_LOG.get(), bool(environment.AUDIT_TEXT.get()))
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is written."""
+        """Whether the log is enabled."""
         return bool(self._path)
 
     def begin(self, did: str, text: str = "", *, line: str = "", **where: Any) -> End:
-        """Write that something begins.
+        """Write that an action begins.
 
         Args:
-            did: its kind: "cell", "mesh cell", "command".
-            text: the code of a cell: its digest is written.
-            line: a line that is written as it is.
-            where: mesh, ranks, hosts and the like; what is empty is left out.
+            did: the kind of action: "cell", "mesh cell", "command".
+            text: the code of a cell; its digest is written.
+            line: a command line, written verbatim.
+            where: mesh, ranks, hosts and similar fields; empty fields are omitted.
 
         Returns:
-            A function that writes its outcome.
+            A function that writes the outcome.
         """
         if not self._path:
             return _nothing
@@ -98,7 +98,7 @@ class AuditLog:
 
     @contextmanager
     def during(self, did: str, text: str = "", *, line: str = "", **where: Any) -> Generator[None]:
-        """The same for a block: its outcome is "ok", or the exception that leaves it."""
+        """Log a ``with`` block as an action. The outcome is "ok", or the exception that leaves the block."""
         end = self.begin(did, text, line=line, **where)
         try:
             yield
@@ -128,13 +128,13 @@ class AuditLog:
 
 
 def outcome_of(error: BaseException) -> str:
-    """An exception as an outcome, in a line."""
+    """Format an exception as a one-line outcome."""
     said = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _nothing(_outcome: str) -> None:
-    """There is no log."""
+    """Do nothing: the log is disabled."""
 
 
 def _user() -> str:

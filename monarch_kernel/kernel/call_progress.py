@@ -1,7 +1,7 @@
-"""The progress line below an ordinary cell that waits for actor calls or maps, and the verdict when nothing moves.
+"""Show a progress line below an ordinary cell that waits for actor calls or maps, and a verdict if it hangs.
 
-One thread, which starts with the first mesh, checks running cells a few times a second. For a short cell, the only cost
-is to record its start.
+One thread, started with the first mesh, checks running cells a few times a second. A short cell only pays for
+recording its start.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _procs(mesh: ProcMesh) -> tuple[str, ...]:
 
 
 def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) -> Progress:
-    """The progress of the calls to one endpoint.
+    """Return the progress of the calls to one endpoint.
 
     Args:
         calls: the pending calls.
@@ -234,7 +234,7 @@ def _progress(calls: Sequence[Awaited], ranks: Mapping[str, int], began: float) 
 
 
 def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
-    """The verdict on the first of these meshes whose ranks wait for others."""
+    """Return the verdict on the first of these meshes whose ranks wait for others."""
     for mesh in meshes[:-1]:
         found = hang(mesh)
         if is_worth_telling(found):
@@ -243,7 +243,7 @@ def _verdict(meshes: Sequence[ProcMesh]) -> Verdict:
 
 
 class _EndpointLocations:
-    """Where ranks are in their endpoints. Only meshes that run cells can report it.
+    """Locations of ranks in their endpoints. Only meshes that run cells can report them.
 
     Args:
         session: the meshes.
@@ -257,7 +257,7 @@ class _EndpointLocations:
         self._found: dict[str, list[Whereabouts]] = {}
 
     def ask(self, names: Iterable[str], now: float) -> None:
-        """Collect the answers of these meshes, and ask them again, at most once a second."""
+        """Collect the answers of these meshes and query them again, at most once a second."""
         for name in names:
             when, slots = self._asked.get(name, (0.0, []))
             late = not all(slot.done() for slot in slots)
@@ -269,7 +269,7 @@ class _EndpointLocations:
             self._asked[name] = now, list(managed.monitor.where.stream())
 
     def of(self, name: str, what: str) -> Mapping[int, CodeLocation | None]:
-        """The locations of the ranks of a mesh that run this endpoint."""
+        """Return the locations of the ranks of a mesh that run this endpoint."""
         found: dict[int, CodeLocation | None] = {}
         for told in self._found.get(name, ()):
             if told.endpoint == what:
@@ -286,14 +286,14 @@ class MapProgress:
         self._notebook = notebook
 
     def __call__(self, mapping: PoolMapping) -> None:
-        """Show the progress of a map, or nothing once it has ended."""
+        """Show the progress of a map, or clear it when the map has ended."""
         output = self._notebook.output_of(mapping.cell)
         if output is not None and output.progress(_map_line(mapping, time.monotonic())):
             self._notebook.router.touch(output)
 
 
 def _map_line(mapping: PoolMapping, now: float) -> str:
-    """The progress line of a map, with an estimate of the time left."""
+    """Return the progress line of a map, with an estimate of the remaining time."""
     passed = now - mapping.started
     if mapping.ended or passed < QUIET:
         return ""

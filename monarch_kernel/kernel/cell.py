@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CellLocation:
-    """Where in a program a cell runs, if that is not the namespace of cells and their own thread.
+    """The location in a program where a cell runs, if it does not run on the usual thread in the namespace of cells.
 
     Attributes:
-        module: in the namespace of this module.
-        frame: in this frame of the stop of its rank, 0 being the innermost; -1: in none.
-        step: on the thread of the next optimizer step, right after it; the name of the point on which ranks agree
+        module: run in the namespace of this module.
+        frame: run in this frame of the rank's stop, 0 being the innermost; -1: in no frame.
+        step: run right after the next optimizer step, on its thread; the name of the point on which ranks agree
             (``debugger.rank.common_point``).
-        collective: with that name, right before the next collective instead.
+        collective: with that name, run right before the next collective instead.
     """
 
     module: str = ""
@@ -35,8 +35,8 @@ class Cell:
         filename: the file name of the cell in tracebacks and breakpoints.
         raw: the cell as the user wrote it, magic line included.
         quiet: whether to hide the last expression (the cell ends in a semicolon).
-        place: where it runs; None: as all cells do.
-        setup: whether its author marked it as one that sets ranks up, for those that are new.
+        place: where it runs; None: the usual namespace and thread.
+        setup: whether its author marked it as a setup cell, which new ranks run.
     """
 
     id: str

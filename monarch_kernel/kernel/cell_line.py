@@ -1,4 +1,4 @@
-"""A line in the running cell that says what is waited for, and disappears."""
+"""A temporary status line in the running cell."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown_line(notebook: Notebook, line: str, wanted: bool = True) -> Generator[Callable[[str], None]]:
-    """Show a line in the running cell once a moment has passed, until the block ends.
+    """Show a status line in the running cell after a short delay, and remove it at the end of the block.
 
     Args:
-        notebook: in which the cell runs.
-        line: at first.
-        wanted: whether a cell waits; otherwise nothing is shown.
+        notebook: the notebook in which the cell runs.
+        line: the initial text.
+        wanted: whether to show anything.
 
     Returns:
-        A function that replaces the line; called on any thread.
+        A function that replaces the line, on any thread.
     """
     output = notebook.progress_output() if wanted else None
     lock = threading.Lock()
@@ -45,7 +45,7 @@ def shown_line(notebook: Notebook, line: str, wanted: bool = True) -> Generator[
             line = text
             update()
 
-    timer = threading.Timer(QUIET, begin)  # also if nothing is told in that time, as while a host does not answer
+    timer = threading.Timer(QUIET, begin)  # shows the line even if no update arrives, as when a host does not answer
     timer.daemon = True
     timer.start()
     try:

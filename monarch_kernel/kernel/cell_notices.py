@@ -25,7 +25,7 @@ _INSTALLS = re.compile(
 
 
 class EnvironmentChanges:
-    """Offer a sync below a cell that has installed something, as hosts do not get it by themselves.
+    """Offers a sync below a cell that has installed packages, because hosts do not receive them automatically.
 
     Args:
         session: the notebook's meshes.
@@ -36,11 +36,11 @@ class EnvironmentChanges:
         self._before: dict[str, Installed] | None = None
 
     def before(self, cell: str) -> None:
-        """Note what is installed, if the cell with this text may change it."""
+        """Record the installed packages before a cell whose text may change them."""
         self._before = _installed() if _INSTALLS.search(cell) and self._concerned() else None
 
     def notice(self) -> str:
-        """The line to print below the cell; empty if nothing has changed, or no host has a synced tree."""
+        """Return the line to print below the cell; empty if nothing has changed, or no host has a synced tree."""
         before, self._before = self._before, None
         if before is None:
             return ""
@@ -59,14 +59,14 @@ class EnvironmentChanges:
         return f"{'; '.join(parts)}: %mesh sync --env brings this to the hosts of {names(meshes)}"
 
     def _concerned(self) -> list[str]:
-        """The meshes with hosts that have a synced tree."""
+        """Return the meshes with hosts that have a synced tree."""
         if "sync" not in tool_runtime().OFFERS:
             return []
         return [name for name, mesh in self._session.proc_meshes().items() if any(placement_of(mesh))]
 
 
 def _installed() -> dict[str, Installed] | None:
-    """What is installed in the environment that this kernel runs in; None if it is in none."""
+    """Return the packages installed in the environment of this kernel; None if it has no environment."""
     from workspace_sync.environment import distributions, environment
     from workspace_sync.model.errors import ScanError
     from workspace_sync.model.workspace import CondaEnvironment
@@ -78,7 +78,7 @@ def _installed() -> dict[str, Installed] | None:
 
 
 class StaleClasses:
-    """Warn once about each actor that a cell names whose class was redefined: it keeps the old definition.
+    """Warns once about each actor named in a cell whose class was redefined: the actor keeps the old definition.
 
     Args:
         names: the variables of the notebook.
@@ -89,7 +89,7 @@ class StaleClasses:
         self._told: set[tuple[str, int]] = set()
 
     def notices(self, cell: str) -> list[str]:
-        """The warnings to print below a cell with this text."""
+        """Return the warnings to print below a cell with this text."""
         said: list[str] = []
         for name in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", cell)):
             mesh = self._names.get(name)
@@ -109,7 +109,7 @@ class StaleClasses:
 
 
 def _differ(old: type, new: type) -> bool:
-    """Whether the code of two classes of the same name differs. Rerunning an unchanged cell makes no difference."""
+    """Return whether the code of two classes differs. Rerunning an unchanged cell makes no difference."""
     return old is not new and old.__module__ == new.__module__ == "__main__" and _code(old) != _code(new)
 
 
@@ -126,10 +126,10 @@ def _code(cls: type) -> dict[str, Any]:
 
 
 class CellPlans:
-    """Show below each cell what its operations on meshes cost, while `%mesh plan on` says so.
+    """Shows the cost of mesh operations below each cell while `%mesh plan on` is active.
 
     Attributes:
-        is_on: whether it does.
+        is_on: whether it is active.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class CellPlans:
         self._plan: Any = None
 
     def before_cell(self) -> None:
-        """Begin to record a plan for the cell."""
+        """Start recording a plan for the cell."""
         self._plan = None
         if self.is_on:
             from monarch_kernel.tensor import Explanation

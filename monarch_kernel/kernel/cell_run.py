@@ -37,7 +37,7 @@ from monarch_kernel.meshes import name_ranks
 from monarch_kernel.protocol.faults import capture
 from monarch_kernel.protocol.refs import DeathKind
 
-#: How long ranks may take to agree on a step; those that take longer are not waited for (seconds).
+#: The time for ranks to agree on a step (seconds). Slower ranks are ignored.
 AGREE_TIMEOUT = 2.0
 #: How often the wait updates the progress line (seconds).
 TICK = 0.1
@@ -51,9 +51,9 @@ STUCK = 3
 
 
 class HeldInterrupts:
-    """Hold interrupts back while a cell is sent to its ranks.
+    """Defers interrupts while a cell is sent to its ranks.
 
-    Between `hold` and `release`, SIGINT is only recorded; `deliver` then passes it to its handler.
+    Between `hold` and `release`, SIGINT is only recorded. `deliver` then passes it to the previous handler.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class CellRun:
             self._held.release()
             raise
         if self.cell.place is not None and self.cell.place.step:
-            # A rank that began to wait when that point is past would run it at a later one.
+            # A rank that begins to wait after this point has passed would run the cell at a later point.
             point = self.cell.place.step
             comes = self._ask(waits, point, ranks=self.ranks, timeout=BEGIN + AGREE_TIMEOUT).values
             ranks = [rank for rank in self.ranks if comes.get(rank, True)]
@@ -199,7 +199,7 @@ class CellRun:
         return set(self._progress.waiting)
 
     def detach(self) -> None:
-        """Make `wait` return early. Its caller then sees `detached`, and leaves the wait to another thread."""
+        """Make `wait` return early. Its caller sees `detached` and leaves the wait to another thread."""
         self.detached = True
 
     def _step(self) -> bool:
@@ -284,7 +284,7 @@ class CellRun:
             self._router.touch(self._output)
 
     def _why_still(self, now: float) -> str:
-        """The verdict on a hang, once nothing has moved for a while."""
+        """Return the verdict on a hang, once nothing has moved for a while."""
         dist = self.managed.options is not None and self.managed.options.dist
         waits = any(self._stuck.get(rank, 0) >= STUCK for rank in self._progress.waiting)
         return self._hang.tick(self._progress.standing(), bool(dist or waits or self._progress.silent), now)
@@ -293,7 +293,7 @@ class CellRun:
         if slot.exception() is not None:
             return
         told = slot.get()
-        if told is None or told.endpoint:  # an endpoint, which runs on its own thread
+        if told is None or told.endpoint:  # an endpoint runs on a separate thread
             return
         if told.cell != self.cell.id:
             if not self._has_begun(told.rank):
@@ -348,7 +348,7 @@ class CellRun:
         return self._rejoin() if self._broken or (self.failures and len(self._meetings) > 1) else ""
 
     def _of_new_ranks(self) -> str:
-        """Why ranks lack names that others have: they are new, and earlier cells have not run there."""
+        """Explain names that only some ranks lack: these ranks are new and have not run earlier cells."""
         lack = [rank for rank, each in self.failures.items() if each.fault and each.fault.qualname == "NameError"]
         new = sorted(rank for rank in lack if self.managed.missed(rank))
         if not new or not self.managed.is_alive:

@@ -9,7 +9,7 @@ _MAGIC = "%%mesh"
 
 
 def is_mesh_cell(text: str) -> bool:
-    """Whether a cell begins with `%%mesh`."""
+    """Return whether a cell begins with `%%mesh`."""
     return text.split(None, 1)[:1] == [_MAGIC]
 
 
@@ -24,18 +24,18 @@ def split_header(text: str) -> tuple[str, str] | None:
 
 
 def header_lines(text: str, body: str) -> int:
-    """How many lines of a cell precede its body."""
+    """Return the number of lines of a cell before its body."""
     at = text.rfind(body.rstrip("\n"))
     return text.count("\n", 0, at) if at >= 0 else 1
 
 
 def blank_lines(source: str) -> int:
-    """How many blank lines a cell begins with."""
+    """Return the number of blank lines at the beginning of a cell."""
     return next((at for at, line in enumerate(source.split("\n")) if line.strip()), 0)
 
 
 def ends_quietly(source: str) -> bool:
-    """Whether a cell ends in a semicolon, which suppresses the display of its value."""
+    """Return whether a cell ends in a semicolon, which suppresses the display of its value."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
     try:
         tokens = [

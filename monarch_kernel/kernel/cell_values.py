@@ -1,4 +1,4 @@
-"""The values of cells, as the notebook receives them from ranks. They are rebuilt when they are first used."""
+"""Values of cells that the notebook receives from ranks. They are unpickled on first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unsent:
 
 
 class _Shown:
-    """What a rank says of a value that has not been rebuilt here."""
+    """A value that is not unpickled yet, represented by the rank's description of it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -35,7 +35,7 @@ class _Shown:
 
 
 def value_of(reply: CellReply) -> Any:
-    """The value that a rank has sent, or a placeholder for it."""
+    """Return the value that a rank has sent, or a placeholder for it."""
     if reply.value is None:
         return Unsent(reply.shown, reply.unsent) if reply.unsent else None
     try:
@@ -45,7 +45,7 @@ def value_of(reply: CellReply) -> Any:
 
 
 class _NotLoaded(Exception):
-    """A pickle needs a module that this process has not imported."""
+    """Unpickling requires a module that this process has not imported."""
 
 
 class _Loaded(pickle.Unpickler):
@@ -56,7 +56,7 @@ class _Loaded(pickle.Unpickler):
 
 
 def _shown(reply: CellReply) -> Any:
-    """The value, or the rank's text for it if rebuilding it would import something: torch, say, which takes seconds."""
+    """Return the value, or the rank's text for it if unpickling would import a module, which may take seconds."""
     if reply.value is None:
         return value_of(reply)
     try:
@@ -68,9 +68,9 @@ def _shown(reply: CellReply) -> Any:
 
 
 class CellValues(ValueMesh[Any]):
-    """The values of a cell's last expression, which are rebuilt when they are first used.
+    """The values of a cell's last expression, unpickled on first use.
 
-    Showing them imports nothing here: a tensor is shown by what its rank says of it.
+    Displaying them imports no module: a tensor is displayed by the rank's description of it.
     """
 
     __slots__ = ("_rebuilt", "_replies")
@@ -84,11 +84,11 @@ class CellValues(ValueMesh[Any]):
     def _values(self) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # in place of a slot
         if self._rebuilt is None:
             self._rebuilt = tuple(map(value_of, self._replies))
-            self._replies = ()  # whose pickles would take as much memory again
+            self._replies = ()  # their pickles would double the memory
         return self._rebuilt
 
     def to_show(self) -> ValueMesh[Any]:
-        """The values, with the ranks' texts in place of those that nothing has used yet and that need an import."""
+        """Return the values for display. Unused values that need an import are replaced by the ranks' texts."""
         return ValueMesh(self._extent, self._values if self._rebuilt is not None else map(_shown, self._replies))
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class CellValues(ValueMesh[Any]):
 
 
 def cell_values(shape: Extent, replies: Sequence[CellReply]) -> CellValues | None:
-    """The values of a cell; None if there is no last expression, or if every value is None."""
+    """Return the values of a cell; None if it has no last expression, or if every value is None."""
     if not any(reply.has_value for reply in replies):
         return None
     if all(not reply.unsent and reply.value in (None, NONE) for reply in replies):
@@ -105,7 +105,7 @@ def cell_values(shape: Extent, replies: Sequence[CellReply]) -> CellValues | Non
 
 
 class RankValues(Mapping[int, Any]):
-    """The values of the ranks on which a cell did not fail, rebuilt when they are read."""
+    """The values of the ranks on which a cell succeeded, unpickled on first use."""
 
     def __init__(self, replies: Mapping[int, CellReply]) -> None:
         self._replies = dict(sorted(replies.items()))

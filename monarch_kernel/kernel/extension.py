@@ -1,4 +1,4 @@
-"""Installs `%mesh` in an IPython shell, and removes it: in this kernel, in a plain ipykernel, or in a terminal."""
+"""Install and remove `%mesh` in an IPython shell: in this kernel, a plain ipykernel, or a terminal."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _ATTRIBUTE = "_monarch_kernel_extension"
 
 
 class _Extension:
-    """Everything that `load` installs. Each part pushes its undo onto a stack."""
+    """The installed parts. Each part pushes its undo function onto a stack."""
 
     def __init__(self, ip: Any) -> None:
         self.notebook = notebook = Notebook(ip, session())
         self._undo = undo = ExitStack()
         undo.callback(notebook.close)
         of_monarch = environment.ENGINE.get() == "torchmonarch" or aliases.enabled()
-        if not of_monarch and aliases.enable_monarch_imports(prefer_installed=True):  # in a kernel of another kind
+        if not of_monarch and aliases.enable_monarch_imports(prefer_installed=True):  # in another kernel
             undo.callback(aliases.disable_monarch_imports)
         use_frontend(notebook.frontend)
         undo.callback(use_frontend, None)
@@ -86,7 +86,7 @@ class _Extension:
             undo.callback(_stop_notifying)
 
     def remove(self) -> None:
-        """Undo everything. The meshes stay."""
+        """Remove all parts. Meshes are kept."""
         self._undo.close()
 
 
@@ -97,7 +97,7 @@ def load(ip: Any) -> None:
 
 
 def kernel_ends(ip: Any) -> None:
-    """End what goes on between cells, as the kernel ends; write the trace that is on.
+    """Shut down the extension as the kernel ends: stop background work, and write the trace that is on.
 
     Cells that still run on ranks are marked as abandoned.
     """
@@ -119,9 +119,9 @@ def unload(ip: Any) -> None:
 
 
 def _keep_options(lines: list[str]) -> list[str]:
-    """An input transformer: give a `%%mesh` line without a body an empty one.
+    """Append an empty body to a `%%mesh` line that has none, as an input transformer.
 
-    IPython refuses a cell magic without a body before the magic sees its options, such as `--help`.
+    IPython rejects a cell magic without a body before the magic sees its options, such as `--help`.
     """
     alone = len(lines) == 1 and lines[0].startswith("%") and is_mesh_cell(lines[0])
     return [*(line.rstrip("\n") + "\n" for line in lines), "\n"] if alone else lines

@@ -1,4 +1,4 @@
-"""Installs and removes the kernelspec, through which Jupyter finds the kernel of this environment."""
+"""Install and remove the kernelspec, through which Jupyter finds the kernel of this environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPEC = "kernel.json"
 
 
 class InstallError(Exception):
-    """The kernelspec cannot be written or removed. The message says why, and what to do."""
+    """The kernelspec cannot be written or removed. The message names the cause and a remedy."""
 
 
 def _resources() -> Traversable:
@@ -25,7 +25,7 @@ def _resources() -> Traversable:
 
 
 def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, Any]:
-    """The contents of ``kernel.json``, with the absolute path of this Python."""
+    """Return the contents of ``kernel.json``, with the absolute path of this Python."""
     spec: dict[str, Any] = json.loads(_resources().joinpath("kernel.json").read_text("utf-8"))
     spec["argv"][0] = sys.executable
     spec["display_name"] = display_name
@@ -35,7 +35,7 @@ def kernel_spec(display_name: str = DISPLAY_NAME) -> dict[str, Any]:
 def install(
     user: bool = False, prefix: str | None = None, name: str = KERNEL_NAME, display_name: str | None = None
 ) -> Path:
-    """Write the kernelspec where Jupyter looks for it.
+    """Write the kernelspec to Jupyter's search path.
 
     Args:
         user: install for the current user only.
@@ -60,7 +60,7 @@ def install(
         Path(staged, _SPEC).write_text(spec + "\n", "utf-8")
         try:
             place = KernelSpecManager().install_kernel_spec(str(staged), name, user=user, prefix=prefix)
-        except ValueError as error:  # an impossible name
+        except ValueError as error:  # an invalid name
             raise InstallError(str(error)) from error
         except OSError as error:
             raise InstallError(
@@ -88,7 +88,7 @@ def uninstall(user: bool = False, prefix: str | None = None, name: str = KERNEL_
 
 
 def _folder(user: bool, prefix: str | None, name: str) -> Path:
-    """The folder of the kernelspec of that name, whether or not it exists."""
+    """Return the folder of the kernelspec of that name, whether or not it exists."""
     from jupyter_core.paths import SYSTEM_JUPYTER_PATH, jupyter_data_dir
 
     if user:

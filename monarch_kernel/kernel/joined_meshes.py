@@ -1,4 +1,4 @@
-"""Jobs that others have started, as meshes of the notebook: join one, and let go of it."""
+"""Join a job that another program started as a mesh of the notebook, and leave it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _told: Subscription | None = None
 
 @dataclass(frozen=True)
 class Machines:
-    """Where else to look for joinable jobs; see ``JoinController.add_machines``."""
+    """Additional machines to search for joinable jobs; see ``JoinController.add_machines``."""
 
     commands: Mapping[str, Sequence[str]]
     meet: str
@@ -44,8 +44,8 @@ def join(
     """Join a job, and make it the mesh in use.
 
     Args:
-        machines: further ones to look for its ranks on.
-        drive, hold: see ``JoinController.join``; with ``drive``, a job that is joined already is only taken over.
+        machines: additional machines to search for its ranks.
+        drive, hold: see ``JoinController.join``. With ``drive``, a job that is already joined is only taken over.
 
     Returns:
         One line for the user.
@@ -88,7 +88,7 @@ def join(
 
 
 def _take_stops(procs: ProcMesh) -> None:
-    """What the other viewer has stopped is this one's now: have the ranks tell of it."""
+    """Take over the stops of the previous viewer: ask the ranks to report them."""
     get_debugger().watch(procs)
 
 
@@ -97,7 +97,7 @@ def _say(job: str, text: str) -> None:
 
 
 def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:
-    """Say once when the mesh of a joined job was formed anew, and use it if the one before it was in use."""
+    """Report once that the mesh of a joined job was formed again, and use it if its predecessor was in use."""
     global _told
     if _told is not None:
         return
@@ -111,7 +111,7 @@ def _tell_of_reformed(session: MeshSession, jobs: JoinController) -> None:
 
 
 def leave(session: MeshSession, name: str | None) -> str:
-    """Let go of a joined job.
+    """Leave a joined job.
 
     Returns:
         One line for the user.
@@ -126,7 +126,7 @@ def leave(session: MeshSession, name: str | None) -> str:
 
 
 def shape(procs: ProcMesh) -> str:
-    """How many ranks, and in which dimensions."""
+    """Return the number of ranks and the dimensions as text."""
     count = len(procs)
     sizes = ", ".join(f"{label}={size}" for label, size in procs.extent.items())
     return f"{count} rank{'s' * (count != 1)} ({sizes})"

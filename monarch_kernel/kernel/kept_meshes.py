@@ -1,4 +1,4 @@
-"""Kept meshes, which outlive kernels: list them, attach to one, detach from it."""
+"""List kept meshes, which outlive kernels; attach to one, and detach from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.meshes import KeptError, KeptHost, KeptInfo
 
 
 def kept_by_others() -> list[KeptInfo]:
-    """The kept meshes of this user that are not attached to this notebook.
+    """Return the kept meshes of this user that are not attached to this notebook.
 
     Raises:
         KeptError: their folder belongs to another user.
@@ -24,7 +24,7 @@ def kept_by_others() -> list[KeptInfo]:
 
 
 def is_kept(name: str, command: str) -> bool:
-    """Whether this is a kept mesh of this user."""
+    """Return whether this is a kept mesh of this user."""
     try:
         return any(info.name == name for info in tool_runtime().kept())
     except KeptError as error:

@@ -1,4 +1,4 @@
-"""The kernel and its shell: ipykernel's, with interrupts that reach ranks, faults between cells, a clean shutdown."""
+"""The kernel and its shell, based on ipykernel: interrupts reach ranks, faults wait for cells, shutdown is clean."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from monarch_kernel.kernel.interrupts.sigint_monitor import SigintMonitor
 from monarch_kernel.kernel.output.fault_notices import FaultNotices
 from monarch_kernel.kernel.traceback_frames import cut
 
-#: How long the shutdown waits for meshes to stop (seconds). jupyter_client kills the kernel after five; the host agent
-#: then sees that its controller is gone, and ends the remaining processes.
+#: The time limit for meshes to stop at shutdown (seconds). jupyter_client kills the kernel after five seconds; the host
+#: agent then notices that its controller is gone, and ends the remaining processes.
 SHUTDOWN_DEADLINE = 3.0
-#: How long cells that a front end sends together may take to arrive, after the first has begun (seconds).
+#: The time for further cells of the same front-end action to arrive after the first has begun (seconds).
 ARRIVAL = 0.1
 
 
@@ -63,7 +63,7 @@ class MonarchShell(ZMQInteractiveShell):
                 self.breakpoints_set.wait(DEADLINE)
                 result = await super().run_cell_async(raw_cell, *args, **kwargs)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            # The exception hit IPython's own code, around user code.
+            # The exception occurred in IPython's own code, around user code.
             self.showtraceback()
             result = ExecutionResult(ExecutionInfo(raw_cell, False, False, True, None))
             result.error_in_exec = error
@@ -80,7 +80,7 @@ class MonarchShell(ZMQInteractiveShell):
         """Show an error. A cell that Ctrl-C cancelled while it awaited shows KeyboardInterrupt."""
         _, value, tb = exc_tuple or sys.exc_info()
         if self._is_interrupt(value) or type(value) is KeyboardInterrupt:
-            if not self._has_user_code(tb):  # it hit IPython's own code, between two lines of the cell
+            if not self._has_user_code(tb):  # it occurred in IPython's own code, between two lines of the cell
                 self._showtraceback(KeyboardInterrupt, KeyboardInterrupt(), ["KeyboardInterrupt"])
                 return
             exc_tuple = (KeyboardInterrupt, KeyboardInterrupt(), cut(tb, interrupt=True))
@@ -95,7 +95,7 @@ class MonarchShell(ZMQInteractiveShell):
 
 
 class MonarchKernel(IPythonKernel):
-    """A complete Python kernel that also runs meshes."""
+    """The Jupyter kernel: a complete Python kernel that also runs meshes."""
 
     implementation = "monarch_kernel"
     implementation_version = __version__
@@ -120,7 +120,7 @@ class MonarchKernel(IPythonKernel):
         self._arrived: set[str] = set()  # ids of execute requests that have not begun
         self._arrival = threading.Condition()  # notified when one is added
         self._debug_requests: set[asyncio.Task[None]] = set()
-        self._settings: set[asyncio.Task[None]] = set()  # those of them that set breakpoints
+        self._settings: set[asyncio.Task[None]] = set()  # the requests among them that set breakpoints
 
     @property
     def banner(self) -> str:
@@ -181,7 +181,7 @@ class MonarchKernel(IPythonKernel):
             self._arrived.discard(parent.get("header", {}).get("msg_id", ""))
 
     def cells_wait(self) -> bool:
-        """Whether further cells are queued behind the running one, as after "Run All"; waits a moment for one."""
+        """Return whether further cells are queued, as after "Run All". Waits a moment for one."""
         with self._arrival:
             return self._arrival.wait_for(lambda: bool(self._arrived), ARRIVAL)
 
@@ -202,10 +202,11 @@ class MonarchKernel(IPythonKernel):
                     self._running = None
 
     def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
-        """Publish that a message is handled, or no longer is.
+        """Publish that a message is being handled, or no longer is.
 
-        Front ends show the last status as the kernel's. So after a message on a subshell, such as a click in a view of
-        the meshes, the kernel is busy again if a cell is running.
+        Front ends take the last status as the status of the kernel. After a message on a subshell, such as a click in a
+        view
+        of the meshes, this therefore publishes busy again if a cell is running.
         """
         super()._publish_status(status, channel, parent)
         if status == "idle" and channel == "shell" and threading.current_thread() is not threading.main_thread():
@@ -214,7 +215,8 @@ class MonarchKernel(IPythonKernel):
                     super()._publish_status("busy", channel, self._running)
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
-        # ipykernel's own version does not wake the event loop, so an idle await would last until something else does.
+        # ipykernel's own version does not wake the event loop, so an idle await would last until another event wakes
+        # it.
         return self._sigint.awaiting(future)
 
     def _notify_cell(self, cell: object, text: str) -> None:
@@ -260,7 +262,7 @@ class MonarchKernel(IPythonKernel):
             self.shell.breakpoints_set.set()
 
     async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
-        """Answer the front end's debugger, even after an exception: without a reply it would wait forever."""
+        """Answer the front end's debugger, even after an exception: it would wait forever for a missing reply."""
         from monarch_kernel.debugger.dap import refusal
 
         try:

@@ -14,9 +14,9 @@ from monarch_kernel.kernel.mesh_parts import MeshPart, boxed, parts
 from monarch_kernel.kernel.rank.executor import CellExecutor
 from monarch_kernel.kernel.rank.monitor import Monitor
 
-#: How long ranks may take to start, rendezvous or stop (seconds). Importing torch on a busy machine is slow.
+#: The time for ranks to start, rendezvous or stop (seconds). Importing torch on a busy machine is slow.
 UP_TIMEOUT = 300.0
-#: How many cells of a mesh are kept, to run them again on new ranks.
+#: How many cells of a mesh are kept for running them again on new ranks.
 MOST_CELLS = 500
 
 
@@ -33,7 +33,7 @@ class UpOptions:
     idle: float = 0.0
     environment: str = ""  # the folder of the environment whose interpreter runs the ranks; "": the kernel's own
     sync: bool = False
-    on: str = ""  # what `--on` named: an engine, a profile or a job; "": this host
+    on: str = ""  # the argument of `--on`: a provider, a profile or a job; "": this host
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class ManagedMesh:
         executor, monitor = actors or (procs.spawn("cells", CellExecutor), procs.spawn("monitor", Monitor))
         self.executor: ActorMesh[CellExecutor] = executor
         self.monitor: ActorMesh[Monitor] = monitor
-        # In one dimension, for sets of ranks that are no slice of the original dimensions.
+        # One-dimensional, for sets of ranks that are no slice of the original dimensions.
         self._flat: ActorMesh[CellExecutor] = self.executor.flatten("ranks")
         self._flat_monitor: ActorMesh[Monitor] = self.monitor.flatten("ranks")
         self._flat_procs: ProcMesh = procs.flatten("ranks")
-        #: The cells that have run here since this kernel has the mesh.
+        #: The cells that this kernel has run on the mesh.
         self._history: deque[RanCell] = deque(maxlen=MOST_CELLS)
 
     def get_ready(self) -> None:
@@ -90,24 +90,24 @@ class ManagedMesh:
         self.executor.set_up.call(meet, threads).get(UP_TIMEOUT)
 
     def is_group_broken(self) -> bool:
-        """Whether the process group of some rank was shut down, to end a wait."""
+        """Return whether the process group of some rank was shut down to end a wait."""
         return not tool_runtime().is_joined(self.procs) and any(
             self.executor.group_broken.call().get(UP_TIMEOUT).values()
         )
 
     def rejoin(self) -> None:
-        """Make all ranks leave their process group, whether ours or the user's, and set up a new rendezvous."""
+        """Make all ranks leave their process group, also one created by user code, and set up a new rendezvous."""
         self.executor.leave_group.call().get(UP_TIMEOUT)
         self.join()
 
     def describe(self) -> str:
-        """The mesh's size and shape as a short text: `4 ranks (gpus=4)`."""
+        """Return the mesh's size and shape as a short text: `4 ranks (gpus=4)`."""
         count = self.extent.nelements
         sizes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
         return f"{count} rank{'s' * (count != 1)}" + (f" ({sizes})" if sizes else "")
 
     def shape(self, ranks: Sequence[int]) -> Extent:
-        """The shape of values from these ranks: that of their slice, or one dimension if they are no slice."""
+        """Return the shape of values from these ranks: that of their slice, or one dimension if they are no slice."""
         box = boxed(ranks, self.extent)
         if box is None:
             return Extent(("ranks",), (len(ranks),))
@@ -121,7 +121,7 @@ class ManagedMesh:
         self._history.append(RanCell(cell, {rank: procs[rank].id for rank in ranks}))
 
     def missed(self, rank: int) -> list[RanCell]:
-        """The cells that a predecessor of this rank's process has run, and that this process has not."""
+        """Return the cells that a predecessor of this rank's process has run, and that this process has not."""
         here = self.procs._target().procs[rank].id
         return [each for each in self._history if each.ran.get(rank, here) != here]
 
@@ -132,7 +132,7 @@ class ManagedMesh:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the mesh is still up, rather than stopped."""
+        """Whether the mesh is up, that is, not stopped."""
         return any(mesh is self.procs for mesh in tool_runtime().list_proc_meshes())
 
     # -- some ranks, sorted, as few slices -----------------------------------------------------
@@ -154,14 +154,14 @@ class ManagedMesh:
 
 
 def remember(managed: ManagedMesh) -> None:
-    """Store on a kept mesh what the next kernel needs to run cells there."""
+    """Store on a kept mesh the state that the next kernel needs to run cells."""
     host = tool_runtime().kept_host_of(managed.procs)
     if host is not None:
         host.note(f"cells:{managed.name}", (managed.options, managed.executor, managed.monitor))
 
 
 def recall(procs: ProcMesh) -> ManagedMesh | None:
-    """The mesh that an earlier kernel stored with `remember`, or None."""
+    """Return the mesh that an earlier kernel stored with `remember`, or None."""
     host = tool_runtime().kept_host_of(procs)
     found = None if host is None else host.noted(f"cells:{procs.name}")
     if found is None:

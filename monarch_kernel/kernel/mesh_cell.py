@@ -1,4 +1,4 @@
-"""Background cells, and the handle that a user has on one."""
+"""Run cells in the foreground or background; the handle of a background cell."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class MeshCell:
         self._done = done
 
     def done(self) -> bool:
-        """Whether all ranks have finished, failed or died."""
+        """Return whether all ranks have finished, failed or died."""
         return self._done.is_set()
 
     def result(self, timeout: float | None = None) -> ValueMesh[Any] | None:
-        """Wait for the cell; return its value, or raise its error."""
+        """Wait for the cell. Return its value, or raise its error."""
         if not self._done.wait(timeout):
             raise TimeoutError(f"the cell is still running on mesh {self._run.managed.name} after {timeout} s")
         error = self._run.error()
@@ -57,12 +57,12 @@ def run_here(notebook: Notebook, run: CellRun) -> None:
     with relay.active(run), notebook.stops.runs(run):
         run.start()
         run.wait(pressed)
-        if run.interrupted:  # the ranks have answered: another KeyboardInterrupt would hit what shows their error
+        if run.interrupted:  # the ranks have answered; another interrupt would hit the display of their error
             relay.retrying = False
 
 
 def run_again(notebook: Notebook, managed: ManagedMesh, ranks: Sequence[int], cell: Cell) -> None:
-    """Run a cell that has run before on these ranks, whose predecessors ran it.
+    """Run a cell again on these ranks, after their predecessors have run it.
 
     Raises:
         MeshCellError: it failed.

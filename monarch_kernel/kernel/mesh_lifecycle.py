@@ -25,13 +25,13 @@ from monarch_kernel.launchers.base import LaunchError
 from monarch_kernel.meshes import KeptError, format_ranks, name_ranks
 from monarch_kernel.protocol.refs import DeathKind
 
-#: How long ranks may take to report what an interrupt stopped (seconds).
+#: The time for ranks to report what an interrupt stopped (seconds).
 INTERRUPT_TIMEOUT = 2.0
-#: How long killed ranks may take to end (seconds).
+#: The time for killed ranks to exit (seconds).
 KILL_TIMEOUT = 5.0
 
 
-#: Gives hosts the notebook's folders; returns a line for the user.
+#: Syncs the notebook's folders to hosts; returns a line for the user.
 Sync = Callable[[HostMesh], str]
 
 
@@ -40,9 +40,9 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHost
 
     Args:
         session: the notebook's meshes.
-        options: of the mesh.
-        sync: is called before its ranks start, if the options say so.
-        place: the hosts that an engine gave; None: this host.
+        options: the options of the mesh.
+        sync: called before its ranks start, if the options ask for a sync.
+        place: the hosts from a provider; None: this host.
 
     Returns:
         One line for the user.
@@ -66,7 +66,7 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHost
         if options.environment:
             hosts = hosts.with_python_executable(os.path.join(options.environment, "bin", "python"))
         env = {} if place is not None and place.has_variables else options.env
-        own: dict[str, Any] = {"devices": devices} if devices else {}  # which not every engine of the tools knows
+        own: dict[str, Any] = {"devices": devices} if devices else {}  # not every engine of the tools supports it
         procs = hosts.spawn_procs(per_host=options.dims, name=options.name, env=env, preload=preload, **own)
         try:
             managed = ManagedMesh(procs, options)
@@ -100,7 +100,7 @@ def up(session: MeshSession, options: UpOptions, sync: Sync, place: ProviderHost
 
 
 def check_free(session: MeshSession, name: str) -> None:
-    """Raise UsageError if there is a mesh of this name, or it is waited for."""
+    """Raise UsageError if a mesh of this name exists or waits for its hosts."""
     taken = session.proc_meshes().get(name)
     if taken is not None:
         raise UsageError(
@@ -141,7 +141,7 @@ def reuse(session: MeshSession, options: UpOptions) -> str | None:
 
 
 def make_room(session: MeshSession, options: UpOptions) -> str:
-    """Stop the mesh of that name, if there is one.
+    """Stop the mesh of that name, if it exists.
 
     Returns:
         One line for the user; empty if there was no such mesh.
@@ -160,13 +160,13 @@ def down(session: MeshSession, name: str | None, force: bool = False) -> str:
         One line for the user.
     """
     place = None if name is None else session.provider_hosts.get(name)
-    if name is not None and place is not None and name not in session.proc_meshes():  # waited for, or stopped by code
+    if name is not None and place is not None and name not in session.proc_meshes():  # waits, or stopped by code
         del session.provider_hosts[name]
         return f"mesh {name}: {place.end()}"
     if name is not None and name not in session.proc_meshes() and is_kept(name, "%mesh down"):
         return end_elsewhere(name, force)
     procs = session.find(name, "%mesh down")
-    if tool_runtime().is_joined(procs):  # its processes are not this kernel's to stop
+    if tool_runtime().is_joined(procs):  # this kernel may not stop its processes
         return leave(session, procs.name)
     count = len(procs)
     host = tool_runtime().kept_host_of(procs)
@@ -190,7 +190,7 @@ def restart(session: MeshSession, name: str | None, sync: Sync) -> str:
             f"%mesh restart: mesh {found.name!r} was not started by %mesh up, so its options are not known; "
             "start it again the way it was started"
         )
-    place = session.provider_hosts.pop(found.name, None)  # its hosts stay
+    place = session.provider_hosts.pop(found.name, None)  # its hosts are kept
     down(session, found.name)
     try:
         return up(session, managed.options, sync, place)
@@ -243,7 +243,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
     first = session.interrupted.pop(mesh, None)
     if first is not None and not first.may_escalate(time.monotonic()):
         first = None
-    # Each rank by itself the second time: else one that is silent would hide what the others answer.
+    # The second time, each rank separately: otherwise a silent rank would hide the answers of the others.
     chosen = [ranks]
     if first is not None:
         time.sleep(max(0.0, first.at + ANSWER_GRACE - time.monotonic()))
@@ -284,7 +284,7 @@ def interrupt(session: MeshSession, mesh: ProcMesh, ranks: Sequence[int]) -> str
 
 
 def _pending_calls(mesh: ProcMesh) -> dict[int, frozenset[int]]:
-    """For each rank of a mesh, the calls of this process that it has not answered."""
+    """Return the unanswered calls of this process, for each rank of a mesh."""
     ranks = {ref.id: rank for rank, ref in enumerate(mesh._target().procs)}
     found: dict[int, set[int]] = {}
     for call in tool_runtime().awaited_here():
@@ -313,7 +313,7 @@ def kill(mesh: ProcMesh, ranks: Sequence[int]) -> str:
 
 
 def deaths_of(procs: ProcMesh) -> dict[int, str]:
-    """The dead ranks of a mesh, and why they died."""
+    """Return the dead ranks of a mesh, and why they died."""
     states = procs.status().get(UP_TIMEOUT)
     return {
         rank: states.get(rank).cause
@@ -323,7 +323,7 @@ def deaths_of(procs: ProcMesh) -> dict[int, str]:
 
 
 def _differences(managed: ManagedMesh, options: UpOptions) -> list[str]:
-    """How a mesh differs from the requested one, in terms of the options of `%mesh up`."""
+    """Return the differences between a mesh and the requested one, in terms of the options of `%mesh up`."""
     found: list[str] = []
     had = managed.options
     dims = {label: size for label, size in managed.extent.items() if label != "hosts" or had is None or not had.on}

@@ -1,4 +1,4 @@
-"""Splits a set of ranks into a few slices of their mesh, each of which needs one call."""
+"""Split a set of ranks into a few slices of their mesh; each slice needs one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Sliceable(Protocol):
     """A mesh of procs or of actors."""
 
     def slice(self, **within: Any) -> Any:
-        """The mesh of the ranks within these coordinates."""
+        """Return the mesh of the ranks within these coordinates."""
         ...
 
 
@@ -30,7 +30,7 @@ class MeshPart(Generic[Sliced]):
 
 
 def parts(whole: Sliced, flat: Sliced, extent: Extent, ranks: Sequence[int]) -> list[MeshPart[Sliced]]:
-    """Slices that together contain exactly these ranks.
+    """Return slices that together contain exactly these ranks.
 
     Args:
         whole: the mesh.
@@ -51,7 +51,7 @@ def parts(whole: Sliced, flat: Sliced, extent: Extent, ranks: Sequence[int]) -> 
 
 
 def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
-    """`ranks` (sorted) as a slice of each dimension; None if they form no box."""
+    """Return `ranks` (sorted) as a slice of each dimension; None if they form no box."""
     slices: dict[str, slice] = {}
     count = 1
     for label, size, stride in zip(extent.names, extent.shape, extent.strides, strict=True):
@@ -65,7 +65,7 @@ def boxed(ranks: Sequence[int], extent: Extent) -> dict[str, slice] | None:
 
 
 def runs(ranks: Sequence[int]) -> list[slice]:
-    """`ranks` (sorted) as a few slices of a one-dimensional mesh."""
+    """Return `ranks` (sorted) as a few slices of a one-dimensional mesh."""
     found: list[slice] = []
     at = 0
     while at < len(ranks):
@@ -73,7 +73,7 @@ def runs(ranks: Sequence[int]) -> list[slice]:
         step = ranks[end] - ranks[at] if end < len(ranks) else 1
         while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
             end += 1
-        if end - at == 2 and step > 1:  # two ranks far apart: the end of one run, and the beginning of another
+        if end - at == 2 and step > 1:  # two distant ranks are the end of one run and the beginning of another
             end, step = at + 1, 1
         found.append(slice(ranks[at], ranks[end - 1] + 1, step))
         at = end

@@ -38,7 +38,7 @@ from monarch_kernel.kernel.usage_errors import nearest
 from monarch_kernel.meshes import format_points
 from monarch_kernel.output import set_origin
 
-#: How long the end of a cell waits for output in transit (seconds).
+#: The time that the end of a cell waits for output in transit (seconds).
 ARRIVAL = 0.5
 
 _MOST_CELLS = 500
@@ -49,20 +49,20 @@ RUN = f"cell-{os.urandom(3).hex()}"
 
 
 class _RunningCell(threading.local):
-    """The cell that runs on a thread, or its last one: those of subshells run beside the main one."""
+    """The cell that runs on a thread, or its last one. Subshells run cells in parallel to the main thread."""
 
     key = ""
     raw = ""
 
 
 class NotebookFrontend(Frontend):
-    """What consoles, including those of other programs, know about this notebook."""
+    """Information about this notebook for debugger consoles, including those of other programs."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
 
     def label(self, file: str) -> str | None:
-        """The label of a cell's file, such as `Cell In[3]`."""
+        """Return the label of a cell's file, such as `Cell In[3]`."""
         return self._notebook.file_label(file)
 
     def mesh(self) -> str | None:
@@ -70,7 +70,7 @@ class NotebookFrontend(Frontend):
         return self._notebook.session.current or super().mesh()
 
     def cell(self, number: int) -> tuple[str, str]:
-        """A cell by its execution number; 0 means the last `%%mesh` cell."""
+        """Return a cell by its execution number; 0 means the last `%%mesh` cell."""
         if number == 0:
             if self._notebook.last_cell is None:
                 raise CommandError("no %%mesh cell has run yet; give the number of a cell, as in 5:3")
@@ -78,7 +78,7 @@ class NotebookFrontend(Frontend):
         return self._notebook.cell_source(number)
 
     def extent(self, mesh: str) -> Any:
-        """The extent of a mesh."""
+        """Return the extent of a mesh."""
         try:
             return self._notebook.session.find(mesh, "debug").extent
         except UsageError:
@@ -88,7 +88,7 @@ class NotebookFrontend(Frontend):
 
 
 class Notebook:
-    """One IPython shell, and what the magics need from it.
+    """One IPython shell, with the functions that the magics need.
 
     Args:
         shell: the shell.
@@ -112,10 +112,10 @@ class Notebook:
         self._numbers: dict[str, int] = {}  # the number of each of these cells, as in In[...]
         #: Hosts of jobs whose walltime ends soon.
         self.walltimes = WalltimeNotices(self)
-        #: What watches learn from this notebook.
+        #: The source of facts about this notebook for watches.
         self.watched = NotebookFacts(session, self._numbers, self.walltimes)
         self._latest = ""  # the key of the cell that began last
-        #: What cells cost on meshes, below each, if asked for.
+        #: Shows the cost of mesh operations below each cell, if enabled.
         self.plans = CellPlans()
         self.last_cell: tuple[str, str] | None = None  # the file and the text of the latest `%%mesh` cell
         self._end_record: Callable[[int], None] = lambda _mark: None
@@ -126,7 +126,7 @@ class Notebook:
 
     @property
     def colours(self) -> bool:
-        """Whether errors may use colours."""
+        """Return whether errors may use colours."""
         return str(getattr(self.shell, "colors", "")).lower() != "nocolor"
 
     # -- events of the shell -------------------------------------------------------------------
@@ -220,16 +220,16 @@ class Notebook:
         return Cell(f"{self.cell_key}.{next(_count)}", source, filename, raw, ends_quietly(transformed))
 
     def again(self, cell: Cell) -> Cell:
-        """A cell that has run, to be run again: its output goes to the running cell."""
+        """Return a copy of a cell for running it again: its output goes to the running cell."""
         return replace(cell, id=f"{self.cell_key}.{next(_count)}")
 
     def _containing(self, body: str) -> str:
-        """The whole cell around this body; reconstructed if a program has run the cell."""
+        """Return the whole cell around this body; reconstructed if a program has run the cell."""
         raw = self._running.raw
         return raw if body.strip() and body.strip() in raw else f"%%mesh\n{body}"
 
     def cell_source(self, number: int) -> tuple[str, str]:
-        """The file and the text of the cell with this execution number.
+        """Return the file and the text of the cell with this execution number.
 
         Raises:
             CommandError: no such cell has run in this session.
@@ -246,7 +246,7 @@ class Notebook:
         return lines
 
     def file_label(self, file: str) -> str | None:
-        """IPython's name for a cell, given its file or its key: `Cell In[3]`; None for other files."""
+        """Return IPython's name for a cell, given its file or its key: `Cell In[3]`; None for other files."""
         if file.startswith(RUN):
             number = self._numbers.get(file.partition(".")[0])
             return None if number is None else f"Cell In[{number}]"
@@ -256,37 +256,36 @@ class Notebook:
     # -- output --------------------------------------------------------------------------------
 
     def output(self, *, raw: bool = False, expected: Any = ()) -> CellOutput:
-        """A new output area in the running cell."""
+        """Create an output area in the running cell."""
         return CellOutput(publisher_for(self.shell), raw=raw, expected=expected)
 
     @property
     def cell_key(self) -> str:
-        """The key of the cell that runs on this thread, or of the last one; ids of its runs on ranks begin with it and
-        a dot."""
+        """The key of the cell that runs on this thread, or of the last one. Ids of its runs on ranks extend it."""
         return self._running.key or self._latest
 
     def output_of(self, cell: str) -> CellOutput | None:
-        """The output area of a cell; None if this notebook does not know the cell."""
+        """Return the output area of a cell; None if this notebook does not know the cell."""
         output = self.router.get(cell)
         if output is None and cell in self._publishers:
             output = self.router.open(cell, CellOutput(self._publishers[cell]))
         return output
 
     def parent_of(self, cell: str) -> Any:
-        """The header of the request that ran a cell, by the key of the cell or of its run; None if it is not known."""
+        """Return the header of the request that ran a cell, by the key of the cell or of its run; None if unknown."""
         return getattr(self._publishers.get(cell.partition(".")[0]), "parent", None)
 
     def progress_output(self) -> CellOutput | None:
-        """The output area of the running cell, for a progress line; None under `%%capture`, which would keep it."""
+        """Return the output area for a progress line; None under `%%capture`, which would keep it."""
         publisher = self._publishers.get(self.cell_key)
         captured = publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None)
         return None if captured else self.output_of(self.cell_key)
 
     def show_below(self, bundle: dict[str, str]) -> bool:
-        """Show something at once, below what the running cell has shown, or else below the last one. Any thread may.
+        """Show a MIME bundle at once, below the output of the running cell, or else of the last one. Thread-safe.
 
         Returns:
-            False if no cell can: none has run, or it runs under `%%capture`, which would keep it.
+            False if no cell can show it: none has run, or it runs under `%%capture`, which would keep it.
         """
         publisher = self._publishers.get(self.cell_key)
         if publisher is None or (publisher.live and getattr(self.shell.display_pub, "session", None) is None):
@@ -296,19 +295,20 @@ class Notebook:
         return True
 
     def _replaceable(self, cell: str) -> CellOutput | None:
-        """The output area of a cell if it can show a line and remove it later.
+        """Return the output area of a cell if it can show a line and remove it later.
 
-        A terminal cannot, since the line would overwrite what the cell prints. Neither can a cell under `%%capture`,
-        which keeps everything that is displayed.
+        A terminal cannot, since the line would overwrite the cell's output. Neither can a cell under `%%capture`, which
+        keeps
+        everything that is displayed.
         """
         publisher = self._publishers.get(cell)
         captured = getattr(self.shell.display_pub, "session", None) is None
         return None if publisher is None or not publisher.live or captured else self.output_of(cell)
 
     def _ordinary_output(self, cell: str) -> tuple[str, CellOutput] | None:
-        """The output area for an ordinary cell's output: that of the cell that called the actor, else the latest."""
+        """Return the output area for an ordinary cell: the cell that called the actor, else the latest cell."""
         if cell and not cell.startswith(RUN) and cell not in self._publishers and self.cell_key in self._publishers:
-            self._publishers[cell] = self._publishers[self.cell_key]  # an earlier kernel's cell: all to one cell
+            self._publishers[cell] = self._publishers[self.cell_key]  # collect all cells of an earlier kernel in one
             self._foreign.append(cell)
         key = cell if cell in self._publishers else self.cell_key
         publisher = self._publishers.get(key)
@@ -339,7 +339,7 @@ class Notebook:
     # -- variables -----------------------------------------------------------------------------
 
     def variable(self, name: str, command: str) -> Any:
-        """A variable of the notebook."""
+        """Return a variable of the notebook."""
         try:
             return self.shell.user_ns[name]
         except KeyError:
@@ -349,7 +349,7 @@ class Notebook:
             ) from None
 
     def place(self, file: str, line: int, function: str) -> str:
-        """A location in code as a short text."""
+        """Format a location in code as a short text."""
         label = self.file_label(file)
         if label is None and os.path.basename(os.path.dirname(file)).startswith("ipykernel_"):
             return f"line {line} of a cell of an earlier kernel"
@@ -360,10 +360,11 @@ class Notebook:
 def _let_output_arrive() -> None:
     """Wait for the output that ranks wrote before they replied to this cell.
 
-    Output arrives through the host agents, replies arrive directly. An agent answers after it has forwarded the output.
+    Output arrives through the host agents, but replies arrive directly. An agent answers a query after it has forwarded
+    earlier output.
     """
     deadline = time.monotonic() + ARRIVAL
-    # A query about one rank of each mesh reaches its agent, and costs the agent little.
+    # A query about one rank of each mesh reaches its agent at little cost.
     asked = [mesh.slice(**mesh.extent.point(0)).status() for mesh in tool_runtime().list_proc_meshes()]
     for answer in asked:
         with suppress(Exception):  # a dead or stuck agent must not prevent the cell from ending

@@ -1,6 +1,7 @@
-"""What watches (`monarch_kernel.watch`) learn from a notebook.
+"""The source of facts from a notebook for watches (`monarch_kernel.watch`).
 
-That is which mesh is in use, what cells are called and how they failed, which hosts are waited for, and which end soon.
+The facts are the mesh in use, the names and failures of cells, the jobs whose hosts are awaited, and the hosts whose
+walltime ends soon.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NotebookFacts:
     Args:
         session: the meshes.
         cells: the number of each cell by its key, as the notebook keeps them.
-        walltimes: the hosts that end soon.
+        walltimes: the hosts whose walltime ends soon.
     """
 
     def __init__(self, session: MeshSession, cells: Mapping[str, int], walltimes: WalltimeNotices) -> None:
@@ -48,7 +49,7 @@ class NotebookFacts:
         self._failures: deque[FailureFact] = deque(maxlen=_KEPT)
 
     def source(self, give: Give) -> Callable[[], None]:
-        """Begin; see ``monarch_kernel.watch.sources.Source``."""
+        """Start reporting facts; see ``monarch_kernel.watch.sources.Source``."""
         self._give = give
         self._current = ""
         changes = (
@@ -70,18 +71,18 @@ class NotebookFacts:
         return end
 
     def cell(self, key: str, number: int) -> None:
-        """A cell begins; ``key`` is the beginning of the ids under which ranks run it, or its file."""
+        """Record that a cell begins; ``key`` is the prefix of its run ids on ranks, or its file."""
         if self._give is not None:
             self._give(CellName(key, _name(number)))
 
     def cell_ended(self, run: CellRun) -> None:
-        """A `%%mesh` cell has ended on all its ranks: tell of the errors that it raised."""
+        """Report the errors of a `%%mesh` cell that has ended on all its ranks."""
         own = [failed for failed in run.failures.values() if not failed.of_peer] or list(run.failures.values())
         procs = run.managed.procs._target().procs
         self._failed(run.cell.id, ((procs[failed.rank].id, failed.fault) for failed in own))
 
     def call_failed(self, key: str, error: BaseException) -> None:
-        """An ordinary cell has ended by an error: tell of it, if endpoints raised it."""
+        """Report an error that ended an ordinary cell, if endpoints raised it."""
         if isinstance(error, ActorError):
             self._failed(key, ((failure.proc, failure.fault) for failure in error.failures))
 
@@ -98,7 +99,7 @@ class NotebookFacts:
             self._give(*facts)
 
     def _update(self) -> None:
-        """Tell which mesh is in use, if that has changed."""
+        """Report the mesh in use, if it has changed."""
         give = self._give
         if give is None:
             return
@@ -108,11 +109,11 @@ class NotebookFacts:
         if current != self._current:
             self._current = current
             give(CurrentMesh(current))
-        for notice in self._walltimes.near():  # hosts that a board does not know yet, it knows with their first mesh
+        for notice in self._walltimes.near():  # a board learns hosts that it does not know yet with their first mesh
             give(*self._ending(notice))
 
     def _walltime(self, notice: WalltimeNotice, text: str) -> None:
-        """Tell of hosts that end soon, and that it is news."""
+        """Report hosts whose walltime ends soon, as a new event."""
         if self._give is not None:
             workers = {host.worker for host in notice.hosts}
             meshes = self._session.proc_meshes().values()
@@ -120,7 +121,7 @@ class NotebookFacts:
             self._give(*self._ending(notice), FailureFact("walltime", text, procs))
 
     def _jobs(self) -> None:
-        """Tell which hosts are waited for."""
+        """Report the jobs whose hosts are awaited."""
         if self._give is not None:
             self._give(JobsFact(awaited(self._session.provider_hosts)))
 
@@ -134,7 +135,7 @@ def _name(number: int) -> str:
 
 
 def awaited(places: ProviderPlacements) -> tuple[JobView, ...]:
-    """The jobs whose hosts meshes of the notebook wait for."""
+    """Return the jobs whose hosts meshes of the notebook wait for."""
     return tuple(
         _view(place.job.job_id, place.engine, place.status, mesh=name, hosts=sum(place.job.meshes.values()))
         for name, place in places.items()
@@ -143,7 +144,7 @@ def awaited(places: ProviderPlacements) -> tuple[JobView, ...]:
 
 
 def listed(job: ListedJob, places: ProviderPlacements) -> JobView:
-    """A job of the list."""
+    """Return a job as an entry of the list of jobs."""
     mesh = next((name for name, place in places.items() if place.job.job_id == job.job), "")
     return _view(
         job.job,

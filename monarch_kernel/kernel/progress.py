@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from monarch_kernel.meshes import format_ranks
 
-#: A cell shows no progress before this many seconds.
+#: The delay before a cell shows progress (seconds).
 QUIET = 1.0
-#: How often ranks are asked for their locations (seconds).
+#: The interval between queries for the locations of ranks (seconds).
 PERIOD = 1.0
 
 _MOST_LOCATIONS = 3
@@ -103,18 +103,18 @@ class Progress:
             self.queued[rank] = what
 
     def standing(self) -> object:
-        """A value that changes when the cell makes progress."""
+        """Return a value that changes when the cell makes progress."""
         return frozenset(self.waiting), frozenset(self.failed), frozenset(self._locations.items())
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask the ranks for their locations now."""
+        """Return whether to query the ranks for their locations now."""
         if now - self._started < QUIET or now - self._asked < PERIOD or not self.waiting:
             return False
         self._asked = now
         return True
 
     def report(self, now: float) -> ProgressReport | None:
-        """The progress so far; None while there is nothing to show."""
+        """Return the progress so far; None while there is nothing to show."""
         if now - self._started < QUIET or not self.waiting:
             return None
         return ProgressReport(
@@ -128,13 +128,13 @@ class Progress:
         )
 
     def line(self, now: float) -> str:
-        """The line to show; empty while there is nothing to show."""
+        """Return the line to show; empty while there is nothing to show."""
         report = self.report(now)
         return "" if report is None else progress_text(report)
 
 
 def progress_text(report: ProgressReport) -> str:
-    """A report in one line."""
+    """Format a report as one line."""
     parts = [f"{report.done} of {report.total} ranks done"] if report.total > 1 else []
     parts += [f"{format_ranks(ranks, limit=6)} failed: {why}" for why, ranks in report.failed.items()]
     for what, ranks in report.queued.items():

@@ -1,4 +1,4 @@
-"""The hosts that an engine gives to a mesh of the notebook: asking for them, waiting, and what each rank gets."""
+"""The hosts of a provider for a mesh of the notebook: request them, wait for them, and divide their devices."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from monarch_kernel.subscriptions import Subscribers
 
 
 def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) -> int:
-    """How many devices each rank gets: all alike, and none is left where that is possible.
+    """Return how many devices each rank gets: the same number for all, using all devices where possible.
 
-    A process can use one MIG slice only.
+    A process can use only one MIG slice.
 
     Args:
-        hosts: the name of each, and the devices that the engine gave it; None: it named none.
-        ranks: how many ranks each host is to have.
+        hosts: the name of each host, and the devices that the provider assigned there; None: it named none.
+        ranks: the number of ranks on each host.
 
     Raises:
-        DeviceError: a host has fewer devices than ranks; the message names it, and both numbers.
+        DeviceError: a host has fewer devices than ranks; the message has the host and both numbers.
     """
     each: list[int] = []
     for host, given in hosts:
@@ -40,14 +40,14 @@ def devices_each(hosts: Sequence[tuple[str, Sequence[str] | None]], ranks: int) 
 
 
 class ProviderHosts:
-    """A job, as the place of one mesh.
+    """The hosts of a job, used by one mesh.
 
     Args:
         job: the job; it may be applied already.
         engine: the name of its launcher.
-        gpus: whether devices were asked for, so that each rank gets its own.
-        shared: whether the ranks of a host see all its devices nevertheless.
-        has_variables: whether its workers have the environment variables of the mesh already.
+        gpus: whether devices were requested, so that each rank gets its own.
+        shared: whether the ranks of a host see all its devices anyway.
+        has_variables: whether its workers already have the environment variables of the mesh.
     """
 
     def __init__(self, job: EngineJob, engine: str, *, gpus: bool, shared: bool, has_variables: bool = False) -> None:
@@ -57,30 +57,30 @@ class ProviderHosts:
         self._own = gpus and not shared
         self._hosts: HostMesh | None = None
         self._status: JobStatus | None = None
-        #: Called when the engine says something new.
+        #: Called when the provider reports a new status.
         self.on_status: Callable[[], None] = lambda: None
         self._ended = threading.Event()
 
     @property
     def waiting(self) -> bool:
-        """Whether its hosts are not there yet."""
+        """Whether its hosts are not available yet."""
         return self._hosts is None
 
     @property
     def status(self) -> JobStatus | None:
-        """What the engine has said last; None: nothing yet."""
+        """The last status from the provider; None if there is none yet."""
         return self._status
 
     @property
     def ended(self) -> bool:
-        """Whether the notebook has ended it."""
+        """Whether the notebook has ended the job."""
         return self._ended.is_set()
 
     def ask(self) -> None:
-        """Ask the engine, unless the job is applied.
+        """Request the hosts, unless the job is already applied.
 
         Raises:
-            LaunchError: the engine refuses.
+            LaunchError: the provider rejects the request.
         """
         self.job.apply()
 
@@ -88,7 +88,7 @@ class ProviderHosts:
         """Wait for the hosts, and attach to them. If that fails, or is interrupted, the job is ended.
 
         Args:
-            tell: called with a line whenever the engine says something new.
+            tell: called with a line for each new status from the provider.
 
         Raises:
             LaunchError: a host could not start, not all were up in time, or the job was ended meanwhile.
@@ -110,12 +110,12 @@ class ProviderHosts:
             raise
 
     def hosts(self) -> HostMesh:
-        """The hosts, which are there."""
+        """The hosts, which must be available."""
         assert self._hosts is not None
         return self._hosts
 
     def devices_each(self, dims: Mapping[str, int]) -> int:
-        """How many devices each rank gets for its own; 0: it sees all that its host has.
+        """Return how many devices each rank gets exclusively; 0: it sees all devices of its host.
 
         Raises:
             DeviceError: there are more ranks on a host than devices.
@@ -127,14 +127,14 @@ class ProviderHosts:
         return devices_each(named, math.prod(dims.values()))
 
     def describe(self) -> str:
-        """Where the mesh is, or what is waited for, as part of a line."""
+        """Return where the mesh is, or what it waits for, as part of a line."""
         if self.waiting:
             return f"{self.engine}: {self._status}" if self._status is not None else f"{self.engine} was asked"
         count = len(self.hosts())
         return f"on {count} host{'s' * (count != 1)} of {self.engine} (job {self.job.job_id})"
 
     def end(self) -> str:
-        """End the job, whatever it does.
+        """End the job, even if it is in use.
 
         Returns:
             A clause for the user.
@@ -149,15 +149,15 @@ class ProviderHosts:
 
 
 class ProviderPlacements(MutableMapping[str, ProviderHosts]):
-    """The hosts that engines give to meshes of the notebook, by the names of the meshes. Any thread may use it."""
+    """The hosts of providers for meshes of the notebook, by the names of the meshes. It is thread-safe."""
 
     def __init__(self) -> None:
         self._places: dict[str, ProviderHosts] = {}
-        #: Notified when one comes or goes, and of all that an engine says while its hosts are waited for.
+        #: Notified when hosts are added or removed, and of each new status of awaited hosts.
         self.changed: Subscribers[[]] = Subscribers("a callback on the hosts of engines")
 
     def awaited(self) -> dict[str, JobStatus]:
-        """What engines have said last of hosts that are waited for, by the ids of their jobs."""
+        """Return the last status of awaited hosts, by the ids of their jobs."""
         waiting = [place for place in self.values() if place.waiting]
         return {place.job.job_id: place.status for place in waiting if place.status is not None}
 

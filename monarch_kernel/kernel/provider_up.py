@@ -1,4 +1,4 @@
-"""`%mesh up --on`: asks an engine for hosts, waits for them in the cell or beside it, and starts the mesh there."""
+"""`%mesh up --on`: request hosts from a provider, wait for them in the cell or in the background, start the mesh."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _COMMAND = "%mesh up"
 
 @dataclass(frozen=True)
 class AskedJob:
-    """A job that somebody names, instead of asking for hosts.
+    """An existing job, named on the line in place of a request for hosts.
 
     Attributes:
-        job: from the list of jobs.
-        procs: a job does not say how many ranks its hosts are for.
+        job: the entry in the list of jobs.
+        procs: None: a job has no number of ranks for its hosts.
     """
 
     job: EngineJob
@@ -38,7 +38,7 @@ class AskedJob:
 
     @property
     def gpus(self) -> int:
-        """How many devices each of its hosts was asked to have."""
+        """Return how many devices were requested for each of its hosts."""
         return self.job.resources.gpus
 
 
@@ -52,19 +52,20 @@ def up_on_provider(
     wait: bool,
     shared: bool,
 ) -> None:
-    """Start a mesh on hosts of an engine.
+    """Start a mesh on hosts of a provider.
 
     Args:
         notebook: the notebook.
-        options: of the mesh.
-        asked: the hosts.
-        sync: is called before its ranks start, if the options say so.
-        say: is called with lines for the user.
-        wait: whether this returns when the mesh is there; otherwise a line in this cell tells of it.
+        options: the options of the mesh.
+        asked: the request for hosts.
+        sync: called before its ranks start, if the options ask for a sync.
+        say: called with lines for the user.
+        wait: whether to wait until the mesh is up; otherwise a line in this cell reports it.
         shared: whether ranks see all devices of their host.
 
     Raises:
-        UsageError: the engine refuses, a host does not start, or there are more ranks than devices. Nothing is left.
+        UsageError: the provider rejects the request, a host does not start, or there are more ranks than devices. The
+            hosts are released.
     """
     place = _place(asked, shared, say)
     session = notebook.session
@@ -91,7 +92,7 @@ def up_on_provider(
 
 
 class _LaterLine:
-    """A line below the cell that did not wait."""
+    """A status line below a cell that did not wait."""
 
     def __init__(self, notebook: Notebook, say: Callable[[str], object]) -> None:
         self._router = notebook.router
@@ -103,7 +104,7 @@ class _LaterLine:
             self._router.touch(self._output)
 
     def end(self, text: str) -> None:
-        """The last thing to tell."""
+        """Show the final text."""
         if self._output is None:
             return
         if self._output.live:
@@ -116,11 +117,11 @@ def _later(notebook: Notebook, options: UpOptions, place: ProviderHosts, sync: S
     try:
         place.wait(line.tell)
         text = mesh_lifecycle.up(notebook.session, options, sync, place)
-    except Exception as error:  # nobody waits for it, so it is told in the cell
+    except Exception as error:  # no caller waits for the result, so the cell shows the error
         if notebook.session.provider_hosts.get(options.name) is place:
             del notebook.session.provider_hosts[options.name]
             text = f"mesh {options.name}: {error}"
-        else:  # by %mesh down
+        else:  # ended by %mesh down
             text = f"mesh {options.name}: cancelled"
         if not place.ended:
             place.end()
@@ -138,7 +139,7 @@ def _place(asked: AskedHosts | AskedJob, shared: bool, say: Callable[[str], obje
 
 @contextmanager
 def _errors() -> Generator[None]:
-    """Turn what an engine says into an error of the line."""
+    """Convert errors of the provider to errors of the line."""
     try:
         yield
     except (LaunchError, OSError) as error:

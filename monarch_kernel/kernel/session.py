@@ -21,9 +21,9 @@ class MeshSession:
     def __init__(self) -> None:
         self._managed: dict[str, ManagedMesh] = {}
         self._current: str | None = None
-        #: The hosts of meshes that an engine has given, by the names of the meshes; also those that are waited for.
+        #: The provider hosts of meshes, by the names of the meshes, including hosts that are awaited.
         self.provider_hosts = ProviderPlacements()
-        #: For each mesh, what `%mesh interrupt` last interrupted there.
+        #: The last interruption of each mesh by `%mesh interrupt`.
         self.interrupted: weakref.WeakKeyDictionary[ProcMesh, Interruption] = weakref.WeakKeyDictionary()
         #: Notified when another mesh is chosen.
         self.changed: Subscribers[[]] = Subscribers("a callback on the mesh in use")
@@ -31,29 +31,29 @@ class MeshSession:
     # -- lookup --------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of all meshes of this process, oldest first."""
+        """Return the names of all meshes of this process, oldest first."""
         return list(self.proc_meshes())
 
     def proc_meshes(self) -> dict[str, ProcMesh]:
-        """All meshes of this process by name; of two with the same name, the newer one."""
+        """Return all meshes of this process by name; of two with the same name, the newer one."""
         self._forget_stopped()
         return {mesh.name: mesh for mesh in tool_runtime().list_proc_meshes()}
 
     def managed(self, name: str) -> ManagedMesh | None:
-        """The mesh of that name if it runs cells: `%mesh up` started it, or a cell has run on it."""
+        """Return the mesh of that name if it runs cells: `%mesh up` started it, or a cell has run on it."""
         self._forget_stopped()
         return self._managed.get(name)
 
     @property
     def current(self) -> str | None:
-        """The name of the mesh in use: the chosen one, or the only one."""
+        """Return the name of the mesh in use: the chosen one, or the only one."""
         names = self.names()
         if self._current not in names:
             self._current = None
         return self._current or (names[0] if len(names) == 1 else None)
 
     def current_mesh(self) -> ProcMesh:
-        """The mesh in use; LookupError if none is."""
+        """Return the mesh in use; raise LookupError if there is none."""
         name = self.current
         if name is None:
             known = ", ".join(self.names()) or "none"
@@ -61,7 +61,7 @@ class MeshSession:
         return self.proc_meshes()[name]
 
     def get(self, name: str | None, command: str) -> ManagedMesh:
-        """The mesh of that name, or the one in use; it is prepared for cells if necessary.
+        """Return the mesh of that name, or the one in use; it is prepared for cells if necessary.
 
         Raises:
             UsageError: there is no such mesh; the message lists those that exist.
@@ -79,7 +79,7 @@ class MeshSession:
         return managed
 
     def find(self, name: str | None, command: str) -> ProcMesh:
-        """The proc mesh of that name, or the one in use; see `get`."""
+        """Return the proc mesh of that name, or the one in use; see `get`."""
         meshes = self.proc_meshes()
         wanted = name or self.current
         if wanted is not None and wanted in meshes:
@@ -118,7 +118,7 @@ class MeshSession:
 
     @property
     def chosen(self) -> str | None:
-        """The mesh that was chosen last, if any."""
+        """Return the mesh that was chosen last, if any."""
         return self._current
 
     def let_go(self, name: str) -> None:
@@ -139,7 +139,7 @@ _session: MeshSession | None = None
 
 
 def session() -> MeshSession:
-    """The session of this process."""
+    """Return the session of this process."""
     global _session
     if _session is None:
         _session = MeshSession()

@@ -1,4 +1,4 @@
-"""Syncs that a cell waits for: which hosts and folders they are about, and their progress in the cell."""
+"""Syncs that a cell waits for: their hosts and folders, and their progress in the cell."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from workspace_sync.transfer.messages import HostState
 
 
-#: What is called with each text for the user; `print` if a cell runs it.
+#: Called with each text for the user; `print` if a cell runs the sync.
 Say = Callable[[str], object]
 
-#: How long a sync of a watch that is ended may go on (seconds).
+#: The time for a running sync to finish when its watch ends (seconds).
 END_TIMEOUT = 2.0
 
 
 class Workspaces:
-    """What the cells of a notebook have synced.
+    """The workspaces that the cells of a notebook have synced.
 
     Attributes:
         last: the workspace of the last sync; None before the first.
@@ -60,18 +60,18 @@ class Workspaces:
         with_python: bool = False,
         lock: str | None = None,
     ) -> Workspace:
-        """The workspace that a line names: its folders; else those of the last sync, or else the notebook's folder.
+        """Return the workspace for a line: its folders, else those of the last sync, else the notebook's folder.
 
         Args:
-            command: for errors.
+            command: the command, for errors.
             dirs: folders.
-            env: with the environment of this kernel. Once synced, it stays part of the workspace.
-            links: what becomes of links that lead out of the workspace.
-            with_python: with the Python that the environment was made from.
-            lock: the lock file that it was made from, for hosts to make what they can themselves.
+            env: include the environment of this kernel. Once synced, it stays part of the workspace.
+            links: how to treat links that lead out of the workspace.
+            with_python: include the Python from which the environment was created.
+            lock: the lock file of the environment; hosts install from it what they can.
 
         Raises:
-            UsageError: a folder does not exist, or the folders do not go together.
+            UsageError: a folder does not exist, or the folders cannot be combined.
         """
         from workspace_sync.model.workspace import CondaEnvironment, Workspace
 
@@ -87,7 +87,7 @@ class Workspaces:
             raise usage_error(command, str(error)) from None
 
     def forgotten(self, workspace: Workspace) -> str:
-        """A workspace was removed from hosts: it is watched no more. Returns a line; empty if it was not watched."""
+        """Stop watching a workspace that was removed from hosts. Return a line; empty if it was not watched."""
         if self.last is None or self.last.id != workspace.id:
             return ""
         ended = self.unwatch()
@@ -97,7 +97,7 @@ class Workspaces:
     # -- the watch ------------------------------------------------------------------------------
 
     def watch(self, notebook: Notebook, hosts: HostMesh | ProcMesh, workspace: Workspace, how: How) -> None:
-        """Sync at every save from now on, with one line in the running cell that says what was done last."""
+        """Sync at every save from now on, and show the last event in one line of the running cell."""
         from workspace_sync.reload import ModuleSelection, watch
 
         self.unwatch()
@@ -113,7 +113,7 @@ class Workspaces:
         self._watcher.wait_ready()
 
     def unwatch(self) -> str:
-        """End the watch, if there is one. Returns a line for the user; empty if there was none."""
+        """End the watch, if there is one. Return a line for the user; empty if there was none."""
         watcher, self._watcher = self._watcher, None
         if watcher is None or self._line is None:
             return ""
@@ -122,10 +122,10 @@ class Workspaces:
 
 
 class SyncEventLine:
-    """The line of a watch, which is updated in the cell that began it.
+    """The line of a watch, updated in the cell that started it.
 
     Args:
-        notebook: in which that cell runs.
+        notebook: the notebook of that cell.
     """
 
     def __init__(self, notebook: Notebook) -> None:
@@ -141,12 +141,12 @@ class SyncEventLine:
         if output.live:
             if output.notice(said):
                 self._router.touch(output)
-        elif event.kind != "synced":  # a terminal cannot replace a line, and a person may be typing there
+        elif event.kind != "synced":  # a terminal cannot replace a line, and the user may be typing
             output.show_text("stderr", f"{said}\n")
 
 
 def autoreload_selection(shell: Any) -> ModuleSelection | None:
-    """The mode of `%autoreload` in this kernel, for ranks; None if that extension is not loaded."""
+    """Return the mode of `%autoreload` in this kernel, for ranks; None if that extension is not loaded."""
     from workspace_sync.reload import selection_of
 
     magics = shell.magics_manager.registry.get("AutoreloadMagics")
@@ -158,13 +158,13 @@ def autoreload_selection(shell: Any) -> ModuleSelection | None:
 
 
 def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | None, command: str) -> HostMesh | ProcMesh:
-    """The mesh whose hosts a line means.
+    """Return the mesh whose hosts a line refers to.
 
     Args:
         session: the notebook's meshes.
         variables: the notebook's variables; one of them may be a mesh of hosts.
         name: a mesh or a variable; None: the mesh in use, or this host if no mesh is up.
-        command: for errors.
+        command: the command, for errors.
 
     Raises:
         UsageError: there is no such mesh.
@@ -183,7 +183,7 @@ def hosts_named(session: MeshSession, variables: dict[str, Any], name: str | Non
 
 
 def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostTree]:
-    """The synced trees of a mesh's hosts; empty if this notebook has synced nothing to them, or they do not answer."""
+    """Return the synced trees of a mesh's hosts; empty if there was no sync or hosts do not answer."""
     if "sync" not in tool_runtime().OFFERS or tool_runtime().is_joined(mesh) or not any(placement_of(mesh)):
         return []
     from workspace_sync import SyncError, status
@@ -192,7 +192,7 @@ def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostT
     answers: queue.SimpleQueue[list[HostState]] = queue.SimpleQueue()
 
     def ask() -> None:
-        with suppress(UsageError, SyncError):  # a folder is gone
+        with suppress(UsageError, SyncError):  # a folder no longer exists
             answers.put(status(mesh, notebook.workspaces.chosen("%mesh status", (), False, None)))
 
     threading.Thread(target=ask, name="monarch-host-trees", daemon=True).start()
@@ -224,7 +224,7 @@ def host_trees(notebook: Notebook, mesh: ProcMesh, timeout: float) -> list[HostT
 
 
 def older_modules(mesh: ProcMesh, timeout: float) -> dict[int, list[str]]:
-    """The modules that ranks have imported in an older version than their hosts have; ranks that answer in time."""
+    """Return the outdated modules of the ranks that answer in time: their hosts have newer versions."""
     from workspace_sync.reload import stale_modules
 
     found: dict[int, list[str]] = {}
@@ -258,7 +258,7 @@ def forget_on(
     kept: bool,
     dry_run: bool,
 ) -> None:
-    """Remove a workspace from some hosts, and print what was there and what stays.
+    """Remove a workspace from some hosts, and print what was removed and what is kept.
 
     Raises:
         UsageError: processes use it, or a host cannot remove it.
@@ -274,13 +274,13 @@ def forget_on(
 
 @contextmanager
 def sync_errors(command: str, say: Say = print) -> Generator[None]:
-    """Show the receipt of a sync that failed on some hosts, and raise its error as a sentence."""
+    """Show the report of a sync that failed on some hosts, and raise its error as a sentence."""
     from workspace_sync.model.errors import SyncError
 
     try:
         yield
     except SyncError as error:
-        # The receipt of one host would say the same again.
+        # The report of one host would repeat the error.
         shown = say is print and len(getattr(error.report, "hosts", ())) > 1
         if shown:
             display(error.report)
@@ -288,7 +288,7 @@ def sync_errors(command: str, say: Say = print) -> Generator[None]:
 
 
 def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
-    """Say what ranks do not follow. Returns the receipt, for the cell to show."""
+    """Report changes that ranks do not pick up. Return the report, for the cell to show."""
     for each in live.refreshed:
         if each.respawned:
             restored = f", from their checkpoints: {names(each.restored)}" if each.restored else ""
@@ -302,7 +302,7 @@ def show_receipt(live: LiveReport, say: Say = print) -> SyncReport:
 
 @contextmanager
 def shown_progress(notebook: Notebook, say: Say = print) -> Generator[Callable[[SyncProgress], None]]:
-    """Show the progress of a sync in the running cell, if it takes long and the cell is what waits for it."""
+    """Show the progress of a sync in the running cell, if the sync takes long and the cell waits for it."""
     with shown_line(notebook, "sync: asking the hosts what they have", say is print) as tell:
 
         def show(progress: SyncProgress) -> None:

@@ -1,4 +1,4 @@
-"""Hides traceback frames: those of this package, and those of code that was only waiting when an interrupt arrived."""
+"""Hide traceback frames of this package, and frames that were only waiting when an interrupt arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel import programs
 from monarch_kernel.thread_frames import without_last_frames
 
 _PACKAGE = programs.PACKAGE + os.sep
-#: Files whose frames are hidden if an interrupt has hit waiting code.
+#: Files whose frames are hidden if an interrupt hits waiting code.
 WAITING = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 # debugpy and its pydevd trace the kernel while the debugger of JupyterLab is on.
 _DEBUGGERS = (f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd", f"{os.sep}bdb.py", f"{os.sep}pdb.py")
@@ -20,7 +20,7 @@ _DEBUGGERS = (f"{os.sep}debugpy{os.sep}", f"{os.sep}pydevd", f"{os.sep}bdb.py", 
 def cut(
     traceback: TracebackType | None, *, interrupt: bool = False, within: tuple[str, ...] = ()
 ) -> TracebackType | None:
-    """The traceback up to the last frame outside this package; the whole traceback if there is none.
+    """Return the traceback up to the last frame outside this package; the whole traceback if there is none.
 
     Args:
         interrupt: the traceback belongs to a KeyboardInterrupt; also hide trailing frames that wait or trace.

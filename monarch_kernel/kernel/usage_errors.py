@@ -1,4 +1,4 @@
-"""What magics tell a user about lines that are wrong or cannot be done now: one sentence each, which names a remedy."""
+"""Error messages of magics for invalid lines, or lines that cannot be executed now: one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from monarch_kernel.engines import tool_runtime
 
 
 def usage_error(command: str, message: str) -> UsageError:
-    """A usage error of a command."""
+    """Return a usage error of a command."""
     return UsageError(f"{command}: {message}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)`, or an empty string if no known word is similar."""
+    """Return ` (did you mean X?)`, or an empty string if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def replacing(mesh: str, whom: str = "them") -> str:
-    """How to get dead ranks of a mesh back, as a clause: `%mesh heal m replaces them`.
+    """Return how to replace dead ranks of a mesh, as a clause: `%mesh heal m replaces them`.
 
-    It depends on the engine, and on what has started the ranks.
+    The clause depends on the engine, and on what started the ranks.
     """
     if any(each.name == mesh and tool_runtime().is_joined(each) for each in tool_runtime().list_proc_meshes()):
         return f"what has started this job decides whether it starts {whom} again"
@@ -35,10 +35,10 @@ def replacing(mesh: str, whom: str = "them") -> str:
 
 
 def check_drives(procs: ProcMesh, what: str) -> None:
-    """Raise UsageError if another viewer has control of a joined job, and so alone may run code in it.
+    """Raise UsageError if another viewer controls a joined job; only the controlling viewer may run code in it.
 
     Args:
-        what: what was asked for.
+        what: the requested action.
     """
     if tool_runtime().is_joined(procs):
         other = tool_runtime().driver_of(procs)

@@ -1,4 +1,4 @@
-"""A log file that only grows: lines are appended whole, and it is made again when log rotation moves it away."""
+"""A log file that only grows. Lines are appended whole, and the file is recreated after log rotation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from monarch_kernel.protocol.private_files import NotPrivateError, user_name
 
 
 class AppendOnlyFile:
-    """A file of mode 0600 to which lines are appended. Any thread may use it.
+    """A file of mode 0600 to which lines are appended. It is thread-safe.
 
     Args:
-        path: of the file; it is made if there is none. A link is not followed. One that exists must belong to this
-            user, and no other may read or write it.
+        path: the path of the file, which is created if it is missing. A link is not followed. An existing file must
+            belong
+            to this user and be inaccessible to others.
 
     Raises:
-        NotPrivateError: it is another user's, or others may access it.
+        NotPrivateError: it belongs to another user, or others may access it.
         OSError: it cannot be opened for appending.
     """
 
@@ -28,7 +29,7 @@ class AppendOnlyFile:
         self._fd = _open(path)
 
     def append(self, line: str) -> None:
-        """Append a line; does nothing after ``close``.
+        """Append a line. Does nothing after ``close``.
 
         Raises:
             OSError: it cannot be written.
@@ -39,7 +40,7 @@ class AppendOnlyFile:
                 os.write(self._fd, f"{line}\n".encode("utf-8", "replace"))  # one write, so that lines do not mix
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
+        """Close the file. Closing it again has no effect."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:

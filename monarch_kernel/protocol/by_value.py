@@ -1,6 +1,6 @@
-"""Pickling of what a script or notebook has defined itself: by value, with cloudpickle.
+"""Pickle definitions of a script or notebook by value, with cloudpickle.
 
-It is loaded when something goes by value for the first time.
+This module is loaded when an object is first pickled by value.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ from monarch_kernel.protocol.serialize import (
 
 
 class ByValuePickler(cloudpickle.Pickler):
-    """cloudpickle's pickler, with tensors' memory out of band, and with classes that stay what they are.
+    """cloudpickle's pickler, with tensors' memory out of band, and without changes to classes that the receiver has.
 
-    cloudpickle recognizes a class that the receiver has already, its own or one that it was sent, and then sets all its
-    attributes again, to what they were on the sender. What is of ``__main__`` also takes along its source, and what its
-    annotations name as text; that goes last, so that ``by_value`` can leave it out.
+    cloudpickle recognises a class that the receiver has, its own or one received earlier, and then sets all its
+    attributes
+    again, to their values on the sender; this pickler prevents that. Definitions of ``__main__`` also carry their
+    source,
+    and the names in their annotations that are text. These names are last, so that ``by_value`` can leave them out.
     """
 
-    #: Whether the receiver gets what annotations name.
+    #: Whether to send the objects that annotations name.
     with_names = True
 
     def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
@@ -60,14 +62,14 @@ class ByValuePickler(cloudpickle.Pickler):
         self._wanted: list[_Named] = []
         self._seen: set[tuple[int, str]] = set()
         self._anew: dict[int, Anew] = {}
-        self._owners: list[Any] = []  # the classes and functions that go by value
-        #: What is pickled now because an annotation names it, and where the first of these began.
+        self._owners: list[Any] = []  # classes and functions that are pickled by value
+        #: The object being pickled because an annotation names it, and the start of the first such object.
         self.late: _Named | None = None
         self._began = 0
 
     @property
     def late_bytes(self) -> int:
-        """How much has been written of what annotations name."""
+        """Return how many bytes were written for objects that annotations name."""
         return self._file.tell() - self._began if self.late is not None else 0
 
     def dump(self, obj: Any) -> None:
@@ -119,7 +121,7 @@ class ByValuePickler(cloudpickle.Pickler):
         return make, arguments, (state, slots), items, pairs, fill
 
     def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
-        """The attributes of a class, or globals of a function, with what is made anew marked."""
+        """Return the attributes of a class, or globals of a function, with recreated values marked."""
         if MADE_ANEW.isdisjoint(map(type, names.values())):
             return names
         return {name: self._anew_of(value) for name, value in names.items()}
@@ -130,7 +132,10 @@ class ByValuePickler(cloudpickle.Pickler):
         return self._anew.setdefault(id(value), Anew(value))
 
     def culprit(self) -> str:
-        """The attribute or global that cannot be pickled, and its class or function; "" if it is another value."""
+        """Return the attribute or global that cannot be pickled, and its class or function.
+
+        The result is "" if it is another value.
+        """
         for owner in reversed(self._owners):
             kind, names = "an attribute", vars(owner)
             if isinstance(owner, types.FunctionType):
@@ -163,7 +168,7 @@ class ByValuePickler(cloudpickle.Pickler):
         return (_first, (wanted, _Names())) if wanted else (_first, (None, None))
 
     def _want(self, annotations: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-        """Send along what annotations name; returns what the globals of these will be made of at the receiver."""
+        """Send along the objects that annotations name. Return the source of their globals at the receiver."""
         scope = self.globals_ref.setdefault(id(names), {})
         if not scope:  # as cloudpickle begins it
             scope.update((key, names[key]) for key in _OF_MODULES if key in names)
@@ -176,9 +181,9 @@ class ByValuePickler(cloudpickle.Pickler):
         return scope
 
 
-#: How much of a message may be what annotations name (bytes). The values of some names are large data.
+#: The maximum size of the objects that annotations name in a message (bytes). Some of them are large data.
 _MOST_NAMED = 1 << 18
-#: Names in annotations that do not go with messages, and the identity of the value that could not.
+#: Names in annotations whose objects are not sent, with the identity of the value that could not be pickled.
 _left_out: dict[str, int] = {}
 #: Modules of the exceptions by which picklers reject an object.
 _PICKLES = ("builtins", "_pickle")
@@ -186,18 +191,18 @@ _OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
 
 
 class _WithNames:
-    """An object to be pickled, and then what its annotations name."""
+    """An object to be pickled, followed by the objects that its annotations name."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _Names:
-    """Stands for what annotations name of all that was pickled before it."""
+    """Stands for the objects that annotations of all earlier objects name."""
 
 
 class _Named:
-    """The value of a name in an annotation, and the globals of the class or function that has it."""
+    """The value of a name in an annotation, and the globals of its class or function."""
 
     def __init__(self, scope: dict[str, Any], name: str, value: Any) -> None:
         self.scope, self.name, self.value = scope, name, value
@@ -223,9 +228,9 @@ def _set_name(scope: dict[str, Any], name: str, value: Any) -> None:
 
 
 def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
-    """Serialize like ``cloudpickle.dumps``; large buffers are added to ``kept``, if it is given.
+    """Pickle an object like ``cloudpickle.dumps``. Large buffers are added to ``kept``, if it is given.
 
-    What only an annotation names is left out if it is large or cannot be pickled.
+    Objects that only an annotation names are left out if they are large or cannot be pickled.
     """
     while True:
         out = io.BytesIO()
@@ -236,7 +241,8 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
                 return out.getvalue()
         except Exception as error:
             if pickler.late is None:
-                plain = type(error).__module__ in _PICKLES  # others say more: that a tensor is among the arguments
+                # other errors are more specific, for example that a tensor is among the arguments
+                plain = type(error).__module__ in _PICKLES
                 if plain and is_of_pickler(error) and (culprit := pickler.culprit() or _attribute_in(obj)):
                     raise TypeError(f"{error} ({culprit})") from error
                 raise
@@ -247,7 +253,7 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
 
 
 def _attribute_in(value: Any, depth: int = 8) -> str:
-    """The outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
+    """Return the outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
     if isinstance(value, list | tuple | set | frozenset | dict):
         items = value.values() if isinstance(value, dict) else value
         return next((_attribute_in(each, depth - 1) for each in items if not _can_go(each)), "") if depth else ""
@@ -264,12 +270,12 @@ def _can_go(value: Any) -> bool:
     return True
 
 
-#: Parts of classes that Python makes, and that are never sent.
+#: Parts of classes that Python creates, and that are never sent.
 _DESCRIPTORS = frozenset({types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType})
 
 
 class _Nowhere:
-    """Takes a pickle, and drops it."""
+    """A file that discards a pickle."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -283,12 +289,15 @@ def _write_by_value(obj: Any, out: Any) -> None:
     pickler.dump(pickler._anew_of(obj))
 
 
-#: Classes that have been made here from a pickle, and have no attributes yet.
+#: Classes that were created from a pickle, and have no attributes yet.
 _empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def _class_of(make: Callable[..., type], *arguments: Any) -> type:
-    """The class of this identity, which is next to last in `arguments`; a new, empty one if there is none here."""
+    """Return the class of this identity, the next-to-last element of `arguments`.
+
+    If there is none here, create a new, empty class.
+    """
     identity = arguments[-2]
     known = current_class(identity, internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity), _write_by_value)
     if known is not None:
@@ -299,7 +308,7 @@ def _class_of(make: Callable[..., type], *arguments: Any) -> type:
 
 
 def _fill_class(made: type, state: Any) -> None:
-    """Set the attributes of a class that has none yet; another is used as it is."""
+    """Set the attributes of a class that has none yet. Other classes are not changed."""
     if made in _empty_classes:
         internals._class_setstate(made, state)
         _empty_classes.discard(made)

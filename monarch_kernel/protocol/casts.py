@@ -1,8 +1,8 @@
 """Messages by which host agents relay casts and combine their replies (tags 60 to 69).
 
-A cast is one message to many ranks. Its sender keeps a tree of the host agents it casts to; a *group* is a set of ranks
-with the part of that tree that leads to them. A group is installed once; each cast then names it and carries the
-message once. ``runtime.node.relay`` documents the protocol.
+A cast is one message to many ranks. Its sender maintains a tree of the host agents that it casts to. A *group* is a set
+of ranks with the part of that tree that leads to them. A group is installed once; each cast then names it and carries
+the message once. ``runtime.node.relay`` documents the protocol.
 """
 
 from array import array
@@ -146,13 +146,13 @@ class CastAnswers:
         return len(self.ranks)
 
     def message(self, source: str, number: int, complete: bool) -> CastReplies:
-        """The header; ``bodies`` are the body."""
+        """Return the header of the message. Its body is ``bodies``."""
         statuses = bytes(self.statuses) if any(self.statuses) else b""
         return CastReplies(source, number, complete, self.ranks.tobytes(), self.sizes.tobytes(), statuses, self.buffers)
 
 
 def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]]:
-    """The ranks, their statuses (empty: all OK) and their bodies."""
+    """Return the ranks, their statuses (empty: all OK) and their bodies."""
     ranks = array("I")
     ranks.frombytes(message.ranks)
     return ranks.tolist(), message.statuses, list(_bodies(message, body))

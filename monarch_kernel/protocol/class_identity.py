@@ -1,8 +1,8 @@
-"""Which classes of a ``__main__`` are one class: a cell that is run again, unchanged, defines what it defined before.
+"""Identify equal classes of a ``__main__``: rerunning an unchanged cell defines the same classes again.
 
-cloudpickle gives each class an identity by which receivers recognize it. A class that replaces another of its name, and
-does not differ from what that one was when it was first sent, gets the same identity: members of an enum stay the same
-at actors that hold the old one, and ``except`` catches what they raise.
+cloudpickle gives each class an identity by which receivers recognise it. A class that replaces another class of the
+same name, and equals it as it was when first sent, gets the same identity. Members of an enum then stay equal at actors
+that hold the old class, and ``except`` catches their exceptions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from monarch_kernel.protocol.main_module import MAIN, file_of_class, main_names
 
-#: Larger attributes are not compared: they differ (bytes).
+#: Larger attributes are not compared, and count as different (bytes).
 _MOST_COMPARED = 1 << 16
-#: So many definitions of one name are remembered.
+#: The number of definitions remembered for one name.
 _MOST_DEFINITIONS = 8
 
 _SKIPPED = frozenset(
@@ -36,7 +36,7 @@ _FIELD = tuple(name for name in dataclasses.Field.__slots__ if name not in ("_fi
 
 
 class _Definition:
-    """A class as it was when it was first sent: its identity, what its code is, and that with what it uses."""
+    """A class as it was when it was first sent: its identity, its code, and its code with everything that it uses."""
 
     def __init__(self, identity: str, code: Any, whole: Any) -> None:
         self.identity = identity
@@ -50,7 +50,8 @@ _described: set[int] = set()  # classes that are being described
 
 
 def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
-    """Give a class of ``__main__`` the identity of an equal one that it replaces; else cloudpickle gives it a new one.
+    """Give a class of ``__main__`` the identity of an equal one that it replaces. Otherwise cloudpickle creates a new
+    one.
 
     Args:
         cls: the class.
@@ -83,7 +84,10 @@ def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
 
 
 def current_class(identity: str, known: type | None, pickle_value: Callable[[Any, Any], object]) -> type | None:
-    """The class of this identity that ``__main__`` has now, though another had it when it was sent; else ``known``."""
+    """Return the current class of ``__main__`` with this identity, even if another class had it when it was sent.
+
+    If there is none, return ``known``.
+    """
     from cloudpickle import cloudpickle
 
     name = known.__qualname__ if known is not None else _name_of(identity)
@@ -102,7 +106,10 @@ def _name_of(identity: str) -> str | None:
 
 
 def _is_defined_here(cls: type) -> bool:
-    """Whether a class is what its name in ``__main__`` means. Actors are new each time that their cell has run."""
+    """Return whether a class is the current value of its name in ``__main__``.
+
+    Actor classes are new each time that their cell has run.
+    """
     return cls.__module__ == MAIN and not hasattr(cls, "__tool__") and _defined(cls.__qualname__) is cls
 
 
@@ -115,7 +122,7 @@ def _defined(qualname: str) -> Any:
 
 
 def _text_of(cls: type) -> str | None:
-    """The source of a class; None if the cell or file that it is from is not known."""
+    """Return the source of a class; None if its cell or file is unknown."""
     file = file_of_class(cls)
     text = "".join(linecache.getlines(file)) if file is not None else ""
     if not text:
@@ -137,7 +144,7 @@ class _Description:
     """Describes values so that equal descriptions mean equal definitions.
 
     Args:
-        whole: describe values of attributes and of globals, too, beside the code.
+        whole: also describe values of attributes and globals, in addition to the code.
         pickle_value: writes the pickle of a value to a file.
     """
 
@@ -217,14 +224,17 @@ class _Description:
         return function.__qualname__, code, used, cells, [self.of(each) for each in rest]
 
     def _code(self, code: types.CodeType) -> Any:
-        """All of a code object but its file and its lines."""
+        """Return everything of a code object except its file and its lines."""
         constants = [self._code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         return code.co_code, constants, shape, names
 
     def _pickled(self, value: Any) -> Any:
-        """The pickle of a value of another module; where it has none, or a large one, the value is like no other."""
+        """Return the pickle of a value of another module.
+
+        If it has none, or a large one, return something that equals no other value.
+        """
         out = _Limited()
         try:
             self._pickle_value(value, out)
@@ -241,7 +251,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _names_in(code: types.CodeType) -> list[str]:
-    """The names that code and what is nested in it use, in order: globals among them."""
+    """Return the names that code and nested code use, in order, including globals."""
     found = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,8 +1,8 @@
-"""Pickles that are data and nothing else: of a process that this one asks, and does not let run anything here.
+"""Check that pickles contain only data, for pickles from a process that must not execute code here.
 
-A pickle runs what it names. One that is checked here names nothing but classes of this project that hold data
-(dataclasses, named tuples, structs, enumerations), plain containers, and, where errors are expected, exceptions of
-Python and of this project. To build these runs no code of the sender's.
+Unpickling calls whatever the pickle names. A checked pickle names only data classes of this project (dataclasses, named
+tuples, structs, enumerations), plain containers, and, where errors are expected, exceptions of Python and of this
+project. Building these executes no code of the sender.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from monarch_kernel.protocol.faults import Fault
 
-#: What of Python may be named beside exceptions.
+#: Names of Python that are allowed besides exceptions.
 _PLAIN = {
     **dict.fromkeys(("set", "frozenset", "bytearray", "complex", "range", "slice"), "builtins"),
     **dict.fromkeys(("OrderedDict", "deque", "Counter"), "collections"),
@@ -26,7 +26,7 @@ _OURS = ("monarch_kernel", "workspace_sync")
 
 
 class NotDataError(pickle.UnpicklingError):
-    """A pickle names something that is no data; the message says what."""
+    """A pickle names something that is not data. The message has the name."""
 
 
 class _DataUnpickler(pickle.Unpickler):
@@ -35,7 +35,7 @@ class _DataUnpickler(pickle.Unpickler):
         self._exceptions = exceptions
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for, if it is data."""
+        """Return the object of a name, if it is data."""
         if _PLAIN.get(name) == module:
             return super().find_class(module, name)
         if module.partition(".")[0] in _OURS or (self._exceptions and module == "builtins"):
@@ -51,7 +51,7 @@ class _DataUnpickler(pickle.Unpickler):
 
 
 def _holds_data(kind: type) -> bool:
-    """Whether to build an instance runs nothing but what Python or msgspec have written for its kind of class."""
+    """Return whether building an instance runs only code of Python or msgspec for its kind of class."""
     state: Any = getattr(kind, "__setstate__", None)  # dataclasses with slots that are frozen have one
     if getattr(kind, "__post_init__", None) is not None or (state is not None and state.__module__ != "dataclasses"):
         return False
@@ -66,17 +66,17 @@ def check_data(pickled: bytes, *, exceptions: bool = False) -> None:
     """Check that a pickle is data.
 
     Args:
-        exceptions: whether exceptions of Python and of this project are data, too.
+        exceptions: whether to allow exceptions of Python and of this project.
 
     Raises:
         NotDataError: it names something else.
-        Exception: it is no whole pickle, or builds nothing.
+        Exception: it is incomplete, or cannot be unpickled.
     """
     _DataUnpickler(pickled, exceptions).load()
 
 
 def without_foreign_exceptions(fault: Fault) -> Fault:
-    """A fault whose exceptions can be rebuilt as far as they are Python's or this project's, and are data."""
+    """Return a fault whose exceptions can be rebuilt only if they belong to Python or this project, and are data."""
     pickled = fault.pickled
     if pickled is not None:
         try:

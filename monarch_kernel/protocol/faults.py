@@ -1,8 +1,7 @@
-"""Exceptions as they cross a process boundary.
+"""Convert exceptions for transport across a process boundary.
 
-A `Fault` holds the readable parts (type, message, source lines) separately from the pickled exception, so that
-they can be shown even if the pickle cannot be read or would run code. Frames of the runtime are marked and not
-shown.
+A `Fault` holds the readable parts (type, message, source lines) separately from the pickled exception, so that they can
+be shown even if the pickle cannot be read or would run code. Frames of the runtime are marked and not shown.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from monarch_kernel.protocol import serialize
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-#: The folders of the runtime's own files, where no user bug can be.
+#: The folders of the runtime's own files, which contain no user bugs.
 RUNTIME_PREFIXES = tuple(
     os.path.join(programs.PACKAGE, part) + os.sep for part in ("runtime", "protocol", "debugger", "pool")
 )
@@ -46,7 +45,7 @@ _label: Callable[[str], str | None] = _no_label
 
 
 def label_files(label: Callable[[str], str | None] | None) -> None:
-    """Show frames in this process with the label of their file (`Cell In[3]`), if it has one; None turns this off."""
+    """Show frames in this process with the label of their file (`Cell In[3]`), if it has one. None disables this."""
     global _label
     _label = label or _no_label
 
@@ -64,7 +63,7 @@ class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
     repeated: int = 0
 
     def render(self) -> list[str]:
-        """The frame as Python shows it; reads the source line here if the other process had none."""
+        """Return the frame as Python shows it. Reads the source line here if the other process had none."""
         import linecache
 
         label = _label(self.file)
@@ -78,7 +77,7 @@ class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Fault(msgspec.Struct, array_like=True, frozen=True):
-    """An exception, taken apart in the process where it was raised."""
+    """An exception in its parts, as recorded in the process where it was raised."""
 
     module: str
     qualname: str
@@ -115,7 +114,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return "\n".join(self.render())
 
     def render(self) -> list[str]:
-        """The lines of `text`."""
+        """Return the lines of `text`."""
         lines: list[str] = []
         if self.cause is not None:
             lines += [*self.cause.render(), _CAUSE]
@@ -134,7 +133,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return lines
 
     def likeness(self) -> tuple[Any, ...]:
-        """A key that is equal for faults of the same kind raised at the same place, whatever their messages."""
+        """Return a key that is equal for faults of the same kind raised at the same place, whatever their messages."""
         return (
             self.module,
             self.qualname,
@@ -145,7 +144,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def rebuild(self) -> BaseException | None:
-        """The original exception, or None if it cannot be rebuilt here. Runs its type's unpickling code."""
+        """Return the original exception, or None if it cannot be rebuilt here. Runs its type's unpickling code."""
         if self.pickled is None:
             return None
         try:
@@ -161,16 +160,16 @@ decode_fault = msgspec.msgpack.Decoder(Fault).decode
 
 
 def capture(exc: BaseException, skip_prefixes: tuple[str, ...] = ()) -> Fault:
-    """Make a fault of `exc`. Never raises, whatever the exception's own methods do.
+    """Create a fault from `exc`. Never raises, whatever the exception's own methods do.
 
-    Frames in files that start with one of `skip_prefixes` count as runtime frames, like those of this package.
-    Runtime frames above the first frame of user code are dropped.
+    Frames in files that start with one of `skip_prefixes` count as runtime frames, like those of this package. Runtime
+    frames above the first frame of user code are dropped.
     """
     return _capture(exc, (*RUNTIME_PREFIXES, *skip_prefixes), set(), with_pickle=True)
 
 
 def static_base(cls: type) -> type[BaseException]:
-    """The nearest base of an exception class that is written in C: its `__new__` runs no foreign code."""
+    """Return the nearest base of an exception class that is written in C: its `__new__` runs no foreign code."""
     base: Any = cls
     while base.__flags__ & _HEAPTYPE:
         base = base.__base__
@@ -233,7 +232,7 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
 
 
 def _source(summary: FrameSummary) -> str:
-    """The source line and its markers, in the layout of this Python's traceback module."""
+    """Return the source line and its markers, in the layout of this Python's traceback module."""
     import traceback
 
     lines = "".join(traceback.StackSummary.from_list([summary]).format()).splitlines()[1:]
@@ -257,7 +256,7 @@ def _summary(exc: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """Make text fit to send: bounded, and without lone surrogates."""
+    """Make text safe to send: bounded, and without lone surrogates."""
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -288,7 +287,7 @@ def _pickle(exc: BaseException) -> bytes | None:
 
 
 def _parts(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes from which `_assemble` makes an equal exception."""
+    """Return the arguments and attributes from which `_assemble` creates an equal exception."""
     reduced: Any = exc.__reduce__()
     args, state = reduced[1], dict((reduced[2] if len(reduced) > 2 else None) or {})
     for cls in type(exc).__mro__:

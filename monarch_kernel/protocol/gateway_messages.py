@@ -1,10 +1,10 @@
-"""Messages of a meeting point, where the machines of joinable jobs and their viewers meet (``engines.join``)."""
+"""Messages of a meeting point, which connects the machines of joinable jobs and their viewers (``engines.join``)."""
 
 import msgspec
 
 
 class MeetAs(msgspec.Struct, array_like=True, tag=90):
-    """The first message to a meeting point: the sender brings the ranks of a machine, or views those of all."""
+    """The first message to a meeting point: the sender provides the ranks of a machine, or is a viewer."""
 
     version: str
     viewer: bool
@@ -12,25 +12,28 @@ class MeetAs(msgspec.Struct, array_like=True, tag=90):
 
 
 class MeetMachines(msgspec.Struct, array_like=True, tag=91):
-    """To viewers, at first and at each change: the machines that are there now."""
+    """To viewers, initially and after each change: the connected machines."""
 
-    hosts: dict[int, str]  # by the machine's number, which no later one gets
+    hosts: dict[int, str]  # by the machine's number, which is never reused
 
 
 class MeetOpen(msgspec.Struct, array_like=True, tag=92):
-    """A viewer wants to talk to a machine, and chooses a number for that; the machine gets one of the meeting point."""
+    """A viewer starts a conversation with a machine under a number of its choice.
+
+    The machine gets the meeting point's number.
+    """
 
     stream: int
     machine: int
 
 
 class MeetFrame(msgspec.Struct, array_like=True, tag=93):
-    """Bytes of such a conversation, for its other end. Body: TLS of both ends (``engines.join.gateway_seal``)."""
+    """Bytes of a conversation, for its other end. Body: TLS between both ends (``engines.join.gateway_seal``)."""
 
     stream: int
 
 
 class MeetClosed(msgspec.Struct, array_like=True, tag=94):
-    """A conversation is over: the sender, or who is behind it, has ended it, or is gone."""
+    """A conversation is over: the sender, or its peer, has ended it, or is gone."""
 
     stream: int

@@ -66,7 +66,7 @@ class Adopt(msgspec.Struct, array_like=True, tag=75):
 
 
 class LookAtKept(msgspec.Struct, array_like=True, tag=76):
-    """From any program of the same user, without Hello: what runs there. It does not become the holder.
+    """From any program of the same user, without Hello: query the ranks of a kept mesh. It does not become the holder.
 
     Answered with a Reply whose body is MessagePack of ``list[KeptRank]``, or (ERROR) a sentence.
     """
@@ -77,7 +77,10 @@ class LookAtKept(msgspec.Struct, array_like=True, tag=76):
 
 
 class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
-    """From any program of the same user, without Hello: MessagePack of ``list[LogText]``, as for ``GetLogs``."""
+    """From any program of the same user, without Hello: query stored output, as for ``GetLogs``.
+
+    Answered with MessagePack of ``list[LogText]``.
+    """
 
     call: int
     version: int
@@ -87,9 +90,9 @@ class ReadKeptLogs(msgspec.Struct, array_like=True, tag=77):
 
 
 class EndKept(msgspec.Struct, array_like=True, tag=78):
-    """From any program of the same user, without Hello: end all that runs there. Answered when it is gone.
+    """From any program of the same user, without Hello: end everything on the keeper. Answered when it is gone.
 
-    The answer is OK, or (ERROR) a sentence that says why nothing was ended.
+    The answer is OK, or (ERROR) a sentence that explains why nothing was ended.
     """
 
     call: int
@@ -129,16 +132,16 @@ class KeptMesh(msgspec.Struct):
 
 
 class KeptRank(msgspec.Struct):
-    """A rank on a keeper, as it is now.
+    """The current state of a rank on a keeper.
 
     Attributes:
         mesh: the name of its mesh.
-        rank: in that mesh.
+        rank: its rank in that mesh.
         proc: the identifier of its process.
         state: "starting", "alive", "unresponsive", "dead" or "stopped".
-        pid: of its process.
+        pid: its process id.
         cause: why it is dead or unresponsive.
-        rss_bytes, cpu_percent, uptime_s: figures of the process.
+        rss_bytes, cpu_percent, uptime_s: resource use and age of the process.
     """
 
     mesh: str
@@ -156,10 +159,10 @@ class KeptInfo(msgspec.Struct):
     """A keeper's description in its folder, for commands that list kept meshes.
 
     Attributes:
-        url: where it listens.
+        url: the URL that it listens on.
         since: when it was started (seconds since 1970).
         held_by: the holder's process id; 0 if there is none.
-        free_since: since when there is no holder; 0 if there is one.
+        free_since: when the last holder left; 0 if there is a holder.
         idle: seconds without a holder after which the keeper ends.
     """
 

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection of the loopback interface."""
+"""Identify the user of the process at the other end of a loopback connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OPEN = {"01", "04", "05", "08"}
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the process at the other end of an accepted loopback connection is this user's or root's.
+    """Return whether the process at the other end of an accepted loopback connection is this user's or root's.
 
-    A port of the loopback interface is open to every user of the machine. So each listener at one asks this before it
-    does anything for a connection.
+    Every user of the machine can connect to a loopback port. Each listener on one therefore calls this before it does
+    anything for a connection.
     """
     try:
         return belongs_to(connection.getpeername(), connection.getsockname(), {os.getuid(), 0})
@@ -25,7 +25,7 @@ def is_own(connection: socket.socket) -> bool:
 
 
 def belongs_to(peer: tuple[str, int], here: tuple[str, int], users: Set[int]) -> bool:
-    """Whether the process at the other end of a loopback connection runs as one of these users.
+    """Return whether the process at the other end of a loopback connection runs as one of these users.
 
     Only an open connection that belongs to a process has an owner and an inode; the others are listed with uid 0.
     """

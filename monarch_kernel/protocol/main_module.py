@@ -1,8 +1,8 @@
-"""The ``__main__`` of a rank: what was sent to it of the ``__main__`` of a script or notebook, which no rank runs.
+"""The ``__main__`` of a rank: definitions sent from the ``__main__`` of a script or notebook, which no rank executes.
 
-Classes and functions that go by value are found there by name, so that ``pickle``, ``multiprocessing``,
+Classes and functions that are pickled by value are found there by name, so that ``pickle``, ``multiprocessing``,
 ``typing.get_type_hints``, ``inspect.getsource`` and compilers find them as in the process that defined them. The module
-keeps none of them alive. Variables of cells that run on the rank come first: they are in the module itself.
+keeps none of them alive. Variables of cells that run on the rank take precedence: they are in the module itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 MAIN = "__main__"
-#: Longer sources do not go with functions (characters).
+#: The maximum length of a source that is sent with functions (characters).
 LONGEST_SOURCE = 1_000_000
 
 _MISSING: Final = object()
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class RankMain(types.ModuleType):
-    """The module ``__main__`` of a rank. Its ``__dict__`` is a merged copy while there is something that was sent."""
+    """The module ``__main__`` of a rank. Its ``__dict__`` is a merged copy while there are received definitions."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class RankMain(types.ModuleType):
 
 
 class _Merged(dict[str, Any]):
-    """What ``vars(__main__)`` returns: what is set here is set in the module."""
+    """The result of ``vars(__main__)``. Assignments to it are made in the module."""
 
     def __init__(self, own: dict[str, Any], sent: dict[str, Any]) -> None:
         super().__init__(sent)
@@ -78,7 +78,7 @@ class _Merged(dict[str, Any]):
 
 
 def install_rank_main() -> None:
-    """Replace this process's ``__main__``, which belongs to what started the rank or a child of it."""
+    """Replace this process's ``__main__``, which belongs to the program that started the rank or its child process."""
     if type(sys.modules.get(MAIN)) is not RankMain:
         main = RankMain(MAIN)
         _real_names(main)["__builtins__"] = sys.modules["builtins"]
@@ -86,29 +86,29 @@ def install_rank_main() -> None:
 
 
 def main_names() -> dict[str, Any]:
-    """The variables of this process's ``__main__``, where cells of a rank run, without what was sent to it."""
+    """Return the variables of this process's ``__main__``, where cells of a rank run, without received definitions."""
     names: dict[str, Any] = _real_names(sys.modules[MAIN])
     return names
 
 
 def arrived(value: Any) -> None:
-    """Note a class or function that was made here from another process's ``__main__``."""
+    """Record a class or function that was created here from another process's ``__main__``."""
     if value.__module__ == MAIN and type(sys.modules.get(MAIN)) is RankMain:
         _arrived[next(_numbers)] = value
 
 
 def arrivals() -> int:
-    """A number that is larger than those of all classes and functions that have arrived."""
+    """Return a number that is larger than those of all classes and functions that have arrived."""
     return next(_numbers)
 
 
 def arrived_before(value: Any, number: int) -> bool:
-    """Whether a class or function was here before ``arrivals`` returned ``number``, or was defined here."""
+    """Return whether a class or function was here before ``arrivals`` returned ``number``, or was defined here."""
     return all(at < number for at, each in list(_arrived.items()) if each is value)
 
 
 def _sent(name: str) -> Any:
-    """The value of this name that came last, with a class or function that is alive."""
+    """Return the latest received value of this name whose class or function is alive."""
     for each in reversed(list(_arrived.values())):
         value = _names_with(each).get(name, _MISSING)
         if value is not _MISSING:
@@ -117,7 +117,7 @@ def _sent(name: str) -> Any:
 
 
 def _names_with(value: Any) -> dict[str, Any]:
-    """The names of the sender's ``__main__`` that came with a class or function: its own, and those that it uses."""
+    """Return the names of the sender's ``__main__`` that came with a class or function: its own and those it uses."""
     if isinstance(value, type):
         annotations = vars(value).get("__annotations__")
         names = annotations.scope if type(annotations) is Annotations else {}
@@ -148,7 +148,7 @@ class Annotations(dict[str, Any]):
 
 
 def names_in_text(annotations: dict[str, Any]) -> frozenset[str]:
-    """The names in those annotations that are text, as under ``from __future__ import annotations``."""
+    """Return the names in those annotations that are text, as under ``from __future__ import annotations``."""
     found: set[str] = set()
     for annotation in annotations.values():
         for text in _texts(annotation):
@@ -186,12 +186,12 @@ def _names_in(text: str) -> frozenset[str]:
 # -- sources ----------------------------------------------------------------------------------
 
 Source = tuple[str, bytes]
-#: By file: the lines that were packed, and what they were packed into. The same object goes once in a message.
+#: By file: the lines that were packed, and the packed text. The same object is sent once per message.
 _packed: dict[str, tuple[list[str], Source]] = {}
 
 
 def source_of(function: types.FunctionType) -> Source | None:
-    """The text of the file or cell that a function is from, packed; None if there is none."""
+    """Return the packed text of a function's file or cell; None if there is none."""
     import linecache
     import zlib
 
@@ -211,18 +211,18 @@ def source_of(function: types.FunctionType) -> Source | None:
 
 
 def keep_source(source: Source) -> None:
-    """Let ``linecache`` find a text that came with a function, where this process has no such file."""
+    """Make the text received with a function available to ``linecache``, if this process has no such file."""
     import linecache
     import zlib
 
     file, packed = source
     if file not in linecache.cache:
-        # An entry of one element is a function that is called when somebody reads the file, if there is none on disk.
+        # An entry with one element is a function that is called when the file is read and is not on disk.
         linecache.cache[file] = (lambda: zlib.decompress(packed).decode(),)  # type: ignore[assignment]
 
 
 def file_of_class(cls: type) -> str | None:
-    """The file or cell that a class is from, as its methods have it; None if it has none."""
+    """Return the file or cell of a class, as recorded in its methods; None if there is none."""
     for member in vars(cls).values():
         function = getattr(member, "__func__", member)
         function = getattr(function, "__wrapped__", function)
@@ -234,7 +234,7 @@ def file_of_class(cls: type) -> str | None:
 
 
 def find_files_of_classes(inspect: Any) -> None:
-    """Let ``inspect.getsource`` find classes of ``__main__``: it asks for the file of their module, which has none."""
+    """Make ``inspect.getsource`` find classes of ``__main__``, although their module has no file."""
     getfile = inspect.getfile
 
     @functools.wraps(getfile)

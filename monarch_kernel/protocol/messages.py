@@ -1,11 +1,10 @@
-"""Every message that crosses a process boundary of the runtime, in one place.
+"""All messages that cross a process boundary of the runtime.
 
-A message is ``<u32 header length><u64 body length>``, the header (one of the structs below, as a
-MessagePack array whose first element is the tag), and a body. Each header documents its body, mostly a
-pickle made by ``serialize``; ``buffers`` in a header gives the lengths of the out-of-band buffers that
-precede the pickle in the body.
+A message is ``<u32 header length><u64 body length>``, the header (one of the structs below, as a MessagePack array
+whose first element is the tag), and a body. Each header documents its body, usually a pickle created by ``serialize``.
+``buffers`` in a header has the lengths of the out-of-band buffers that precede the pickle in the body.
 
-This file is long because the wire is one list: a new message is added next to all others and their version.
+This file is long because the wire protocol is one list: a new message is added next to all others and their version.
 """
 
 # No `from __future__ import annotations` in modules of messages: msgspec would evaluate each annotation from its
@@ -175,10 +174,11 @@ class SetLogLevel(msgspec.Struct, array_like=True, tag=19):
 
 
 class AskTrace(msgspec.Struct, array_like=True, tag=25):
-    """About the records of a trace; answered by the polling thread. Reply body: a pickle.
+    """Query or control the records of a trace; answered by the polling thread. Reply body: a pickle.
 
-    Of what ``order`` asks: "clock", the time in nanoseconds; "on" (to record, for the sender), the time; "take", the
-    time and MessagePack of a ``RecordedTrace``; "off" (after a last "take"), the same.
+    The answer depends on ``order``: "clock": the time in nanoseconds; "on" (record for the sender): the time; "take":
+    the
+    time and MessagePack of a ``RecordedTrace``; "off" (after a last "take"): the same.
     """
 
     call: int
@@ -200,7 +200,7 @@ class Forget(msgspec.Struct, array_like=True, tag=21):
 
 
 class BodyFetched(msgspec.Struct, array_like=True, tag=26):
-    """To the owner of a body that was offered to another host: it is there, or the data plane could not fetch it."""
+    """To the owner of an offered body: it has arrived, or the data plane could not fetch it."""
 
     number: int
     fetched: bool
@@ -297,7 +297,7 @@ class Launch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
-    """Start procs. Each connects to ``owner`` by itself; failures come back as ProcExited."""
+    """Start procs. Each connects to ``owner``. Failures are reported as ProcExited."""
 
     mesh: str
     procs: list[ProcSpec]
@@ -321,7 +321,7 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
 class SetPlacement(msgspec.Struct, array_like=True, tag=55):
     """From a controller to a host agent: how the controller's ranks start there from now on. Answered with a Reply.
 
-    It holds for all procs of that controller, whichever of its processes asks for them.
+    It applies to all procs of that controller, whichever of its processes requests them.
     """
 
     call: int
@@ -347,7 +347,7 @@ class ProcExited(msgspec.Struct, array_like=True, tag=32):
     kind: DeathKind = DeathKind.UNKNOWN  # of the death; STOPPED if expected
 
     def death(self) -> Death:
-        """The death to report to those that wait for the proc."""
+        """Return the death to report to those that wait for the proc."""
         if self.expected:
             kind = DeathKind.STOPPED
         else:
@@ -519,7 +519,7 @@ class AskReplaced(msgspec.Struct, array_like=True, tag=42):
 
 
 class AskEnded(msgspec.Struct, array_like=True, tag=44):
-    """Ask which of these actors have ended here. Reply body: a pickle of their causes by actor."""
+    """Query which of these actors have ended here. Reply body: a pickle of their causes by actor."""
 
     call: int
     rank: int
@@ -673,7 +673,7 @@ decode: Callable[[bytes | memoryview], Message] = msgspec.msgpack.Decoder(Messag
 
 
 def death_of(body: Any) -> Death:
-    """The death in the body of a message: decoded, or as it is if it has not left this process."""
+    """Return the death in the body of a message: decode it, unless it has not left this process."""
     return body if type(body) is Death else decode_death(body)
 
 

@@ -1,4 +1,4 @@
-"""Messages by which host agents and ranks report what they do, while a controller watches (docs/watching.md).
+"""Messages by which host agents and ranks report their activity to watching controllers (docs/watching.md).
 
 Every request is a lease: when it is not renewed in time, reports end, so a controller that is gone costs nothing.
 """
@@ -11,7 +11,7 @@ from monarch_kernel.protocol.refs import Seconds
 class Observe(msgspec.Struct, array_like=True, tag=80):
     """From a controller to a host agent: report on the host and on the sender's procs. Answered with ``Observed``s.
 
-    The sender renews the lease before it runs out. What was reported once is not reported again until it differs.
+    The sender renews the lease before it expires. Values are reported again only after a change.
     """
 
     lease: Seconds  # for how long; 0: report no more
@@ -54,7 +54,7 @@ class RankActivity(msgspec.Struct, array_like=True, tag=82):
     number: int = 0  # of the last request with ``again`` that came before it
 
     def joined(self, later: "RankActivity") -> "RankActivity":
-        """This report and a later one of the same rank, as one."""
+        """Merge this report and a later one of the same rank."""
         actors = {actor.actor: actor for actor in self.actors if actor.actor not in later.gone}
         actors.update((actor.actor, actor) for actor in later.actors)
         gone = [actor for actor in dict.fromkeys((*self.gone, *later.gone)) if actor not in actors]
@@ -94,7 +94,7 @@ class HostFigures(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Observed(msgspec.Struct, array_like=True, tag=83):
-    """From a host agent to a watching controller: what differs from its last report."""
+    """From a host agent to a watching controller: changes since its last report."""
 
     time: float  # when it was sent, on the host's clock
     host: HostFigures | None

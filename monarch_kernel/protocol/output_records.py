@@ -128,7 +128,7 @@ class TextEncoder:
         self.heads: dict[int, bytes] = {}
 
     def record(self, data: bytes) -> bytes:
-        """The record for at most ``room`` bytes of UTF-8."""
+        """Return the record for at most ``room`` bytes of UTF-8."""
         head = self.heads.get(len(data))
         if head is None:
             head = self.heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
@@ -141,43 +141,43 @@ class TextEncoder:
 
 @lru_cache(maxsize=16)
 def text_encoder(stream: Stream, cell: str) -> TextEncoder:
-    """The encoder for this stream and cell."""
+    """Return the encoder for this stream and cell."""
     return TextEncoder(stream, cell)
 
 
 def encode_text(stream: Stream, cell: str, data: bytes) -> list[bytes]:
-    """The records with text (UTF-8 bytes) of a cell."""
+    """Return the records with text (UTF-8 bytes) of a cell."""
     return list(text_encoder(stream, cell).records(data))
 
 
 def encode_begin(cell: str, stream: Stream) -> bytes:
-    """The record after which plain bytes on ``stream``'s pipe belong to ``cell``."""
+    """Return the record after which plain bytes on ``stream``'s pipe belong to ``cell``."""
     return _encode(_BEGIN, _NUMBERS[stream], _cell_bytes(cell), b"")
 
 
 def encode_end(cell: str, stream: Stream) -> bytes:
-    """The record that ends ``cell`` on ``stream``'s pipe: all its output so far precedes it."""
+    """Return the record that ends ``cell`` on ``stream``'s pipe: all its output so far precedes it."""
     return _encode(_END, _NUMBERS[stream], _cell_bytes(cell), b"")
 
 
 def encode_flush(token: str, stream: Stream) -> bytes:
-    """A mark in the pipe: a reader that gets ``token`` has read everything written before it."""
+    """Return a mark in the pipe: a reader that gets ``token`` has read everything written before it."""
     return _encode(_FLUSH, _NUMBERS[stream], b"", token.encode()[: MAX_RECORD - _HEADER.size])
 
 
 def encode_answer(number: int, both: bool) -> bytes:
-    """The mark on stdout's pipe before a reply; ``both``: the one on stderr's pipe must be read, too."""
+    """Return the mark on stdout's pipe before a reply; ``both``: the one on stderr's pipe must be read, too."""
     return encode_flush(f"{number}+" if both else str(number), "stdout")
 
 
 def decode_answer(token: str) -> tuple[int, bool]:
-    """The number of such a mark, and whether stderr's pipe also has one; 0 for a mark of another kind."""
+    """Return the number of such a mark, and whether stderr's pipe also has one; 0 for a mark of another kind."""
     number = token.removesuffix("+")
     return (int(number), token != number) if number.isdigit() else (0, False)
 
 
 def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:
-    """The records with a display, a result, an error or a request to clear the output.
+    """Return the records with a display, a result, an error or a request to clear the output.
 
     ``number`` must be unique among the messages of all processes that write to the pipe, so that the
     parts of two messages may be interleaved.
@@ -376,7 +376,7 @@ class OutputDecoder:
 
 
 def _marker_prefix(buffer: bytes, position: int) -> int:
-    """How many bytes at the end of ``buffer`` may be the start of a marker."""
+    """Return how many bytes at the end of ``buffer`` may be the start of a marker."""
     for size in range(min(len(MARKER) - 1, len(buffer) - position), 0, -1):
         if buffer.endswith(MARKER[:size]):
             return size
@@ -384,13 +384,13 @@ def _marker_prefix(buffer: bytes, position: int) -> int:
 
 
 def beginning(data: bytes) -> int:
-    """Where decoding can start in a section of a pipe's bytes: at a record, or, in plain bytes, at a line."""
+    """Return where decoding can start in a section of a pipe's bytes: at a record, or, in plain bytes, at a line."""
     record = data.find(MARKER, 0, MAX_RECORD + len(MARKER))
     return record if record >= 0 else data.find(b"\n") + 1
 
 
 def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:
-    """The text that a user would have seen, of ``(fd, bytes)`` chunks of one rank, in order.
+    """Return the text that a user would have seen, of ``(fd, bytes)`` chunks of one rank, in order.
 
     Displays and results appear as their plain text, errors as their traceback.
     """
@@ -416,5 +416,5 @@ def _plain(event: OutputEvent) -> str:
 
 
 def unique_number(counter: int) -> int:
-    """A message number that no other process of this machine uses at the same time."""
+    """Return a message number that no other process of this machine uses at the same time."""
     return (os.getpid() << 32) | (counter & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
-"""Where the folders of a controller are on one host, and how ranks start there. Values only: nothing is looked up.
+"""Where the folders of a controller are on one host, and how ranks start there. Pure values, without file access.
 
-Paths are absolute and compared as text. A controller sends paths as it has them; the host agent that starts a rank
-turns them into the host's own. So a message that starts procs is the same for every host, and stays valid when the
+Paths are absolute and compared as text. A controller sends its own paths; the host agent that starts a rank translates
+them to paths of the host. A message that starts procs is therefore the same for every host, and stays valid when the
 placement changes.
 """
 
@@ -15,9 +15,9 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         folders: the host's folder for each folder of the controller. A host's folder may be a symbolic link that is
-            switched later: ranks that start afterwards run in the folder that it then leads to.
+            switched later: ranks that start afterwards run in its new target.
         env: environment variables to set in the ranks; None removes one.
-        python: the interpreter of ranks for which the program names none; "": the host agent's own.
+        python: the interpreter of ranks for which the program specifies none; "": the host agent's own.
     """
 
     folders: dict[str, str] = {}
@@ -25,16 +25,16 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
     python: str = ""
 
     def on_host(self, path: str) -> str | None:
-        """The host's path for a path of the controller; None if it is in none of the folders."""
+        """Return the host's path for a path of the controller; None if it is in none of the folders."""
         return moved(path, self.folders)
 
     def updated(self, newer: "Placement") -> "Placement":
-        """This placement with everything that another one says; folders inside its folders are its own, too."""
+        """Return this placement updated with a newer one. Older entries inside the newer one's folders are replaced."""
         kept = {here: there for here, there in self.folders.items() if moved(here, newer.folders) is None}
         return Placement({**kept, **newer.folders}, {**self.env, **newer.env}, newer.python or self.python)
 
     def without(self, folder: str) -> "Placement":
-        """This placement without anything that names a folder of the host or what is in it."""
+        """Return this placement without entries that name a folder of the host or a path inside it."""
         python = "" if is_below(self.python, folder) else self.python
         env = {name: None if value and is_below(value, folder) else value for name, value in self.env.items()}
         return Placement(
@@ -43,11 +43,14 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
 
 
 def moved(path: str, folders: Mapping[str, str]) -> str | None:
-    """A path below one of the keys, below the value of the longest such key instead; None if it is below none."""
+    """Return a path below one of the keys, below the value of the longest such key instead.
+
+    None if it is below none.
+    """
     found = max((folder for folder in folders if is_below(path, folder)), key=len, default=None)
     return None if found is None else folders[found].rstrip("/") + path[len(found.rstrip("/")) :]
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder or lies in it."""
+    """Return whether an absolute path is a folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

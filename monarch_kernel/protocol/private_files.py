@@ -29,15 +29,15 @@ _LARGEST = 1 << 20
 
 
 class NotPrivateError(PermissionError):
-    """Other users can access a folder, file or socket; the message says whose it is, and what to do."""
+    """Other users can access a folder, file or socket. The message names its owner and a remedy."""
 
 
 class NotOursError(OSError):
-    """This package did not create a folder, so it changes nothing in it."""
+    """This package did not create the folder, and therefore changes nothing in it."""
 
 
 def user_name(uid: int) -> str:
-    """The name of a user in messages."""
+    """Return the name of a user, for messages."""
     import pwd  # only messages need it
 
     try:
@@ -50,7 +50,7 @@ def user_name(uid: int) -> str:
 
 
 def open_way(path: str) -> int:
-    """Open a folder (``O_PATH``) whose path no other user can change; returns the descriptor.
+    """Open a folder (``O_PATH``) whose path no other user can change. Return the descriptor.
 
     As with OpenSSH's ``StrictModes``, each folder of the path must belong to this user or to root, and only they may
     write to it, unless it has the sticky bit. Symbolic links in the path must also belong to this user or to root.
@@ -99,7 +99,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _reversed(path: str) -> list[str]:
-    """The components of a path in reverse order."""
+    """Return the components of a path in reverse order."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -117,7 +117,7 @@ def _check_way(path: str, about: os.stat_result) -> None:
 
 
 def _is_unmapped_root(uid: int) -> bool:
-    """Whether this uid is the machine's root, seen from a container whose user namespace does not map it."""
+    """Return whether this uid is the machine's root, seen from a container whose user namespace does not map it."""
     if uid == 0:
         return False
     try:
@@ -132,13 +132,13 @@ def _is_unmapped_root(uid: int) -> bool:
 
 
 def temporary_folder(longest: int) -> str:
-    """The folder for temporary files: the first that is writable and that no other user can change.
+    """Return the folder for temporary files: the first that is writable and that no other user can change.
 
     Args:
         longest: the longest path allowed (bytes), because the path of a Unix socket has at most 107.
 
     Raises:
-        NotPrivateError: other users could replace what this user puts there.
+        NotPrivateError: other users could replace this user's files in it.
     """
     why: list[str] = []
     for path in temporary_folders(longest):
@@ -154,7 +154,7 @@ def temporary_folder(longest: int) -> str:
 
 
 def temporary_folders(longest: int) -> list[str]:
-    """The candidates for temporary folders: that of ``TMPDIR``, and those of the system.
+    """Return the candidates for temporary folders: that of ``TMPDIR``, and those of the system.
 
     In a container, ``/tmp`` is often a world-writable volume without the sticky bit.
     """
@@ -163,9 +163,9 @@ def temporary_folders(longest: int) -> list[str]:
 
 
 def _usual_folder() -> list[str]:
-    """The folder that ``tempfile`` uses or would choose, if there is one.
+    """Return the folder that ``tempfile`` uses or would choose, if there is one.
 
-    That module takes longer to load than all else that a process does before it has its folder.
+    Importing that module takes longer than everything else that a process does before it has its folder.
     """
     chosen = getattr(sys.modules.get("tempfile"), "tempdir", None)
     if chosen:
@@ -176,7 +176,7 @@ def _usual_folder() -> list[str]:
 
 
 def _takes_files(path: str) -> bool:
-    """Whether a file with content can be made in a folder: its disk may be full."""
+    """Return whether a file with content can be written in a folder. The disk may be full."""
     file = os.path.join(path, f"monarch-{os.urandom(8).hex()}")
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -266,7 +266,7 @@ class PrivateFolder:
         return cls.open(path)
 
     def names(self) -> list[str]:
-        """The names in the folder, sorted."""
+        """Return the names in the folder, sorted."""
         return sorted(os.listdir(self.fd))
 
     def open_file(self, name: str, flags: int) -> int:
@@ -338,7 +338,7 @@ class PrivateFolder:
         self.lock_fd = os.dup(lock_fd)
 
     def take(self, what: str) -> bool:
-        """Take the lock if no living process holds it; returns whether it was free.
+        """Take the lock if no live process holds it. Return whether it was free.
 
         Raises:
             NotOursError: this package did not create the folder for that purpose.
@@ -392,7 +392,7 @@ class PrivateFolder:
         return left
 
     def _clear(self, inside: str, patterns: list[str]) -> list[str]:
-        """Remove the files that the patterns name; returns the remaining names."""
+        """Remove the files that match the patterns. Return the remaining names."""
         left: list[str] = []
         for name in self.names():
             whole = inside + name
@@ -404,7 +404,7 @@ class PrivateFolder:
         return left
 
     def _clear_within(self, name: str, patterns: list[str], left: list[str]) -> bool:
-        """``_clear`` a subfolder and remove it; returns whether it is gone."""
+        """Remove a subfolder and its files with ``_clear``. Return whether it is gone."""
         path = os.path.join(self.path, name)
         try:
             below = PrivateFolder(path, _open_own(path, self.fd, 0o077), os.dup(self.fd))
@@ -415,7 +415,7 @@ class PrivateFolder:
             return below._rmdir()
 
     def discard(self, name: str) -> bool:
-        """Remove a file or socket of this user; returns whether it is gone."""
+        """Remove a file or socket of this user. Return whether it is gone."""
         return _unlink(name, self.fd, (stat.S_IFREG, stat.S_IFSOCK))
 
     def _rmdir(self) -> bool:
@@ -501,7 +501,7 @@ def _unlink(name: str, folder: int, kinds: tuple[int, ...], inode: tuple[int, in
 
 
 def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
-    """Remove a socket of this user; returns whether it is gone. Anything else with that name is kept.
+    """Remove a socket of this user. Return whether it is gone. Anything else with that name is kept.
 
     Args:
         inode: device and inode number of the socket, if another socket may have its name now.
@@ -517,7 +517,7 @@ def remove_socket(path: str, inode: tuple[int, int] | None = None) -> bool:
 
 
 def remove_torch_memory(pid: int, folder: str = "/dev/shm") -> None:
-    """Remove shared memory in which torch counts who uses memory of a GPU, and which a process of this user left."""
+    """Remove shared memory that torch uses for reference counts of GPU memory, left by a process of this user."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # a system without it
@@ -533,7 +533,7 @@ def read_own_file(path: str, limit: int = _LARGEST) -> bytes:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        NotPrivateError: another user has written it, or could have.
+        NotPrivateError: another user has written it, or could have written it.
         OSError: it cannot be read.
     """
     try:
@@ -569,7 +569,7 @@ def write_own_file(path: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
-    """Write a temporary file next to a path, for the caller to rename or link to it; returns its name.
+    """Write a temporary file next to a path, for the caller to rename or link to it. Return its name.
 
     Raises:
         OSError: it cannot be written; it is then removed again.
@@ -581,12 +581,12 @@ def write_beside(path: str, data: bytes, mode: int = 0o600) -> str:
 
 @contextmanager
 def written_whole(path: str, mode: int | None = 0o600) -> Generator[BinaryIO]:
-    """Write a file that has its name only once it is complete; a link of that name is replaced, not followed.
+    """Write a file that gets its name only when it is complete. A link of that name is replaced, not followed.
 
-    Until then it has a name that nobody can take before, so the folder may be one that others write to, too.
+    Until then it has a name that no other process can create first, so other users may have write access to the folder.
 
     Args:
-        mode: None: as the umask says.
+        mode: the mode of the file; None: determined by the umask.
 
     Raises:
         OSError: the file cannot be written.
@@ -602,7 +602,7 @@ def written_whole(path: str, mode: int | None = 0o600) -> Generator[BinaryIO]:
 
 @contextmanager
 def _new_file(path: str, mode: int | None) -> Generator[tuple[str, BinaryIO]]:
-    """A new file beside a path, with its name; it is removed after an error."""
+    """Yield a new file next to a path, with its name. The file is removed after an error."""
     new = f"{path}.{os.urandom(8).hex()}{NEW}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(new, flags, 0o600 if mode is not None else 0o666)

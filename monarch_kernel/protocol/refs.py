@@ -1,4 +1,4 @@
-"""References to processes and memory, and deaths, as messages carry them."""
+"""References to processes and memory, and deaths, as sent in messages."""
 
 import enum
 from typing import Annotated
@@ -11,10 +11,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class ProcRef(msgspec.Struct, array_like=True, frozen=True):
-    """The address of a proc: enough for any process to reach it, or to ask its agent why it cannot.
+    """The address of a proc: sufficient for any process to reach it, or to ask its agent why it cannot.
 
-    Processes of one *site* connect to each other's Unix sockets and share memory. Others reach them through the
-    site's *gateway*: the host agent of a worker, or the controller for its own host.
+    Processes of one *site* connect to each other's Unix sockets and share memory. Others reach them through the site's
+    *gateway*: the host agent of a worker, or the controller for its own host.
     """
 
     id: str
@@ -27,7 +27,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
     gateway_address: str = ""  # a URL where others may connect; "" for a gateway that only connects to others
 
     def agent_ref(self) -> "ProcRef":
-        """The reference of its host agent."""
+        """Return the reference of its host agent."""
         return ProcRef(
             self.agent,
             self.agent_address,
@@ -45,7 +45,7 @@ class ProcRef(msgspec.Struct, array_like=True, frozen=True):
         return self.agent == self.id and self.gateway == self.id and not self.gateway_address
 
     def beside(self, proc: str, address: str) -> "ProcRef":
-        """A reference to another proc of the same agent."""
+        """Return a reference to another proc of the same agent."""
         return ProcRef(
             proc,
             address,
@@ -75,11 +75,11 @@ class DeathKind(enum.IntEnum):
     ACTOR_FAILED = 11  # an actor, by an error that it raised
     NO_ACTOR = 12  # an actor that never existed, or could not be created
     HOST_ENDING = 13  # a proc whose host agent stops all procs, as its host is about to end
-    LEFT = 14  # a proc that this process no longer controls, and that may go on: not a failure
+    LEFT = 14  # a proc that this process no longer controls, and that may continue: not a failure
 
     @classmethod
     def _missing_(cls, value: object) -> "DeathKind":
-        return cls.UNKNOWN  # of a later version
+        return cls.UNKNOWN  # from a later version
 
     @property
     def what(self) -> str:
@@ -111,7 +111,7 @@ _KINDS = {
 
 
 class Death(msgspec.Struct, array_like=True, frozen=True):
-    """Why a proc or an actor can no longer answer. ``Death.of`` makes one."""
+    """Why a proc or an actor can no longer answer. Create one with ``Death.of``."""
 
     cause: str
     what: str = "proc"  # "proc", "actor", "agent" or "stopped": the kind, for peers of earlier versions
@@ -142,12 +142,12 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
         detail: str = "",
         signal: int = 0,
     ) -> "Death":
-        """A death of this kind."""
+        """Create a death of this kind."""
         return cls(cause, kind.what, proc, host, pid, detail, kind, signal)
 
 
 def lost_with(gone: Death | None, proc: str, host: str, pid: int = 0) -> Death:
-    """The death of a proc that was reached through a dead host agent (or another site's controller).
+    """Return the death of a proc that was reached through a dead host agent (or another site's controller).
 
     Args:
         gone: the death of that agent, if known.

@@ -1,7 +1,7 @@
-"""What is not pickled, but made anew at the receiver, or found there: caches, locks, context variables and sentinels.
+"""Recreate values at the receiver instead of pickling them: caches, locks, context variables and sentinels.
 
-Classes and functions that go by value have these among their attributes and globals. A cache arrives empty and a lock
-free; a sentinel is the same object in every message.
+Classes and functions that are pickled by value have these among their attributes and globals. A cache arrives empty and
+a lock free; a sentinel is the same object in every message.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 Reduced = Any
 
-#: Objects whose identity is all that they are, by key: those that were sent and those that came.
+#: Objects that only have an identity, by key: those sent and those received.
 _known: dict[str, Any] = {}
 _keys: dict[int, str] = {}
 
 
 def reduce_value(value: Any, kind: type) -> Reduced:
-    """The reduction of a value that pickle refuses or copies wrongly; None for all others.
+    """Return the reduction of a value that pickle refuses or copies wrongly; None for all others.
 
     Raises:
         TypeError: the value has no meaning in another process.
@@ -38,19 +38,20 @@ def reduce_value(value: Any, kind: type) -> Reduced:
     module = kind.__module__
     name = _constants(module).get(id(value)) if kind.__reduce_ex__ is object.__reduce_ex__ else None
     if name is None or getattr(sys.modules.get(module), name, None) is not value or not _is_constant(value, module):
-        return None  # it has got a state, say, since it was looked for
+        return None  # it has acquired a state since it was looked up
     return _attribute, (module, name)
 
 
 def reduce_function(function: types.FunctionType) -> Reduced:
-    """The reduction of a function of ``functools.singledispatch`` that goes by value; None for all others."""
+    """Return the reduction of a ``functools.singledispatch`` function that is pickled by value; None for all others."""
     if function.__code__ is not _DISPATCH:
         return None
     return _dispatcher, (), dict(function.registry), None, None, _fill_dispatcher  # type: ignore[attr-defined]
 
 
 def reduce_misnamed(cls: type) -> Reduced:
-    """The reduction of a class that is not in the module that it names, by one that has it; None if there is none.
+    """Return the reduction of a class that is not in the module that it names, by one that has it; None if there is
+    none.
 
     Raises:
         TypeError: it is compiled, so that it cannot go by value either.
@@ -116,13 +117,13 @@ def _cached_property(function: Callable[..., Any], name: str | None) -> Any:
 
 
 class Anew:
-    """Stands in a pickle for a lock of a class or of globals: as an argument, a lock has no meaning elsewhere."""
+    """Stands in a pickle for a lock of a class or of globals. As an argument, a lock has no meaning elsewhere."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-#: What is made anew where a class or a function has it.
+#: Types that are recreated if they are attributes of a class or globals of a function.
 MADE_ANEW = frozenset(
     {_LOCK, _RLOCK, threading.Event, threading.Condition, threading.Semaphore, threading.BoundedSemaphore}
     | {threading.local}
@@ -130,7 +131,7 @@ MADE_ANEW = frozenset(
 
 
 def reduce_anew(anew: Anew) -> Reduced:
-    """The reduction of such a value.
+    """Return the reduction of such a value.
 
     Raises:
         TypeError: it is a lock that is held.
@@ -202,7 +203,7 @@ def _keep(key: str, value: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _constants(module: str) -> dict[int, str]:
-    """Objects without state that a module has made of its own classes, such as ``dataclasses.MISSING``: their names."""
+    """Return the names of stateless objects of a module's own classes, such as ``dataclasses.MISSING``."""
     names = getattr(sys.modules.get(module), "__dict__", {}) if module != "__main__" else {}
     return {id(value): name for name, value in list(names.items()) if _is_constant(value, module)}
 

@@ -24,7 +24,7 @@ from monarch_kernel.protocol.main_module import MAIN
 
 #: Buffers of at least this many bytes are kept out of the pickle and never copied before they are sent.
 OUT_OF_BAND = 16 * 1024
-#: From this size on, a body without such buffers may travel apart from its message, too.
+#: Larger bodies without such buffers may also be sent separately from their message (bytes).
 LARGE = 1 << 20
 _ALIGN = 64
 _PADDING = bytes(_ALIGN)
@@ -39,9 +39,9 @@ Body: TypeAlias = Any
 
 
 class Apart:
-    """A body whose large part came separately: ``memory()`` returns it, and may wait for it.
+    """A body whose large part was sent separately: ``memory()`` returns it, and may wait for it.
 
-    That is its out-of-band buffers, and ``pickled`` the rest; or the whole pickle, if it has no such buffers.
+    The large part is its out-of-band buffers, and ``pickled`` the rest. Without such buffers, it is the whole pickle.
     """
 
     __slots__ = ("memory", "pickled")
@@ -77,7 +77,7 @@ def _registered() -> Any:
 
 #: The type of a function with ``functools.lru_cache``.
 CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
-#: Types of values that pickle refuses, or sends by name as it does classes, or whose identity it loses.
+#: Types of values that pickle refuses, sends by name like classes, or whose identity it loses.
 _BY_VALUE_ONLY = frozenset({CACHED_FUNCTION, contextvars.ContextVar, object})
 
 
@@ -99,7 +99,7 @@ class _FastPickler(pickle.Pickler):
 
 
 def by_value_pickler() -> Any:
-    """The pickler for objects of scripts and notebooks, a class; loads cloudpickle."""
+    """Return the pickler for objects of scripts and notebooks, a class; loads cloudpickle."""
     from monarch_kernel.protocol.by_value import ByValuePickler
 
     return ByValuePickler
@@ -119,7 +119,10 @@ def _reduce_array(array: Any, kind: type) -> Any:
 
 
 def _order(array: Any) -> str:
-    """How the memory of a plain array is ordered: "C" or "F"; "" if it has gaps, or its elements are not numbers."""
+    """Return how the memory of a plain array is ordered: "C" or "F".
+
+    "" if it has gaps, or its elements are not numbers.
+    """
     dtype, flags = array.dtype, array.flags
     if dtype.isbuiltin != 1 or dtype.kind not in "biufc" or dtype.metadata:
         return ""
@@ -138,9 +141,9 @@ def _array_type() -> Any:
 
 
 def _reduce_tensor(tensor: Any, kind: type) -> Any:
-    """Reduce a plain CPU tensor, or any on a GPU, to a buffer.
+    """Reduce a plain CPU tensor, or any tensor on a GPU, to a buffer.
 
-    torch's own pickling would save its storage, as to a file, and fail in a process that has no such GPU.
+    torch's own pickling would save its storage, as to a file, and fail in a process without such a GPU.
     """
     if kind.__module__ != "torch":
         return NotImplemented
@@ -164,9 +167,9 @@ def _reduce_tensor(tensor: Any, kind: type) -> Any:
 
 
 def _is_bare(tensor: Any, nbytes: int) -> bool:
-    """Whether a small tensor is no more than its elements: torch's own pickling keeps what else it may have.
+    """Return whether a small tensor has nothing but its elements. torch's own pickling keeps everything else.
 
-    While the tensor engine is loaded, it alone decides what an operation on a tensor does.
+    While the tensor engine is loaded, it alone decides the effect of operations on tensors.
     """
     return (
         nbytes > 0
@@ -181,7 +184,10 @@ def _is_bare(tensor: Any, nbytes: int) -> bool:
 def _rebuild_tensor(
     buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
 ) -> Any:
-    """A tensor of this memory; on the GPU of this number, on the current one if there are fewer, else on the CPU."""
+    """Return a tensor of this memory, on the GPU with this number.
+
+    If there are fewer GPUs, it is on the current GPU; without a GPU, on the CPU.
+    """
     import torch
 
     tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
@@ -195,7 +201,7 @@ OUT_OF_BAND_KINDS: dict[str, Callable[[Any, type], Any]] = {"ndarray": _reduce_a
 
 
 def is_plain(obj: Any) -> bool:
-    """Whether an ``(args, kwargs)`` pair or a result holds only small immutable scalars."""
+    """Return whether an ``(args, kwargs)`` pair or a result holds only small immutable scalars."""
     kind = type(obj)
     if kind is tuple:
         # One call in C for a tuple of scalars; a pair of arguments has a tuple and, mostly, an empty dict.
@@ -227,7 +233,7 @@ def dumps(obj: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
-    """``dumps`` for an object that is neither plain nor made of arrays."""
+    """Do the same as ``dumps`` for an object that is neither plain nor made of arrays."""
     kept: list[pickle.PickleBuffer] = []
     out = io.BytesIO()
     try:
@@ -243,7 +249,7 @@ def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
-    """A function that keeps large buffers out of a pickle, and adds them to ``kept``."""
+    """Return a function that keeps large buffers out of a pickle, and adds them to ``kept``."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -259,7 +265,7 @@ def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], 
 
 
 def _body(kept: list[memoryview], pickled: bytes) -> tuple[Any, tuple[int, ...]]:
-    """The result of ``dumps``: what was kept out of the pickle, and the pickle."""
+    """Return the result of ``dumps``: what was kept out of the pickle, and the pickle."""
     if not kept:
         return pickled, ()
     pieces: Buffers = []
@@ -294,17 +300,17 @@ _kinds: dict[tuple[int, tuple[int, ...]], tuple[Any, bytes, bytes]] = {}
 
 
 def _scalar(value: Any) -> bytes:
-    """The part of a pickle that makes one immutable value without references to other parts."""
+    """Return the part of a pickle for one immutable value without references to other parts."""
     return pickle.dumps(value, 5)[2:-1]
 
 
 def _described(array: Any, order: str) -> bytes:
-    """The part of a pickle that describes an array, behind its bytes."""
+    """Return the part of a pickle that describes an array, behind its bytes."""
     return b"".join([*map(_scalar, (array.dtype.str, array.shape, order)), pickle.TUPLE, pickle.REDUCE])
 
 
 def dumps_arrays(obj: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """``dumps`` for an array, or for positional arguments of scalars and different arrays; None for all else."""
+    """Do the same as ``dumps`` for an array, or for scalar and distinct array arguments. Return None for all else."""
     if type(obj) is not tuple:
         values, head, tail = (obj,), _HEAD, pickle.STOP
     elif len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict and not obj[1]:
@@ -334,7 +340,10 @@ def dumps_arrays(obj: Any) -> tuple[Any, tuple[int, ...]] | None:
 
 
 def _add_array(array: Any, parts: Buffers, kept: list[memoryview]) -> bool:
-    """Add the pickle of an array to ``parts``, and its bytes to ``kept`` if they are many; False if it is not plain."""
+    """Add the pickle of an array to ``parts``, and its bytes to ``kept`` if it is large.
+
+    Return False if it is not plain.
+    """
     order = _order(array)
     if not order:
         return False
@@ -369,7 +378,7 @@ def dumps_flat(obj: Any) -> bytes:
 
 
 def is_of_pickler(error: Exception) -> bool:
-    """Whether the pickler itself rejects an object, rather than code of its class."""
+    """Return whether the pickler itself rejects an object, rather than code of its class."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
@@ -397,19 +406,25 @@ def explain(error: Exception, what: str) -> None:
 
 
 def padded(buffers: tuple[int, ...]) -> int:
-    """How many bytes of a body precede the pickle, given the lengths of its buffers."""
+    """Return how many bytes of a body precede the pickle, given the lengths of its buffers."""
     return sum(length + (-length % _ALIGN) for length in buffers)
 
 
 class Unpickling:
-    """How bodies are unpickled. The tensor engine replaces it: torch's functions that rebuild tensors issue operations,
-    which are not to go to a mesh that is active."""
+    """Unpickles bodies.
+
+    The tensor engine replaces it: torch's functions that rebuild tensors issue operations, which must not be sent to an
+    active mesh.
+    """
 
     function: ClassVar[Callable[..., Any]] = pickle.loads
 
 
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
-    """The inverse of ``dumps``. Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only."""
+    """Return the inverse of ``dumps``.
+
+    Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only.
+    """
     if not buffers:
         return Unpickling.function(body.memory() if type(body) is Apart else body)
     if type(body) is Apart:
@@ -417,7 +432,7 @@ def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
         rest: Any = body.pickled
     else:
         view = memoryview(body)
-        if view.readonly:  # what is unpickled can be written, as it could at its sender
+        if view.readonly:  # the unpickled value must be writable, as at its sender
             view = memoryview(bytearray(view))
         rest = None
     parts: list[memoryview] = []

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it. Standard library only: small processes load it."""
+"""Identify the process at the other end of a Unix socket. Small processes load it: standard library only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process id and user id at the other end of a Unix socket, from the kernel."""
+    """Return the process id and user id at the other end of a Unix socket, from the kernel."""
     pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def is_ours(uid: int) -> bool:
-    """Whether a process with this user id is allowed at the other end of a Unix socket."""
+    """Return whether a process with this user id is allowed at the other end of a Unix socket."""
     return uid in (os.geteuid(), 0)

@@ -1,4 +1,4 @@
-"""What a process has recorded for a trace, as it crosses to the process that collects it."""
+"""The records of a process for a trace, as sent to the process that collects them."""
 
 import msgspec
 
@@ -7,12 +7,12 @@ CALL, ENDPOINT, CELL, TRANSFER, COLLECTIVE, SPAN = "call", "endpoint", "cell", "
 
 
 class TraceRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Something that a process did. Times are nanoseconds on the clock of that process.
+    """An activity of a process. Times are nanoseconds on the clock of that process.
 
     Attributes:
         number: unique in the process.
         kind: one of the kinds above.
-        name: for people.
+        name: the display name.
         thread: the thread that did it, or began it.
         group: of records on one thread that belong together, as those of one coroutine; 0: those of the thread itself.
         start: when it began.

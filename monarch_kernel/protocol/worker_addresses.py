@@ -60,7 +60,7 @@ def worker_address(text: str) -> WorkerAddress:
 
 
 def dial_address(text: str) -> str:
-    """The address to connect to, given a worker's URL in any form.
+    """Return the address to connect to, given a worker's URL in any form.
 
     Raises:
         AddressError: no worker can be reached there.
@@ -77,7 +77,7 @@ def dial_address(text: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """The name, the advertised URL and the URL to listen at; "" for missing parts."""
+    """Return the name, the advertised URL and the URL to listen at; "" for missing parts."""
     if not isinstance(text, str) or "://" not in text:
         raise AddressError(f"{text!r} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
     name = ""

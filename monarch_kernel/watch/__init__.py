@@ -1,6 +1,6 @@
-"""One model of what is there: hosts, ranks and actors with their states, as snapshots and changes.
+"""A live model of hosts, ranks and actors with their states, as snapshots and changes.
 
-The widget, the panel, the metrics and the terminal are views of it, and so is a program's own code: docs/watching.md.
+The widget, the panel, the metrics and the terminal are views of it. Programs can use it, too: docs/watching.md.
 """
 
 from monarch_kernel.watch.board import Board, advanced

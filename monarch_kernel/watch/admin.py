@@ -1,8 +1,8 @@
-"""A server that tells the programs of this user on this machine what is there, in the words of Monarch's admin server.
+"""An HTTP server with the state of meshes for local programs of this user, in the terms of Monarch's admin server.
 
-It listens on loopback, where any user of the machine can connect: a connection of another user is closed before a byte
-of it is read. A page in this user's browser is no program of theirs, so requests must name the loopback interface as
-their host, and those that ask for something must be JSON, which no page may send here.
+It listens on the loopback interface, where any user of the machine can connect. A connection of another user is closed
+before any data is read. To keep web pages in this user's browser out, requests must name the loopback interface as
+their host, and requests with a body must be JSON, which a page of another origin cannot send.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from monarch_kernel.watch.watcher import Watch
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-#: How often ranks report to it (seconds).
+#: The interval of reports from ranks (seconds).
 PERIOD = 0.5
-#: How long a client may take to send its request (seconds), how large that may be, and how long it may trace (seconds).
+#: The time limit for a client to send its request (seconds), the maximum size of a request (bytes), and the maximum
+#: duration of a trace (seconds).
 PATIENCE, MOST, LONGEST = 10.0, 1 << 20, 600.0
 
 _ABOUT = """# The admin server of monarch_kernel
@@ -52,15 +53,15 @@ It answers programs of its own user on its own machine.
 
 
 class AdminServer:
-    """Serves what is there, until it is closed.
+    """An admin server, which runs until it is closed.
 
     Args:
-        port: 0: any that is free.
-        history: answers queries; None: they are refused.
-        retention: how old the events are at most that a query sees (seconds); 0: of any age.
+        port: the port; 0: any free port.
+        history: answers queries; None: queries are refused.
+        retention: the maximum age of events in query results (seconds); 0: any age.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
     def __init__(self, port: int = 0, history: History | None = None, retention: float = 0.0) -> None:
@@ -73,24 +74,24 @@ class AdminServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the server."""
         return f"http://{LOOPBACK}:{self._server.server_address[1]}"
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self.watch.close()
 
     def nodes(self) -> dict[str, TopologyNode]:
-        """All that there is, by identities."""
+        """Return all nodes by identity."""
         return self._nodes_of(self.watch.snapshot())
 
     def _nodes_of(self, snapshot: Snapshot) -> dict[str, TopologyNode]:
         return topology(snapshot, self._started, f"process {os.getpid()}")
 
     def node(self, identity: str) -> dict[str, Any] | None:
-        """What one is, for JSON; None: it is not there."""
+        """Return a node as JSON-compatible values; None if it does not exist."""
         found = self.nodes().get(identity)
         if found is None:
             return None
@@ -103,10 +104,10 @@ class AdminServer:
         }
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """The rows that answer a query of Monarch's tables.
+        """Return the rows of a query of Monarch's tables.
 
         Raises:
-            HistoryQueryError: it cannot be answered.
+            HistoryQueryError: the query is invalid.
         """
         if self.history is None:
             raise HistoryQueryError("there is no telemetry: call job.enable_telemetry() before job.state()")
@@ -135,7 +136,7 @@ class AdminServer:
         return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
     def page(self) -> bytes:
-        """Meshes and ranks, as a page that renews itself."""
+        """Return an HTML page with meshes and ranks that refreshes itself."""
         tables = "".join(table_html(table.view) for table in status_tables(self.watch.snapshot(), time.time()))
         title = html.escape(f"Meshes of process {os.getpid()}")
         return (
@@ -145,7 +146,7 @@ class AdminServer:
 
 
 def recorded(seconds: float) -> bytes:
-    """A trace of all ranks over the next seconds, compressed.
+    """Return a compressed trace of all ranks over the next seconds.
 
     Raises:
         RuntimeError: another trace is on.
@@ -177,14 +178,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "monarch", ""
 
     def _admin(self) -> AdminServer | None:
-        """The server, if the request is no page's."""
+        """Return the server, if the request does not come from a web page."""
         server: Any = self.server
         if re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", self.headers.get("Host", "")):
             return server.admin
         self._answer(403, {"error": "requests name 127.0.0.1 as their host"})
         return None
 
-    def do_GET(self) -> None:  # the name that http.server calls
+    def do_GET(self) -> None:  # name required by http.server
         path = unquote(self.path.partition("?")[0])
         if (admin := self._admin()) is None:
             return
@@ -199,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, {"error": f"there is no {path}; /SKILL.md lists all requests"})
 
-    def do_POST(self) -> None:  # the name that http.server calls
+    def do_POST(self) -> None:  # name required by http.server
         if (admin := self._admin()) is None:
             return
         if self.headers.get_content_type() != "application/json":
@@ -232,4 +233,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server uses
-        """Requests are not logged."""
+        """Do not log requests."""

@@ -1,4 +1,4 @@
-"""The board: facts go in, a snapshot or the changes since a version come out. It knows no clock, thread or socket."""
+"""The board: takes facts, and returns a snapshot or the changes since a version. No clock, threads or sockets."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from monarch_kernel.watch.model import (
     Snapshot,
 )
 
-#: How many failures are kept.
+#: The number of failures kept.
 MAX_FAILURES = 200
-#: Failures of the same kind with the same text within this time are one that concerns several ranks (seconds).
+#: Failures of the same kind with the same text within this time are combined into one with several ranks (seconds).
 SAME_FAILURE = 2.0
-#: How many changes are kept, at least; a reader that is further behind gets everything.
+#: The minimum number of changes kept. A reader that is further behind gets the full state.
 MAX_CHANGES = 65_536
-#: How many names of cells are kept.
+#: The number of cell names kept.
 MAX_CELLS = 2000
-#: The longest cause or text that a view has.
+#: The maximum length of a cause or text in a view (characters).
 MAX_TEXT = 4000
 
 _FIELDS: Final = RankView.__struct_fields__
 _BIT: Final = {name: 1 << k for k, name in enumerate(_FIELDS)}
-#: What only the board sets.
+#: Fields that only the board sets.
 _DERIVED: Final = frozenset(
     {"mesh", "rank", "host", "proc", "state", "since", "cause", "doing", "doing_since", "stop", "actors", "waiting"}
 )
-#: The states of ranks of a mesh that may hang.
+#: The states of ranks in a mesh that may hang.
 _BUSY: Final = frozenset({RankState.RUNNING, RankState.STOPPED, RankState.UNRESPONSIVE})
-#: What a process that is gone has no more.
+#: The reset values of fields for a process that is gone.
 _NOTHING: Final[dict[str, Any]] = {
     "doing": "",
     "doing_since": 0.0,
@@ -79,7 +79,7 @@ def _names(mask: int) -> frozenset[str]:
 
 
 class _Rank:
-    """A rank: its view, and what the view is made from."""
+    """A rank: its view, and the data from which the view is computed."""
 
     __slots__ = ("actors", "cell", "conditions", "mesh", "view")
 
@@ -92,7 +92,7 @@ class _Rank:
 
 
 class _Mesh:
-    """A mesh: its view, its ranks, and the tuple of their views while none has changed."""
+    """A mesh: its view, its ranks, and a cached tuple of their views."""
 
     __slots__ = ("ranks", "view", "views")
 
@@ -103,14 +103,14 @@ class _Mesh:
 
 
 class Board:
-    """What is known of all meshes of a controller. One thread at a time may use it.
+    """The known state of all meshes of a controller. Not thread-safe.
 
     Args:
-        version: the version to begin with.
+        version: the initial version.
 
     Attributes:
-        version: counts up with each change.
-        time: of the last change.
+        version: incremented by each change.
+        time: the time of the last change.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -123,7 +123,7 @@ class Board:
         self._cells: dict[str, str] = {}
         self._current = ""
         self._failures: deque[FailureView] = deque(maxlen=MAX_FAILURES)
-        self._failed = 0  # how many failures there were
+        self._failed = 0  # the number of failures so far
         self._log: deque[tuple[int, int, Any, int]] = deque()  # version, kind, key, mask of fields
         self._gone: deque[tuple[int, int, str]] = deque(maxlen=MAX_CHANGES)  # meshes, hosts, jobs
         self._forgotten = version  # the newest version whose changes are no longer in the log
@@ -147,10 +147,10 @@ class Board:
     # -- what goes in ---------------------------------------------------------------------------
 
     def apply(self, fact: Fact, time: float) -> bool:
-        """Take in a fact that became known at this time; returns whether anything differs now.
+        """Apply a fact that became known at this time. Return whether the state has changed.
 
         Raises:
-            ValueError: the fact has a field that a view does not have, or that follows from others.
+            ValueError: the fact has a field that the view does not have, or that is derived from others.
         """
         self._next = self.version + 1
         before = len(self._log)
@@ -200,7 +200,7 @@ class Board:
         self._drop_hosts()
 
     def _replace(self, rank: _Rank, proc: str, host: str, time: float) -> None:
-        """A successor takes the place of a process that is dead."""
+        """Replace a dead process by its successor."""
         old = rank.view
         self._forget_proc(rank)
         self._procs[proc] = rank
@@ -288,7 +288,7 @@ class Board:
             rank.actors.pop(key, None)
         actors = tuple(rank.actors.values())
         fields: dict[str, Any] = {"actors": actors, "waiting": sum(actor.waiting for actor in actors)}
-        # An actor that ends takes its counts along; those of its rank do not decrease.
+        # The counts of an actor vanish with it, but those of its rank must not decrease.
         for name in ("calls", "failures"):
             fields[name] = max(getattr(rank.view, name), sum(getattr(actor, name) for actor in actors))
         self._put(rank, {**fields, **self._doing(rank)}, time)
@@ -321,11 +321,11 @@ class Board:
                 self._put(rank, self._doing(rank), time)
 
     def _cell_name(self, cell: str) -> str:
-        """What people call a cell, given its id or its file; "" if that is unknown."""
+        """Return the display name of a cell, given its id or its file; "" if unknown."""
         return self._cells.get(cell) or self._cells.get(cell.partition(".")[0], "")
 
     def _doing(self, rank: _Rank) -> dict[str, Any]:
-        """What a rank runs: a cell, or the endpoint that has run longest."""
+        """Return what a rank runs: a cell, or the endpoint that has run longest."""
         cell, since = rank.cell
         if cell:
             return {"doing": self._cell_name(cell) or "a cell", "doing_since": since}
@@ -377,7 +377,7 @@ class Board:
                 self._note(_FAILURE, known.number)
 
     def _same_failure(self, mesh: str, kind: str, text: str, time: float) -> int | None:
-        """The place of a recent failure of other ranks of the mesh that is the same."""
+        """Return the position of a recent equal failure of other ranks of the mesh."""
         for at in range(len(self._failures) - 1, -1, -1):
             failure = self._failures[at]
             if failure.time < time - SAME_FAILURE:
@@ -387,7 +387,7 @@ class Board:
         return None
 
     def _put(self, rank: _Rank, fields: dict[str, Any], time: float | None = None) -> None:
-        """Set fields of a rank, and its state, which follows from its conditions and from what it runs."""
+        """Set fields of a rank, and its state, which follows from its conditions and activity."""
         view = rank.view
         if time is not None:
             doing = fields.get("doing", view.doing)
@@ -408,7 +408,10 @@ class Board:
             self._note(_RANK, (view.mesh, view.rank), mask)
 
     def _state(self, rank: _Rank, doing: str, doing_since: float, time: float) -> tuple[RankState, float, str]:
-        """The worst condition that holds, since when, and its cause. A dead rank that is being healed is healing."""
+        """Return the worst condition that holds, its start, and its cause.
+
+        A dead rank that is being healed counts as healing.
+        """
         conditions = rank.conditions
         if RankState.HEALING in conditions and RankState.DEAD in conditions:
             since, why = conditions[RankState.HEALING]
@@ -423,7 +426,7 @@ class Board:
     # -- what comes out -------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """All that is known."""
+        """Return the complete state."""
         return Snapshot(
             self.version,
             self.time,
@@ -441,7 +444,10 @@ class Board:
         return mesh.views
 
     def since(self, version: int) -> Delta:
-        """What differs from that version; from 0, or from one whose changes are forgotten, everything."""
+        """Return the changes since that version.
+
+        For version 0, or if the changes are no longer kept, return everything.
+        """
         meshes: dict[str, int] = {}
         hosts: dict[str, int] = {}
         jobs: dict[str, int] = {}
@@ -502,7 +508,7 @@ def _checked(fields: dict[str, Any], view: type[msgspec.Struct], derived: frozen
 
 
 def advanced(snapshot: Snapshot, delta: Delta) -> Snapshot:
-    """The snapshot to which a delta leads.
+    """Return the snapshot that results from applying a delta.
 
     Raises:
         ValueError: the delta begins after the snapshot's version, so that changes between them are missing.

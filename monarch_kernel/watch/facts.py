@@ -1,4 +1,4 @@
-"""What sources tell a board: each fact names what it is about, and the fields of its view that it knows."""
+"""Facts that sources report to a board. Each has the key of an object and the known fields of its view."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from monarch_kernel.watch.model import ActorView, JobView, RankState, StopView
 
 
 class MeshFact(msgspec.Struct, frozen=True):
-    """A mesh with its ranks, which is new, or has others in the places of dead ones.
+    """A mesh with its ranks. The mesh is new, or dead ranks were replaced.
 
     Attributes:
-        procs, hosts: of each rank: the identifier of its process, and the key of its host.
+        procs, hosts: for each rank, the identifier of its process and the key of its host.
         host_names: names of these hosts, by their keys.
     """
 
@@ -28,7 +28,7 @@ class MeshFact(msgspec.Struct, frozen=True):
 
 
 class MeshGone(msgspec.Struct, frozen=True):
-    """A mesh was stopped, or belongs to another controller now."""
+    """A mesh was stopped, or now belongs to another controller."""
 
     key: str
 
@@ -41,7 +41,7 @@ class MeshMark(msgspec.Struct, frozen=True):
 
 
 class CurrentMesh(msgspec.Struct, frozen=True):
-    """The one mesh on which ``%%mesh`` cells run; an empty key: none."""
+    """The mesh on which ``%%mesh`` cells run; an empty key if there is none."""
 
     key: str
 
@@ -54,9 +54,9 @@ class HostFact(msgspec.Struct, frozen=True):
 
 
 class ProcFact(msgspec.Struct, frozen=True):
-    """Fields of the ``RankView`` of a process, except those that follow from others, such as ``state`` and ``doing``.
+    """Fields of the ``RankView`` of a process, except derived fields such as ``state`` and ``doing``.
 
-    Unknown processes are ignored, and so are those that are dead.
+    Unknown and dead processes are ignored.
     """
 
     proc: str
@@ -64,7 +64,7 @@ class ProcFact(msgspec.Struct, frozen=True):
 
 
 class ActorsFact(msgspec.Struct, frozen=True):
-    """Actors of a process that are new or differ, by the unique names of their meshes, and those that are gone."""
+    """New, changed and ended actors of a process, by the unique names of their meshes."""
 
     proc: str
     actors: dict[str, ActorView]
@@ -72,7 +72,7 @@ class ActorsFact(msgspec.Struct, frozen=True):
 
 
 class StopFact(msgspec.Struct, frozen=True):
-    """Where a rank is stopped in the debugger; None: nowhere any more.
+    """Where a rank is stopped in the debugger; None: it is no longer stopped.
 
     Attributes:
         mesh, rank: the ``key`` of the mesh, and the rank.
@@ -86,7 +86,7 @@ class StopFact(msgspec.Struct, frozen=True):
 
 
 class CellFact(msgspec.Struct, frozen=True):
-    """The notebook cell that runs on a process itself; ``cell`` is empty if none does."""
+    """The notebook cell that runs directly on a process; ``cell`` is empty if there is none."""
 
     proc: str
     cell: str
@@ -94,10 +94,10 @@ class CellFact(msgspec.Struct, frozen=True):
 
 
 class CellName(msgspec.Struct, frozen=True):
-    """What people call a cell, such as ``cell [7]``.
+    """The display name of a cell, such as ``cell [7]``.
 
     Attributes:
-        cell: its id or the beginning of it up to a dot, or the file that its code is compiled under.
+        cell: its id or the prefix of the id up to a dot, or the file that its code is compiled under.
     """
 
     cell: str
@@ -105,13 +105,13 @@ class CellName(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A condition of a process begins or ends; several may hold, and the worst is its state.
+    """A condition of a process begins or ends. Several may hold; the worst determines the state.
 
     Attributes:
         state: ``STARTING``, ``DEAD``, ``ENDED``, ``UNRESPONSIVE`` or ``HEALING``.
         holds: whether it begins.
         since: when it began.
-        cause: why.
+        cause: the reason.
     """
 
     proc: str
@@ -122,11 +122,11 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class FailureFact(msgspec.Struct, frozen=True):
-    """Something went wrong; ``kind`` as in ``FailureView``.
+    """A failure; ``kind`` as in ``FailureView``.
 
     Attributes:
-        procs: that it concerns; if there are none, ``mesh`` names the mesh, and all its ranks are meant.
-        time: when (seconds since 1970); 0: now.
+        procs: the affected processes; if empty, all ranks of ``mesh``.
+        time: when it happened (seconds since 1970); 0: now.
     """
 
     kind: str
@@ -137,7 +137,7 @@ class FailureFact(msgspec.Struct, frozen=True):
 
 
 class JobsFact(msgspec.Struct, frozen=True):
-    """All jobs whose hosts are waited for."""
+    """All jobs whose hosts are awaited."""
 
     jobs: tuple[JobView, ...]
 

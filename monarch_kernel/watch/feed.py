@@ -1,7 +1,7 @@
-"""What one front end gets of a watch: a snapshot, then the fields that differ, as long as it renews its lease. Pure.
+"""The messages of a watch for one front end: a snapshot, then changed fields, as long as it renews its lease. Pure.
 
-docs/watching.md has the messages. A feed waits for nothing: its owner calls `Feed.push` when something has changed, or
-when the time that the last call returned is over.
+docs/watching.md describes the messages. A feed never waits: its owner calls `Feed.push` after each change, or when the
+time returned by the last call is over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 #: How long a front end is served after its last lease (seconds).
 LEASE = 10.0
-#: No front end gets changes more often than this (seconds).
+#: The minimum interval between messages with changes (seconds).
 SHORTEST_PERIOD = 0.2
-#: The longest time between changes that a front end may ask for (seconds).
+#: The maximum interval that a front end may request (seconds).
 LONGEST_PERIOD = 60.0
 
-#: The kinds of failures that are notices, too, and their levels. Errors of endpoints are shown where they are raised.
+#: Kinds of failures that cause a notice, with the level of the notice. Errors of endpoints are shown where they are
+#: raised.
 _LEVELS = {"death": "error", "hang": "error", "unresponsive": "warning", "walltime": "warning"}
 
 Message = dict[str, Any]
@@ -32,40 +33,41 @@ Message = dict[str, Any]
 
 
 class Feed:
-    """The messages for one front end.
+    """Produces the messages for one front end.
 
     Args:
-        watch: what it shows.
+        watch: the watch to send.
         send: called with each message for the front end.
-        clock: seconds since 1970, which the front end is told with each lease, as its own clock may be another.
+        clock: returns seconds since 1970. Each lease is answered with this time, because the front end's clock may
+            differ.
     """
 
     def __init__(self, watch: Watch, send: Callable[[Message], object], clock: Callable[[], float] = time.time) -> None:
         self._watch = watch
         self._send = send
         self._clock = clock
-        self._renewed = False  # a lease came, and is to be answered
+        self._renewed = False  # a lease has arrived and needs an answer
         self._period = SHORTEST_PERIOD
         self._lease = float("-inf")
         self._due = float("-inf")
-        self._noticed = 0  # the number of the last failure of which there was a notice
+        self._noticed = 0  # the number of the last failure with a notice
         self.version: int | None = None
         """The version that the front end has; None before the first snapshot, and when it has asked for another."""
 
     @property
     def period(self) -> float:
-        """The shortest time between two messages (seconds)."""
+        """The minimum time between two messages (seconds)."""
         return self._period
 
     def receive(self, message: Mapping[str, Any], now: float) -> bool:
-        """Take a message of the front end.
+        """Handle a message of the front end.
 
         Args:
-            message: the message; any but `lease` and `again` is left alone.
-            now: seconds, on the clock that `push` is called with.
+            message: the message; only `lease` and `again` are handled.
+            now: the time on the same clock as for `push` (seconds).
 
         Returns:
-            Whether it was one of the two, so that `push` is to be called.
+            Whether the message was handled, so that `push` must be called.
         """
         kind = message.get("kind")
         if kind == "lease":
@@ -82,18 +84,17 @@ class Feed:
         return True
 
     def is_open(self, now: float) -> bool:
-        """Whether the front end has renewed its lease in time."""
+        """Return whether the front end has renewed its lease in time."""
         return now < self._lease
 
     def push(self, now: float) -> float | None:
         """Send what is due; ``now`` is as for `receive`.
 
         Returns:
-            The time until something that has changed meanwhile could be sent (seconds), 0 if that is at once; None if
-            the lease has run out.
+            The time until pending changes may be sent (seconds), 0 if that is now; None if the lease has expired.
         """
         if not self.is_open(now):
-            self.version = None  # a front end that comes back gets everything
+            self.version = None  # a returning front end gets everything
             return None
         if self.version is None:
             snapshot = self._watch.snapshot()
@@ -114,19 +115,22 @@ class Feed:
         return max(0.0, self._due - now)
 
     def _notify(self, failure: FailureView) -> None:
-        """Send a notice of what a person should know though the page is not in view; of one that grows only once."""
+        """Send a notice of a failure that users should see even if the page is hidden.
+
+        Only once for a growing failure.
+        """
         level = _LEVELS.get(failure.kind)
         if level is not None and failure.number > self._noticed:
             self._noticed = failure.number
             self._send({"kind": "notice", "level": level, "mesh": failure.mesh, "text": failure.text})
 
     def lease_left(self, now: float) -> float:
-        """The time until the lease runs out (seconds)."""
+        """Return the remaining time of the lease (seconds)."""
         return max(0.0, self._lease - now)
 
 
 def snapshot_message(snapshot: Snapshot) -> Message:
-    """All that is known, as a `snapshot` message. Fields that have their default are left out of views."""
+    """Return the complete state as a `snapshot` message. Fields with their default are left out of views."""
     return {
         "kind": "snapshot",
         "version": snapshot.version,
@@ -140,11 +144,11 @@ def snapshot_message(snapshot: Snapshot) -> Message:
 
 
 def changes_message(delta: Delta) -> Message:
-    """What differs, as a `changes` message: of ranks only the fields that differ, of all else whole views."""
+    """Return the changes as a `changes` message: for ranks only the changed fields, otherwise whole views."""
     ranks: dict[str, dict[str, Any]] = {}
     for (mesh, number), rank in delta.ranks.items():
         fields = delta.fields.get((mesh, number))
-        # Fields with their default are not left out: "idle again" is a change, too.
+        # Fields with their default are included: "idle again" is a change, too.
         told = {name: plain(getattr(rank, name)) for name in sorted(fields)} if fields else _whole(rank)
         ranks.setdefault(mesh, {})[str(number)] = told
     return {

@@ -1,4 +1,4 @@
-"""Meshes in a terminal, live: the tables of `status_table`, drawn again as they change."""
+"""Show live tables of meshes in a terminal: the tables of `status_table`, redrawn after each change."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from monarch_kernel.watch.model import RankState
 from monarch_kernel.watch.status_table import StatusTable, status_tables
 from monarch_kernel.watch.watcher import watch
 
-#: How often the tables are made without a change: they tell for how long ranks do what they do (seconds).
+#: The refresh interval without changes (seconds), for the displayed durations.
 TICK = 1.0
-#: The least time between two tables (seconds).
+#: The minimum interval between two tables (seconds).
 PERIOD = 0.5
 
 _STYLES = {
@@ -33,13 +33,13 @@ _STYLES = {
 def live_tables(
     mesh: Any = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
 ) -> Iterator[list[StatusTable]]:
-    """The tables of all meshes, or of one, now and whenever they change.
+    """Yield the tables of all meshes, or of one, now and after each change.
 
     Args:
-        mesh: a proc mesh or actor mesh, or a slice of one; None: all meshes, also later ones.
-        ranks: of the whole mesh; none: those of ``mesh``.
-        seconds: when to end; None: never, or when the mesh is stopped.
-        period: the least time between two (seconds).
+        mesh: a proc mesh or actor mesh, or a slice of one; None: all meshes, including later ones.
+        ranks: ranks of the whole mesh; none: those of ``mesh``.
+        seconds: the duration; None: no limit. The iteration always ends when the mesh is stopped.
+        period: the minimum interval between two tables (seconds).
     """
     key = ""
     if mesh is not None:
@@ -62,13 +62,13 @@ def live_tables(
 def show_live(
     mesh: Any = None, *, ranks: Collection[int] = (), seconds: float | None = None, period: float = PERIOD
 ) -> None:
-    """Show all meshes, or one, in this terminal until Ctrl-C or for a time; prints a table once if it is no terminal.
+    """Show all meshes, or one, in this terminal until Ctrl-C or for a time. Print a table once if there is no terminal.
 
     Args:
-        mesh: a proc mesh or actor mesh, or a slice of one; None: all meshes, also later ones.
-        ranks: of the whole mesh; none: those of ``mesh``.
-        seconds: when to end; None: at Ctrl-C, or when the mesh is stopped.
-        period: the least time between two tables (seconds).
+        mesh: a proc mesh or actor mesh, or a slice of one; None: all meshes, including later ones.
+        ranks: ranks of the whole mesh; none: those of ``mesh``.
+        seconds: the duration; None: until Ctrl-C, or until the mesh is stopped.
+        period: the minimum interval between two tables (seconds).
     """
     out: TextIO = sys.stdout
     if not out.isatty():
@@ -87,12 +87,12 @@ def show_live(
 
 
 def tables_text(tables: list[StatusTable]) -> str:
-    """Tables as plain text."""
+    """Return tables as plain text."""
     return "\n\n".join(table_text(table.view) for table in tables) or "No mesh is up."
 
 
 def _drawn(tables: list[StatusTable]) -> Any:
-    """Tables with colours, for rich."""
+    """Return tables with colours, for rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

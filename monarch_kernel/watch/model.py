@@ -1,6 +1,7 @@
-"""What a watcher sees: plain values that encode as JSON; front ends have the same names (``labextension/src/model``).
+"""The data model of a watch: plain values that encode as JSON. Front ends use the same names
+(``labextension/src/model``).
 
-Times are seconds since 1970, on the controller's clock; sizes are bytes.
+Times are seconds since 1970 on the controller's clock. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 
 class RankState(StrEnum):
-    """The state of a rank; if several hold, the first in this order."""
+    """The state of a rank. If several hold, the first in this order applies."""
 
     DEAD = "dead"
     UNRESPONSIVE = "unresponsive"
@@ -24,7 +25,7 @@ class RankState(StrEnum):
     ENDED = "ended"
 
 
-#: The place of each state in that order.
+#: The position of each state in that order.
 STATE_ORDER: Final = {state: place for place, state in enumerate(RankState)}
 
 
@@ -34,8 +35,8 @@ class GpuView(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         index: its number on the host.
         name: the model.
-        use: how busy it is (percent).
-        memory_used, memory_total: of its memory.
+        use: the utilization (percent).
+        memory_used, memory_total: its memory.
     """
 
     index: int
@@ -50,16 +51,16 @@ class HostView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         key: unique among the hosts of this controller.
-        name: for people.
-        cores: its processors.
-        cpu: how busy they are (percent of all of them).
-        memory_used, memory_total: of its memory.
-        gpus: its GPUs; empty where there are none, or NVML is not installed.
-        tree: the digest of its synced tree (hex); empty: none is known.
-        environment: of its synced environment.
+        name: the display name.
+        cores: the number of processors.
+        cpu: the utilization of all processors (percent).
+        memory_used, memory_total: its memory.
+        gpus: its GPUs; empty if there are none, or NVML is not installed.
+        tree: the digest of its synced tree (hex); empty if unknown.
+        environment: the digest of its synced environment.
         gone: why it cannot be reached; empty if it can.
-        ends_at: when its walltime ends, if that is soon; 0: it is not.
-        then: what is to be done before, or comes after it.
+        ends_at: when its walltime ends, if that is soon; otherwise 0.
+        then: what to do before that, or what happens after it.
     """
 
     key: str
@@ -80,12 +81,12 @@ class ActorView(msgspec.Struct, frozen=True, omit_defaults=True):
     """An actor in one rank.
 
     Attributes:
-        name: that it was spawned under.
+        name: the name that it was spawned under.
         cls: the name of its class.
-        endpoint: that runs; empty if none does.
-        since: when that began; 0 if none runs.
-        waiting: messages in its mailbox.
-        calls: endpoints that it has run.
+        endpoint: the running endpoint; empty if there is none.
+        since: when the endpoint began; 0 if there is none.
+        waiting: the number of messages in its mailbox.
+        calls: the number of completed endpoint calls.
         failures: how many of them raised.
     """
 
@@ -102,8 +103,8 @@ class StopView(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a rank is stopped in the debugger.
 
     Attributes:
-        reason: as the debugger names it: "breakpoint", "exception", ...
-        file, line, function: where; ``file`` as the user knows it (a cell is "cell [7]").
+        reason: the debugger's term: "breakpoint", "exception", ...
+        file, line, function: the location; ``file`` as the user knows it (a cell is "cell [7]").
         text: the error, if it is stopped at one.
     """
 
@@ -119,25 +120,25 @@ class RankView(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         mesh: the ``key`` of its mesh.
-        rank: in that mesh as spawned.
+        rank: its rank in that mesh as spawned.
         host: the ``key`` of its host.
         proc: the identifier of the process.
-        pid: 0 until it has started.
-        state: the worst that holds.
-        since: when it came into this state.
+        pid: the process id; 0 until it has started.
+        state: the worst state that holds.
+        since: when it entered this state.
         cause: why it is dead, unresponsive or being healed.
-        doing: what it runs, in a line for people ("cell [7]", "trainer.step"); empty if it is idle.
+        doing: a short text for what it runs ("cell [7]", "trainer.step"); empty if it is idle.
         doing_since: when that began; 0 if it is idle.
-        waiting: messages in the mailboxes of its actors.
-        calls, failures: endpoints that it has run, and how many raised.
+        waiting: the number of messages in the mailboxes of its actors.
+        calls, failures: the number of completed endpoint calls, and how many raised.
         sent, received: bytes of its answers to calls, and of the calls.
         rss: resident memory.
-        cpu: percent of one processor.
-        gpu_memory: by the number of the GPU on its host.
+        cpu: processor use, in percent of one processor.
+        gpu_memory: GPU memory, by the number of the GPU on its host.
         started: when the process started.
         stop: where it is stopped in the debugger.
-        older: it has imported modules in an older version than its host has now.
-        actors: that live in it, without those of tools.
+        older: whether it has imported modules in an older version than its host has now.
+        actors: its actors, without those of tools.
     """
 
     mesh: str
@@ -168,13 +169,13 @@ class MeshView(msgspec.Struct, frozen=True, omit_defaults=True):
     """A proc mesh.
 
     Attributes:
-        key: unique in this controller, the same as long as the mesh lives.
-        name: that ``%mesh`` knows it by.
-        labels, sizes: its dimensions, the outermost first.
+        key: unique in this controller, and constant as long as the mesh exists.
+        name: its name in ``%mesh`` commands.
+        labels, sizes: its dimensions, outermost first.
         hosts: the keys of its hosts, in the order of their first ranks.
-        current: ``%%mesh`` cells run on it.
-        kept: the name under which it outlives this controller; empty: it does not.
-        hang: the verdict of the hang detector, in a sentence; empty: it does not hang.
+        current: whether ``%%mesh`` cells run on it.
+        kept: the name under which it outlives this controller; empty if it does not.
+        hang: the verdict of the hang detector, as a sentence; empty if it does not hang.
         created: when it was spawned.
     """
 
@@ -190,21 +191,21 @@ class MeshView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job of this user: hosts that an engine gives, or is to give.
+    """A job of this user: hosts that a provider has allocated or will allocate.
 
     Attributes:
         key: its id in the list of jobs.
         engine: the name of its launcher.
-        mesh: the mesh of this notebook that is on it, or waits for it; empty: none.
-        hosts: how many it asks for.
+        mesh: the mesh of this notebook that is on it, or waits for it; empty if there is none.
+        hosts: the number of requested hosts.
         up: how many of them are up.
-        reason: why the others are not, in the engine's words.
-        since: since when the first of the others is in its state; 0: not known.
-        expected_start: when the engine expects to give the last of them; 0: not known.
-        ends_at: when the walltime of its first host ends; 0: not known, or never.
+        reason: why the others are not, in the provider's words.
+        since: when the first of the others entered its state; 0 if unknown.
+        expected_start: when the provider expects to allocate the last of them; 0 if unknown.
+        ends_at: when the walltime of its first host ends; 0 if unknown or unlimited.
         ended: whether all its hosts are gone.
-        used_by: which program uses it; empty: this notebook.
-        error: why its engine does not say where it is; empty: it does.
+        used_by: the program that uses it; empty: this notebook.
+        error: why its provider does not report its state; empty if it does.
     """
 
     key: str
@@ -222,14 +223,15 @@ class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FailureView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that went wrong, or is about to: a death, an error of an endpoint, a hang, the end of a walltime.
+    """A present or imminent failure: a death, an error of an endpoint, a hang, the end of a walltime.
 
     Attributes:
-        number: counts up in one controller.
+        number: consecutive number in one controller.
         time: when it became known.
-        mesh: the ``key`` of the mesh; ``ranks``: those that it concerns.
+        mesh: the ``key`` of the mesh.
+        ranks: the affected ranks.
         kind: "death", "error", "hang", "unresponsive" or "walltime".
-        text: what happened, and why, in a sentence.
+        text: a sentence with the event and its cause.
     """
 
     number: int
@@ -241,15 +243,15 @@ class FailureView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that is known at one time.
+    """The complete state at one time.
 
     Attributes:
-        version: counts up with each change.
-        time: of the last change.
+        version: incremented by each change.
+        time: the time of the last change.
         meshes, hosts: by their keys.
         ranks: by the key of their mesh, each at the index of its rank.
-        failures: the last ones, the newest last.
-        jobs: whose hosts a notebook waits for, by their keys.
+        failures: the last failures, newest last.
+        jobs: the jobs whose hosts a notebook waits for, by their keys.
     """
 
     version: int
@@ -262,17 +264,16 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What differs between two versions.
+    """The changes between two versions.
 
     Attributes:
-        base, version: the two.
-        time: of the last change.
-        meshes, hosts, jobs: that are new or different, by their keys; a mesh that is new has all its ranks in
-            ``ranks``.
-        ranks: that are different, by the key of their mesh and their rank.
-        fields: for each of those ranks, the names of the fields that differ; nothing for a new one.
-        gone_meshes, gone_hosts, gone_jobs: keys of those that are no more.
-        failures: new ones.
+        base, version: the two versions.
+        time: the time of the last change.
+        meshes, hosts, jobs: new or changed objects, by their keys. All ranks of a new mesh are in ``ranks``.
+        ranks: changed ranks, by the key of their mesh and their rank.
+        fields: for each of those ranks, the names of the changed fields; empty for a new rank.
+        gone_meshes, gone_hosts, gone_jobs: keys of removed objects.
+        failures: new failures.
     """
 
     base: int
@@ -293,5 +294,5 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 def plain(view: Any) -> Any:
-    """A view as JSON-like values: what front ends get."""
+    """Return a view as JSON-compatible values for front ends."""
     return msgspec.to_builtins(view, str_keys=True)

@@ -1,4 +1,4 @@
-"""``profile``: a trace of a block of a program, by Monarch's names; ``tracing`` has the code."""
+"""``profile``: trace a block of a program, with Monarch's names; ``tracing`` has the code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class profile:  # noqa: N801  # Monarch's name
     """Traces this controller and all its ranks over a block: ``with profile(url) as profiled: ...``.
 
     Args:
-        telemetry_url: as Monarch has it; what is traced is this process and its ranks.
-        on_trace_ready: called with it at the end of the block.
+        telemetry_url: accepted for compatibility with Monarch; this process and its ranks are always traced.
+        on_trace_ready: called with this object at the end of the block.
 
     Attributes:
-        path: the file that was written last; None: none was.
+        path: the last file written; None if there is none.
     """
 
     def __init__(self, telemetry_url: str, *, on_trace_ready: Callable[[profile], object] | None = None) -> None:
@@ -47,7 +47,7 @@ class profile:  # noqa: N801  # Monarch's name
             self._on_trace_ready(self)
 
     def export_perfetto_trace(self, output: os.PathLike[str] | str | None = None) -> Path:
-        """Write the trace of the block as a file that ui.perfetto.dev opens; returns its path.
+        """Write the trace of the block as a file for ui.perfetto.dev. Return its path.
 
         Args:
             output: the file, or a folder; by default a new file in the temporary folder of this user.
@@ -63,7 +63,7 @@ class profile:  # noqa: N801  # Monarch's name
 
 
 def trace_path(output: os.PathLike[str] | str | None, suffix: str = ".json") -> Path:
-    """The file that a trace is written to; its folder is made if it is not there."""
+    """Return the path of a trace file. Its folder is created if it is missing."""
     name = time.strftime("monarch-profile-%Y%m%d-%H%M%S") + suffix
     if output is None:
         return Path(tempfile.mkdtemp(prefix="monarch_profiles-")) / name

@@ -1,4 +1,4 @@
-"""A mesh as a table for terminals and for the text of notebooks: the worst first, grouped where it is large. Pure."""
+"""A mesh as a text table, worst state first, with grouped rows for large meshes. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from monarch_kernel.display.tables import TableView
 from monarch_kernel.meshes import format_ranks, name_ranks
 from monarch_kernel.watch.model import STATE_ORDER, FailureView, HostView, MeshView, RankState, RankView, Snapshot
 
-#: Meshes with more ranks are shown in groups of ranks that are in the same state, and do the same.
+#: Larger meshes are shown as groups of ranks with the same state and activity (ranks).
 MOST_ROWS = 64
-#: The most groups.
+#: The maximum number of groups.
 MOST_GROUPS = 40
-#: How much of a cause is shown (characters).
+#: The maximum length of a displayed cause (characters).
 CAUSE = 100
 
-#: A sign for each state, which tells without colours.
+#: A sign for each state, readable without colours.
 SIGNS = {
     RankState.DEAD: "✖",
     RankState.UNRESPONSIVE: "?",
@@ -37,7 +37,7 @@ class StatusTable:
 
     Attributes:
         view: the table.
-        states: of its rows.
+        states: the state of each row.
     """
 
     view: TableView
@@ -45,12 +45,12 @@ class StatusTable:
 
 
 def status_tables(snapshot: Snapshot, now: float, key: str = "", ranks: Collection[int] = ()) -> list[StatusTable]:
-    """The meshes of a snapshot, or one of them.
+    """Return tables of the meshes of a snapshot, or of one mesh.
 
     Args:
-        now: seconds since 1970; how long ranks do what they do follows from it.
-        key: of one mesh; "": all, those with the worst news first.
-        ranks: of that mesh; none: all.
+        now: seconds since 1970, from which durations are computed.
+        key: the key of one mesh; "": all meshes, worst first.
+        ranks: ranks of that mesh; none: all ranks.
     """
     chosen = [mesh for mesh in snapshot.meshes.values() if key in ("", mesh.key)]
     tables = [_table(mesh, _chosen(snapshot.ranks[mesh.key], ranks), snapshot, now) for mesh in chosen]
@@ -125,7 +125,7 @@ def _caption(mesh: MeshView, views: list[RankView], snapshot: Snapshot, now: flo
 
 
 def ending_text(mesh: MeshView, hosts: Mapping[str, HostView], now: float) -> str:
-    """A sentence about the hosts of a mesh whose walltime ends soon; empty: there are none."""
+    """Return a sentence about the hosts of a mesh whose walltime ends soon; empty if there are none."""
     known = [hosts[key] for key in mesh.hosts if key in hosts]
     ending = sorted((host for host in known if host.ends_at > now and not host.gone), key=lambda host: host.ends_at)
     if not ending:

@@ -1,4 +1,4 @@
-"""What is there as a tree of nodes, by the names of Monarch's admin server: root, hosts, procs, actors. Pure."""
+"""The state as a tree of nodes with the names of Monarch's admin server: root, hosts, procs, actors. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from monarch_kernel.watch.model import RankState, RankView, Snapshot
 
-#: Ranks in these states are poisoned, as Monarch says: nothing can be spawned there.
+#: Ranks in these states are poisoned, in Monarch's terms: nothing can be spawned on them.
 FAILED = (RankState.DEAD, RankState.UNRESPONSIVE)
 
 
 @dataclass
 class TopologyNode:
-    """One of them.
+    """A node of the tree.
 
     Attributes:
         kind: "Root", "Host", "Proc" or "Actor".
-        name: for people.
-        parent: its identity; "": the root has none.
-        properties: what Monarch's server and tables say of such a node.
-        children: their identities.
+        name: the display name.
+        parent: the identity of the parent; "" for the root.
+        properties: the properties of such a node in Monarch's server and tables.
+        children: the identities of the children.
     """
 
     kind: str
@@ -31,11 +31,11 @@ class TopologyNode:
 
 
 def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, TopologyNode]:
-    """The nodes by their identities, parents before their children.
+    """Return the nodes by their identities, parents before their children.
 
     Args:
         started_at: when the server was started (microseconds since 1970).
-        started_by: whose it is.
+        started_by: the user who started it.
     """
     about = {"num_hosts": len(snapshot.hosts), "started_at": started_at, "started_by": started_by}
     found = {"root": TopologyNode("Root", "root", "", about)}
@@ -76,12 +76,12 @@ def topology(snapshot: Snapshot, started_at: int, started_by: str) -> dict[str, 
 
 
 def proc_id(rank: RankView) -> str:
-    """The identity of a rank's node."""
+    """Return the identity of a rank's node."""
     return rank.proc or f"{rank.mesh}.{rank.rank}"
 
 
 def as_text(nodes: dict[str, TopologyNode], url: str) -> str:
-    """The tree for a terminal, each node with its address."""
+    """Return the tree as text for a terminal, each node with its address."""
     from urllib.parse import quote
 
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Watches: readers of the board, each at a rate of its own, and the hub that keeps the board while there is one."""
+"""Watches: readers of the board, each with its own rate, and the hub that maintains the board while a watch is open."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from monarch_kernel.watch.sources.syncs import follow_syncs
 
 log = logging.getLogger(__name__)
 
-#: The least period of a watch (seconds).
+#: The minimum period of a watch (seconds).
 LEAST_PERIOD = 0.05
-#: Ranks in these states report nothing.
+#: Ranks in these states send no reports.
 _SILENT = (RankState.DEAD, RankState.ENDED, RankState.HEALING, RankState.STARTING, RankState.UNRESPONSIVE)
-#: How long closing a watch waits for a callback that runs (seconds).
+#: How long closing a watch waits for a running callback (seconds).
 CLOSE_WAIT = 1.0
 
 
@@ -30,7 +30,7 @@ class _Hub:
     """The board and its sources, while a watch is open."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # of what is open; never taken by a source that gives facts
+        self._lock = threading.RLock()  # protects the open watches; never taken by a source that reports facts
         self._board_lock = threading.Lock()
         self._board = Board()
         self._watches: tuple[Watch, ...] = ()
@@ -40,7 +40,7 @@ class _Hub:
     # -- facts ------------------------------------------------------------------------------------
 
     def give(self, *facts: Fact) -> None:
-        """Put facts on the board, and wake its readers."""
+        """Apply facts to the board, and wake its readers."""
         changed = False
         with self._board_lock:
             now = time.time()
@@ -82,7 +82,8 @@ class _Hub:
             self._watches = (*self._watches, watch)
             if first:
                 with self._board_lock:
-                    self._board = Board(self._board.version)  # versions count on: no reader takes old for new
+                    # continue the versions, so that no reader confuses old and new
+                    self._board = Board(self._board.version)
                 self._runtime = RuntimeSource(self.give, watch.period)
                 self._runtime.observer.open()
                 for source in self._provided:
@@ -103,7 +104,7 @@ class _Hub:
                 self._runtime = None
 
     def set_period(self) -> None:
-        """Hosts report at the rate of the fastest watch."""
+        """Make hosts report at the rate of the fastest watch."""
         with self._lock:
             if self._runtime is not None and self._watches:
                 self._runtime.observer.period = min(watch.period for watch in self._watches)
@@ -137,12 +138,12 @@ _hub = _Hub()
 
 
 class Watch:
-    """What is there, as it changes, from its making until it is closed. Any thread may use it.
+    """A live view of the state, from construction until it is closed. Thread-safe.
 
-    Watches of a process share one board. While none is open, hosts and ranks report nothing.
+    The watches of a process share one board. Hosts and ranks send reports only while a watch is open.
 
     Args:
-        period: the least time between two deltas (seconds).
+        period: the minimum interval between two deltas (seconds).
     """
 
     def __init__(self, period: float = 0.2) -> None:
@@ -150,17 +151,17 @@ class Watch:
         self._closed = False
         self._changed = threading.Condition()
         self._read = 0  # the version of the last snapshot or delta
-        self._told = -1  # the version of which the listeners were told
+        self._told = -1  # the version that was last passed to the listeners
         self._listeners: Subscribers[[]] = Subscribers("a callback of a watch")
         self._thread: threading.Thread | None = None
         _hub.add(self)
 
     @property
     def period(self) -> float:
-        """The least time between two deltas (seconds). Hosts report at the rate of the fastest watch.
+        """The minimum interval between two deltas (seconds). Hosts report at the rate of the fastest watch.
 
         Raises:
-            ValueError: it is set to less than 0.05, or is no number.
+            ValueError: the new value is less than 0.05, or not a number.
         """
         return self._period
 
@@ -172,14 +173,14 @@ class Watch:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether it is closed."""
         return self._closed
 
     def snapshot(self) -> Snapshot:
-        """All that is known now.
+        """Return the complete state.
 
         Raises:
-            RuntimeError: the watch was closed.
+            RuntimeError: the watch is closed.
         """
         self._must_be_open()
         snapshot = _hub.snapshot()
@@ -187,42 +188,42 @@ class Watch:
         return snapshot
 
     def refresh(self, keys: Collection[str] | None = None, timeout: float = 0.6) -> bool:
-        """Ask hosts and ranks what they do now, and wait until it is known.
+        """Query hosts and ranks for their current state, and wait for the answers.
 
-        Without this, a state may be as old as a period: a rank that has just ended a call is told as running.
+        Without this, a state may be up to one period old: a rank that has just ended a call is reported as running.
 
         Args:
-            keys: of the meshes whose ranks are waited for; None for all.
-            timeout: when to wait no longer (seconds).
+            keys: the keys of the meshes whose ranks to wait for; None for all.
+            timeout: the time limit (seconds).
 
         Returns:
-            Whether all ranks that can answer have; False for a rank that is stopped or held up, say.
+            Whether all ranks have answered. False, for example, if a rank is stopped or blocked.
 
         Raises:
-            RuntimeError: the watch was closed.
+            RuntimeError: the watch is closed.
         """
         self._must_be_open()
         return _hub.refresh(keys, timeout)
 
     def since(self, version: int) -> Delta:
-        """What differs from that version now, such as that of a snapshot; everything, if it is too long ago.
+        """Return the changes since a version, such as that of a snapshot; everything if the version is too old.
 
         Raises:
-            RuntimeError: the watch was closed.
+            RuntimeError: the watch is closed.
         """
         self._must_be_open()
         return _hub.since(version)
 
     def changes(self, timeout: float | None = None) -> Iterator[Delta]:
-        """The changes since the last ``snapshot`` or iteration (at first: everything), then each further change.
+        """Yield the changes since the last ``snapshot`` or iteration (at first: everything), then each further change.
 
-        The iteration ends when the watch is closed, or after a time.
+        The iteration ends when the watch is closed, or after the timeout.
 
         Args:
-            timeout: when to end (seconds); None: only when the watch is closed.
+            timeout: the time limit (seconds); None: only when the watch is closed.
 
         Raises:
-            RuntimeError: the watch was closed before.
+            RuntimeError: the watch was already closed.
         """
         self._must_be_open()
         return self._changes(None if timeout is None else time.monotonic() + timeout)
@@ -238,17 +239,18 @@ class Watch:
     def subscribe(self, callback: Callable[[Delta], object], since: int | None = None) -> Subscription:
         """Call ``callback(delta)`` for the changes, on a thread of this watch (``monarch-watch``).
 
-        An exception in a callback is logged. A callback that takes long delays the others of this watch, and none of
-        another one; what changed meanwhile comes as one delta.
+        An exception in a callback is logged. A slow callback delays other callbacks of this watch, but not of other
+        watches.
+        Changes that occur meanwhile are combined into one delta.
 
         Args:
-            since: the version from which to begin, such as that of a snapshot; None: now.
+            since: the initial version, such as that of a snapshot; None: now.
 
         Returns:
-            The subscription; close (or call) it to end it.
+            The subscription; close (or call) it to unsubscribe.
 
         Raises:
-            RuntimeError: the watch was closed.
+            RuntimeError: the watch is closed.
         """
         self._must_be_open()
         version = _hub.version if since is None else since
@@ -270,7 +272,7 @@ class Watch:
         return subscription
 
     def _tell(self) -> None:
-        """Tell the listeners of changes until there are none, or the watch is closed."""
+        """Pass changes to the listeners until there are none, or the watch is closed."""
         told = 0.0
         while self._wait(self._is_behind, told, None):
             with self._changed:
@@ -282,11 +284,14 @@ class Watch:
             self._listeners.notify()
 
     def _is_behind(self) -> bool:
-        """Whether the listeners have something to be told, or there are none."""
+        """Return whether the listeners have pending changes, or there are none."""
         return self._told != _hub.version or not self._listeners
 
     def _wait(self, due: Callable[[], bool], told: float, deadline: float | None) -> bool:
-        """Wait until something is due and the period is over; False if the watch was closed, or time is up."""
+        """Wait until something is due and the period is over.
+
+        Return False if the watch is closed, or after the deadline.
+        """
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -306,7 +311,7 @@ class Watch:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End it: its iterations end, and its callbacks are not called any more. Closing again does nothing."""
+        """Close the watch: iterations end, and callbacks are no longer called. Closing again has no effect."""
         with self._changed:
             if self._closed:
                 return
@@ -316,7 +321,7 @@ class Watch:
         self._listeners.clear()
         _hub.remove(self)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSE_WAIT)  # a callback that blocks is left behind
+            thread.join(CLOSE_WAIT)  # a callback that blocks is abandoned
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -336,12 +341,13 @@ def _valid(period: float) -> float:
 
 
 def watch(*, period: float = 0.2) -> Watch:
-    """Watch all meshes of this controller: those that there are, and those that are still to come.
+    """Watch all meshes of this controller, including meshes that are created later.
 
-    Use it in a ``with`` block, or close it. It starts no runtime, and follows from one runtime to the next.
+    Use the result in a ``with`` block, or close it. It does not start the runtime, and continues if the runtime
+    restarts.
 
     Args:
-        period: the least time between two deltas (seconds), at least 0.05.
+        period: the minimum interval between two deltas (seconds), at least 0.05.
 
     Raises:
         ValueError: the period is too short.
@@ -350,11 +356,12 @@ def watch(*, period: float = 0.2) -> Watch:
 
 
 def provide(source: Source) -> Callable[[], None]:
-    """Add a source of facts that the runtime does not know, such as which mesh a notebook uses.
+    """Add a source of facts that the runtime does not know, such as the mesh that a notebook uses.
 
-    ``source(give)`` is called when a watch opens (at once if one is open), and calls ``give(*facts)`` (see
-    ``monarch_kernel.watch.facts``) for what there is and whatever changes. What it returns is called when the last
-    watch closes.
+    ``source(give)`` is called when a watch opens (at once if one is open). It calls ``give(*facts)`` (see
+    ``monarch_kernel.watch.facts``) for the current state and for each change. The function that it returns is called
+    when
+    the last watch closes.
 
     Returns:
         A function that withdraws the source.

@@ -129,7 +129,7 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
     made = json.loads(run("apply", "cluster.py", "--json").stdout)
     assert made["new"] and made["meshes"] == {"hosts": 2} and [host["state"] for host in made["hosts"]] == ["up", "up"]
     again = run("apply", "cluster.job")
-    assert again.returncode == 0 and f"was there already, is {made['job']}" in again.stdout, again.stderr
+    assert again.returncode == 0 and f"the job is {made['job']} (it already existed)" in again.stdout, again.stderr
     echoed = run("exec", "--job", made["job"], "--fold", "--", "echo", "there")
     assert echoed.stdout == "== 0-1 ==\nthere\n"
     assert run("kill", made["job"]).returncode == 0
@@ -142,7 +142,7 @@ def test_jobs_of_files_are_applied(run: Cli) -> None:
         ("nowhere.py", "there is no file nowhere.py"),
         ("cluster.py:other", "defines no 'other'"),
         ("nowhere.job", "there is no module 'nowhere'"),
-        ("cluster.py:here", "is known to its program only"),
+        ("cluster.py:here", "which only its own program can use"),
         ("cluster.py:EngineJob", "name a job"),
     ):
         wrong = run("apply", spec)

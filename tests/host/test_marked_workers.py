@@ -176,7 +176,7 @@ def test_variables_that_an_interpreter_reads_at_its_start_reach_it(tmp_path: Pat
 
 @pytest.mark.parametrize("way", [MARKED, UNMARKED])
 @pytest.mark.parametrize(
-    "text, why", [(b"", "standard input ended before the key came"), (b"x\n", "is not a key file")]
+    "text, why", [(b"", "standard input ended before the key arrived"), (b"x\n", "is not a key file")]
 )
 def test_one_in_the_background_that_cannot_start_says_so_with_its_status(
     way: str, text: bytes, why: str, tmp_path: Path

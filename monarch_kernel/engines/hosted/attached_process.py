@@ -1,4 +1,4 @@
-"""The tools' part of a rank of another runtime. The first controller whose tools enter the rank makes it."""
+"""The tools in a rank of another runtime. Created when the first controller's tools enter the rank."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from monarch_kernel.thread_frames import current_frames
 
 log = logging.getLogger(__name__)
 
-#: How often the rank checks whether controllers that hold it are alive (seconds).
+#: The interval at which the rank checks whether controllers that hold it are alive (seconds).
 LOOK = 0.2
-#: An interrupt is repeated after this long until it is heard: it may come just before a system call (seconds).
+#: The interval at which an interrupt is repeated until it takes effect (seconds). The first one may arrive just before
+#: a system call.
 REPEAT = 0.1
 ATTEMPTS = 20
-#: How often an event loop of cells takes a turn between cells (seconds).
+#: How often an event loop of cells runs between cells (seconds).
 TURN = 0.02
 _CHUNK = 1 << 16
 
@@ -48,8 +49,8 @@ class CellStream:
     """``sys.stdout`` or ``sys.stderr`` of a rank whose other output belongs to its own job.
 
     Args:
-        cells: takes what cells write.
-        job: takes everything else.
+        cells: receives the output of cells.
+        job: receives all other output.
     """
 
     def __init__(self, cells: Any, job: Any) -> None:
@@ -61,15 +62,15 @@ class CellStream:
         return self._cells if of_cell else self._job
 
     def end(self) -> None:
-        """There are no cells any more: all output is the job's."""
+        """End the output of cells: from now on, all output belongs to the job."""
         self._cells = self._job
 
     def write(self, text: str) -> int:
-        """Write to the stream that the calling code belongs to."""
+        """Write to the stream of the calling code: the cell's or the job's."""
         return self._now().write(text)
 
     def flush(self) -> None:
-        """Flush that stream."""
+        """Flush the stream of the calling code."""
         self._now().flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -77,11 +78,12 @@ class CellStream:
 
 
 class OutputPipes:
-    """The pipes through which the output of this process goes, as in ranks of our own, and the thread that reads them.
+    """Pipes that capture the output of this process, as in ranks of this package's runtime, and the thread that reads
+    them.
 
     Args:
-        take: is given (stream, data) on that thread; stream is 1 or 2. An exception of it drops the data.
-        everything: also what the job's own code and its subprocesses write; otherwise only what cells print.
+        take: called with (stream, data) on that thread; stream is 1 or 2. If it raises, the data is dropped.
+        everything: whether to capture output of the job's own code and its subprocesses, too, or only output of cells.
     """
 
     def __init__(self, take: Callable[[int, bytes], None], everything: bool) -> None:
@@ -96,7 +98,7 @@ class OutputPipes:
             for fd, (_, write) in pipes.items():
                 os.dup2(write, fd)
             output_capture.install()
-        else:  # the descriptors 1 and 2 stay the program's
+        else:  # descriptors 1 and 2 remain the program's
             output_capture.install({fd: write for fd, (_, write) in pipes.items()})
             self._job = job
             self._cells = CellStream(sys.stdout, job[0]), CellStream(sys.stderr, job[1])
@@ -108,7 +110,7 @@ class OutputPipes:
         threading.Thread(target=self._pump, name="monarch-output-pump", daemon=True).start()
 
     def close(self) -> None:
-        """Undo it all: the output of the program's own code is its own again, and the thread ends."""
+        """Restore the program's own output, and end the thread."""
         if self._job is None:
             return
         self.forget()
@@ -116,11 +118,11 @@ class OutputPipes:
         os.write(self._end_write, b"\0")  # closing it is not enough: forks of this process have copies
 
     def forget(self) -> None:
-        """Give ``sys.stdout`` and ``sys.stderr`` back; all that a fork of this process has to do."""
+        """Restore ``sys.stdout`` and ``sys.stderr``, which is all that a fork of this process has to do."""
         if self._job is None or self._cells is None:
             return
         for cells in self._cells:
-            cells.end()  # the program may have kept it, as a handler of `logging` does
+            cells.end()  # the program may have stored it, for example in a `logging` handler
         if sys.stdout is self._cells[0]:
             sys.stdout = self._job[0]
         if sys.stderr is self._cells[1]:
@@ -146,14 +148,13 @@ class OutputPipes:
 
 
 class MainThread:
-    """Run actors on the main thread, inside the event loop that the other runtime runs there.
+    """Runs actors on the main thread, inside the event loop that the other runtime runs there.
 
-    Signals, and much of what user code does, work only on that thread.
-
-    The loop stands still while an actor has a message; that runtime's own actors and messages use other threads.
+    Signals, and many libraries, work only on that thread. While an actor handles a message, the loop does not run. The
+    other runtime uses other threads for its own actors and messages.
 
     Args:
-        loop: that loop.
+        loop: the event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -161,11 +162,11 @@ class MainThread:
         self._interruptible = False
         self._heard = 0
         self._sent = 0
-        self._before: Any = None  # the other runtime's handler of SIGINT, once ours stands before it
+        self._before: Any = None  # the other runtime's SIGINT handler, once ours is installed in front of it
         self._turning = False
 
     def drive(self, actor: ToolActor) -> None:
-        """Have the main thread handle one message of the actor."""
+        """Make the main thread handle one message of the actor."""
         self._loop.call_soon_threadsafe(self._step, actor)
 
     def _step(self, actor: ToolActor) -> None:
@@ -175,7 +176,7 @@ class MainThread:
         self._interruptible = True
         try:
             actor.step()
-        except BaseException:  # an interrupt that came after the endpoint
+        except BaseException:  # an interrupt that arrived after the endpoint
             pass
         finally:
             self._interruptible = False
@@ -201,7 +202,7 @@ class MainThread:
     # -- interrupts --------------------------------------------------------------------------------
 
     def interrupt(self, attempts: int = ATTEMPTS) -> None:
-        """Raise KeyboardInterrupt in the endpoint that runs on the main thread, if one does. Any thread may call it."""
+        """Raise KeyboardInterrupt in the endpoint on the main thread, if one is running. Thread-safe."""
         if not self._interruptible:
             return
         heard = self._heard
@@ -219,14 +220,14 @@ class MainThread:
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         self._heard += 1
         if self._interruptible:
-            self._interruptible = False  # once for each endpoint
+            self._interruptible = False  # at most once per endpoint
             raise KeyboardInterrupt
         if self._heard > self._sent and callable(self._before):
-            self._before(signum, frame)  # not one of ours, which came too late
+            self._before(signum, frame)  # not ours, or ours came too late
 
 
 def main_thread() -> MainThread | None:
-    """The main thread of this process, if an event loop runs there that can take turns with actors."""
+    """Return the main thread of this process, if it runs an event loop that can alternate with actors."""
     frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         runner = frame.f_locals.get("self")
@@ -237,28 +238,28 @@ def main_thread() -> MainThread | None:
 
 
 class ProgramActors(Protocol):
-    """What an engine knows about the other runtime's own actors in a rank."""
+    """An engine's knowledge of the other runtime's own actors in a rank."""
 
     def endpoints_here(self) -> list[Running]:
-        """Its endpoints that run in this process."""
+        """Return the program's endpoints that run in this process."""
         ...
 
     def actors_here(self) -> dict[str, Any]:
-        """Its actors in this process."""
+        """Return the program's actors in this process."""
         ...
 
     def interrupt(self, endpoint: Running) -> None:
-        """Raise an exception in one of its endpoints."""
+        """Raise an exception in one of the program's endpoints."""
         ...
 
 
 class Visitor:
-    """A controller whose tools are in this rank.
+    """A controller whose tools have entered this rank.
 
     Args:
         entered: its first message.
-        rank: this rank in its mesh.
-        send: sends bytes to it.
+        rank: this rank in the controller's mesh.
+        send: sends bytes to the controller.
     """
 
     def __init__(self, entered: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
@@ -276,19 +277,19 @@ class Visitor:
         self.takes_output = entered.output
         self.takes_control = entered.drive
         self.looks_on = entered.looks_on
-        #: When it was last heard of, and whether it is expected to be heard of: this rank waits for it.
+        #: When its last message arrived, and whether messages are expected because this rank waits for it.
         self.heard = time.monotonic()
         self.expected = False
 
 
 class AttachedProcess(ToolProcess):
-    """The tools in this rank, of any number of controllers.
+    """The tools in this rank, for any number of controllers.
 
     Args:
-        name: what users call the other runtime.
-        program: what runs here beside tools.
-        of_program: the process is a program's own, which has its environment, its main thread, its output and its
-            process groups: tools leave them as they are.
+        name: the name of the other runtime for users.
+        program: the code in this process besides tools.
+        of_program: whether the process belongs to a program, so that tools leave its environment, main thread, output
+            and process groups unchanged.
     """
 
     def __init__(self, name: str, program: ProgramActors, *, of_program: bool = False) -> None:
@@ -303,13 +304,13 @@ class AttachedProcess(ToolProcess):
         self._lock = threading.Lock()
         self._hook: Any = None
         self._output: OutputPipes | None = None
-        self._owners: dict[str, str] = {}  # the controllers of actors
+        self._owners: dict[str, str] = {}  # the controller of each actor
         if not of_program:
             collectives.install()
         engines.use(cast("Any", self))
 
     def enter(self, message: wire.EnterRank, rank: int, send: Callable[[bytes], None]) -> None:
-        """Let a controller's tools in.
+        """Let a controller's tools enter.
 
         Args:
             rank: this rank in the controller's mesh.
@@ -326,7 +327,7 @@ class AttachedProcess(ToolProcess):
         send(wire.encode(wire.RankEntered(visitor.uid, rank, HOST, os.getpid())))
 
     def _on_visitor(self, visitor: Visitor) -> None:
-        """A controller has entered, and is not told so yet."""
+        """Handle a controller that has entered, before it is notified."""
 
     def _procs(self, visitor: Visitor) -> HostedProcMesh:
         count = visitor.extent.nelements
@@ -344,7 +345,7 @@ class AttachedProcess(ToolProcess):
         visitor = self._visitors.get(sender)
         if visitor is not None:
             visitor.heard = time.monotonic()
-            if self.node.deaths.pop(sender, None) is not None:  # it was only silent
+            if self.node.deaths.pop(sender, None) is not None:  # it was alive but silent
                 self._on_back(visitor)
         self.handle(message)
 
@@ -364,7 +365,7 @@ class AttachedProcess(ToolProcess):
         for ref in procs:
             visitor = self._visitors.get(ref.id)
             if visitor is not None:
-                if hasattr(message, "sender"):  # to its controller, this rank is a rank of its mesh
+                if hasattr(message, "sender"):  # to its controller, this process is a rank of that controller's mesh
                     message.sender = f"{visitor.uid}.{visitor.point.rank}"
                     data = wire.encode(message)
                 if isinstance(message, wire.CallActor) and message.call:
@@ -372,7 +373,7 @@ class AttachedProcess(ToolProcess):
                 visitor.send(data)
 
     def make_actor(self, message: wire.SpawnActor) -> ToolActor:
-        """See ``ToolProcess.make_actor``. The first actor that asks for it gets the main thread."""
+        """See ``ToolProcess.make_actor``. The first actor that requests it gets the main thread."""
         visitor = self._visitors[message.sender]
         self._owners[message.actor] = message.sender
         cls = loads(message.body)[0]
@@ -385,7 +386,10 @@ class AttachedProcess(ToolProcess):
         return actor
 
     def answer_to(self, sender: str, call: int) -> Any:
-        """See ``ToolProcess.answer_to``. To its sender, this rank is a rank of the mesh that the sender has entered."""
+        """See ``ToolProcess.answer_to``.
+
+        To its sender, this process is a rank of the mesh that the sender has entered.
+        """
         visitor = self._visitors[sender]
         proc = f"{visitor.uid}.{visitor.point.rank}"
 
@@ -418,11 +422,11 @@ class AttachedProcess(ToolProcess):
             try:
                 if not self._look():
                     return
-            except Exception:  # without this thread, nobody would release what a dead controller has stopped
+            except Exception:  # without this thread, stops of a dead controller would never be released
                 log.exception("a fault of the leash of controllers")
 
     def _look(self) -> bool:
-        """Look for controllers that are silent; returns whether there is anything to look for."""
+        """Check for silent controllers. Return whether any controller has to be checked."""
         with self._lock:
             called = {ref.id for call in list(self.node.calls.values()) for ref in call._target.procs}
             for visitor in list(self._visitors.values()):
@@ -438,22 +442,25 @@ class AttachedProcess(ToolProcess):
         return True
 
     def _expects(self, visitor: Visitor, called: set[str]) -> bool:
-        """Whether a controller has to show that it is alive; ``called``: those that calls of this rank wait for."""
+        """Return whether a controller must send heartbeats.
+
+        ``called``: the controllers that calls of this rank wait for.
+        """
         return visitor.expected and visitor.id in called
 
     def _on_silence(self, visitor: Visitor) -> None:
-        """A controller that this rank waits for was silent for too long."""
+        """Handle that a controller that this rank waits for was silent for too long."""
         cause = f"the controller was silent for {visitor.silence:g} s"
         self.node.on_death(visitor.id, Death.of(DeathKind.CONTROLLER_CLOSED, cause, visitor.id))
 
     def _on_back(self, visitor: Visitor) -> None:
-        """A controller that was silent for too long is there again."""
+        """Handle that a silent controller has sent a message again."""
 
     def _leave(self, controller: str) -> None:
         self.node.on_death(controller, Death.of(DeathKind.CONTROLLER_CLOSED, "the controller has left", controller))
 
     def lose(self, controller: str) -> None:
-        """A controller has gone for good: what it has stopped continues, and its actors end."""
+        """Handle the end of a controller: its stopped threads continue, and its actors end."""
         self._leave(controller)
         visitor = self._visitors.pop(controller, None)
         if visitor is None:
@@ -466,14 +473,14 @@ class AttachedProcess(ToolProcess):
                 if actor is not None:
                     actor.stop(lambda: None)
         if not self._visitors:
-            if sys.breakpointhook is _breakpoint:  # else the program has set its own
+            if sys.breakpointhook is _breakpoint:  # otherwise the program has set its own hook
                 sys.breakpointhook = self._hook
             self._hook = None
 
     # -- interrupts ----------------------------------------------------------------------------------
 
     def _interrupt(self, cells: str) -> list[str]:
-        """Interrupt endpoints that run; returns their names."""
+        """Interrupt running endpoints. Return their names."""
         stopped: list[str] = []
         if self._main is not None and not cells:
             actor = self.actors.get(self._main_actor or "")
@@ -488,7 +495,7 @@ class AttachedProcess(ToolProcess):
         return stopped
 
     def _release(self, actor: ToolActor) -> None:
-        """End a wait in a collective, which no signal ends."""
+        """End a wait in a collective, which no signal can end."""
         message = actor.handled
 
         def runs() -> bool:
@@ -520,10 +527,10 @@ class AttachedProcess(ToolProcess):
         return next((self.system.proc_meshes[visitor.uid] for visitor in self._latest()), None)
 
     def controller_actor(self, name: str, cls: type[Any], timeout: float, mesh: Any = None) -> ActorMesh[Any]:
-        """See ``interface.MeshFunctions``: of the controller that has entered last, and is alive."""
+        """See ``interface.MeshFunctions``. Returns the actor of the live controller that entered last."""
         for visitor in self._latest():
             body = dumps_flat((cls, (), {}))
-            self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # unless it is there
+            self.send((visitor.ref,), wire.SpawnActor("", "", name, name, 0, body))  # spawn it unless it exists
             system: Any = self.system
             region = Region.from_extent(Extent((), ()))
             return HostedActorMesh(system, name, name, "", cls, (visitor.ref,), region)
@@ -533,7 +540,7 @@ class AttachedProcess(ToolProcess):
         return [each for each in reversed(list(self._visitors.values())) if each.id not in self.node.deaths]
 
     def __getattr__(self, name: str) -> Any:
-        """The functions of meshes, output and kept meshes: only controllers have them."""
+        """Raise for functions of meshes, output and kept meshes, which only controllers have."""
         if name.startswith("_"):
             raise AttributeError(name)
 
@@ -544,7 +551,7 @@ class AttachedProcess(ToolProcess):
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """`breakpoint()`: stop here for the controller's debugger; PYTHONBREAKPOINT works as usual."""
+    """Stop here for the controller's debugger on `breakpoint()`. PYTHONBREAKPOINT works as usual."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
     rank_debugger().stop_here(sys._getframe(1))

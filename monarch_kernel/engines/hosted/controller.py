@@ -1,4 +1,4 @@
-"""The tools' part of a controller: the meshes that it has entered, their output, and their deaths."""
+"""The tools of a controller on another runtime: the meshes that it has entered, their output, and their deaths."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from monarch_kernel.protocol.refs import Death, DeathKind, ProcRef
 from monarch_kernel.runtime.mesh.shape import Region
 from monarch_kernel.subscriptions import Subscribers, Subscription
 
-#: A rank releases what this controller has stopped after so long without a message from it (seconds).
+#: The time without a message after which a rank releases what this controller has stopped (seconds).
 SILENCE = 2.0
-#: How often the controller tells ranks that it is alive, while they wait for that (seconds).
+#: The interval of heartbeats to ranks that expect them (seconds).
 BEAT = 0.5
 #: How much output of each rank is kept for ``%mesh logs`` (bytes).
 KEPT_OUTPUT = 1 << 20
-#: How long the ranks of a mesh may take to let the tools in (seconds).
+#: The time for the ranks of a mesh to let the tools in (seconds).
 ENTER = 60.0
-#: How long the end of a mesh may take, and of one that has lost ranks, which Monarch may wait for (seconds).
+#: The time for a mesh to end, and for one that has lost ranks, for which Monarch may wait (seconds).
 STOP, STOP_REST = 15.0, 2.0
 
 
 class Carrier(Protocol):
-    """How an engine reaches the ranks of one of its meshes."""
+    """An engine's connection to the ranks of one mesh."""
 
     def send(self, ranks: Sequence[int], data: bytes) -> None:
-        """Carry bytes to the guests of these ranks, in order; without waiting."""
+        """Send bytes to the attached processes of these ranks, in order, without waiting."""
         ...
 
     def stop(self, reason: str, patience: float) -> None:
-        """End the mesh, and wait for that, for so many seconds at most; never raises."""
+        """End the mesh, and wait at most ``patience`` seconds for that. Never raises."""
         ...
 
 
@@ -51,9 +51,9 @@ class HostedMesh:
     """A mesh that this controller's tools have entered.
 
     Args:
-        procs: its handle.
-        carrier: reaches its ranks.
-        owned: whether its processes are this controller's own, rather than of another job.
+        procs: the handle of the mesh.
+        carrier: the connection to its ranks.
+        owned: whether its processes belong to this controller rather than to another job.
     """
 
     def __init__(self, procs: HostedProcMesh, carrier: Carrier, owned: bool) -> None:
@@ -64,18 +64,18 @@ class HostedMesh:
         self.pidfds: dict[int, int] = {}
         self.decoders: dict[tuple[int, int], OutputDecoder] = {}
         self.kept: dict[int, list[tuple[int, bytes]]] = {}
-        self.waiting: set[tuple[str, int]] = set()  # calls of its ranks that this controller has not answered
-        self.spawned: dict[str, wire.SpawnActor] = {}  # its actors, for ranks that come later
+        self.waiting: set[tuple[str, int]] = set()  # calls from its ranks that this controller has not answered
+        self.spawned: dict[str, wire.SpawnActor] = {}  # its actors, for ranks that enter later
 
 
 class ToolController(ToolProcess):
-    """The tools' part of a controller, and its engine (``interface.ToolRuntime``).
+    """The tools of a controller, and its engine (``interface.ToolRuntime``).
 
     Args:
-        name: what users call the other runtime.
+        name: the name of the other runtime for users.
     """
 
-    #: Of a mesh that it has, for errors: what it is, up to "cannot". The braces are the name of the engine.
+    #: A clause for errors about its meshes, up to "cannot". The braces are the name of the engine.
     MESHES = "runs on {}, which cannot"
 
     def __init__(self, name: str) -> None:
@@ -96,12 +96,13 @@ class ToolController(ToolProcess):
     def enter(
         self, name: str, extent: Extent, make: Callable[[bytes], Carrier], *, owned: bool, timeout: float = ENTER
     ) -> HostedProcMesh:
-        """Bring the tools into the ranks of a mesh of the other runtime.
+        """Let the tools enter the ranks of a mesh of the other runtime.
 
         Args:
             name: the mesh's name for users.
-            make: starts a guest in each rank with this first message, and returns what reaches them.
-            owned: whether the mesh is this controller's own.
+            make: starts an attached process in each rank with this first message, and returns the connection to the
+                ranks.
+            owned: whether the mesh belongs to this controller.
 
         Raises:
             TimeoutError: not all ranks have answered in time; the message names them.
@@ -146,18 +147,18 @@ class ToolController(ToolProcess):
     def start_procs(
         self, name: str, per_host: dict[str, int], env: dict[str, str | None], preload: tuple[str, ...]
     ) -> ProcMesh:
-        """Start a mesh on this host; an engine implements it."""
+        """Start a mesh on this host. Engines override this."""
         raise NotImplementedError
 
     def stop_procs(self, procs: HostedProcMesh, reason: str) -> Future[Any]:
-        """End a mesh; of another job's mesh, only the tools end."""
+        """End a mesh. On another job's mesh, only the tools end."""
         mesh = self._meshes.get(procs._mesh_uid)
         if mesh is not None:
             self._end(mesh, reason, STOP)
         return done(self.system, None, f"{procs.name}.stop")
 
     def _end(self, mesh: HostedMesh, reason: str, patience: float) -> None:
-        """Leave a mesh; if it is this controller's own, end it, and kill what has not ended in time."""
+        """Leave a mesh. A mesh of this controller is ended, and processes that do not end in time are killed."""
         living = [self.node.pids.get(mesh.procs._procs[rank].id, 0) for rank in self._living(mesh)]
         whole = len(living) == len(mesh.procs._procs)
         near = [pid for pid, ref in zip(living, mesh.procs._procs, strict=False) if pid and ref.host == HOST]
@@ -190,7 +191,7 @@ class ToolController(ToolProcess):
         return [rank for rank, ref in enumerate(mesh.procs._procs) if ref.id not in self.node.deaths]
 
     def on_death(self, proc: str, cause: str) -> None:
-        """Note that a rank is dead."""
+        """Record that a rank is dead."""
         ref = self.ref_of(proc)
         death = Death.of(DeathKind.EXITED, cause, proc, ref.host, self.node.pids.get(proc, 0))
         if self.node.on_death(proc, death):
@@ -264,7 +265,7 @@ class ToolController(ToolProcess):
         self._check_entered(mesh)
 
     def enters_never(self, mesh: HostedMesh, rank: int) -> None:
-        """Handle that a rank has refused the tools, or has ended before it let them in: `enter` awaits it no longer."""
+        """Handle that a rank has refused the tools, or ended before they entered: `enter` no longer waits for it."""
         self.node.pids.setdefault(f"{mesh.procs._mesh_uid}.{rank}", 0)
         self._check_entered(mesh)
 
@@ -273,7 +274,7 @@ class ToolController(ToolProcess):
             mesh.entered.set()
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
-        """Learn at once when a process of this host ends; the other runtime takes seconds."""
+        """Detect at once when a process of this host ends. The other runtime takes seconds for that."""
         proc = f"{mesh.procs._mesh_uid}.{rank}"
         try:
             pidfd = mesh.pidfds[rank] = os.pidfd_open(pid)
@@ -299,7 +300,7 @@ class ToolController(ToolProcess):
             self._beating.start()
 
     def _is_waited_for(self, mesh: HostedMesh) -> bool:
-        """Whether ranks of a mesh release what this controller has stopped if they do not hear of it."""
+        """Return whether the ranks of a mesh expect heartbeats. Without them, ranks release their stops."""
         return bool(mesh.waiting)
 
     def _send_beats(self) -> None:
@@ -431,11 +432,11 @@ class ToolController(ToolProcess):
         return ""
 
     def joined_jobs(self) -> NoReturn:
-        """Raises `NotOffered`: only kernels of this package's own engine join jobs."""
+        """Raise `NotOffered`: only kernels on this package's own engine can join jobs."""
         raise self.not_offered("join jobs that others have started; a kernel without MONARCH_KERNEL_ENGINE can")
 
     def home(self) -> ProcMesh | None:
-        """See ``interface.ProcessFunctions``: a controller is in no mesh."""
+        """See ``interface.ProcessFunctions``. Returns None: a controller is in no mesh."""
         return None
 
     # -- kept meshes -----------------------------------------------------------------------------------
@@ -461,7 +462,7 @@ class ToolController(ToolProcess):
         return {}
 
     def attach(self, name: str, force: bool = False) -> KeptHost:
-        """See ``interface.KeptFunctions``; an engine implements it, if other processes' meshes can be reached."""
+        """See ``interface.KeptFunctions``. Engines that can reach other processes' meshes override this."""
         raise KeptError(f"the engine {self.NAME} cannot reach meshes of other processes")
 
     def end_kept(self, name: str, force: bool = False) -> KeptInfo:
@@ -477,7 +478,7 @@ class ToolController(ToolProcess):
         self.close()
 
     def close(self) -> None:
-        """Leave all meshes, as this process ends."""
+        """Leave all meshes at the end of this process."""
         self._closed = True
         for mesh in list(self._meshes.values()):
             self._leave(mesh)
@@ -488,10 +489,10 @@ class ToolController(ToolProcess):
 
 
 class _NoCarrier:
-    """Before there is one."""
+    """Placeholder until the mesh has a carrier."""
 
     def send(self, ranks: Sequence[int], data: bytes) -> None:
-        """Nothing can be sent yet."""
+        """Drop the data."""
 
     def stop(self, reason: str, patience: float) -> None:
-        """There is nothing to stop."""
+        """Do nothing."""

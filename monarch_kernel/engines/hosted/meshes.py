@@ -1,4 +1,4 @@
-"""Handles of meshes whose messages another runtime carries. They are those of this package, but for how they send."""
+"""Mesh handles for meshes whose messages another runtime carries. Only sending differs from this package's handles."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HOST = socket.gethostname()
 
 
 def done(system: MessageSystem, value: Any, what: str = "") -> Future[Any]:
-    """A future that has this value already."""
+    """Return a future that already has this value."""
     future: Future[Any] = Future(system.node.poller, what)
     future._resolve(value)
     return future
 
 
 class HostedEndpoint(Endpoint[Any]):
-    """An endpoint of a tool's actors; its messages go through the other runtime. The verbs are those of `Endpoint`."""
+    """An endpoint of a tool's actors, with the methods of `Endpoint`. The other runtime carries its messages."""
 
     __slots__ = ()
 
@@ -175,9 +175,9 @@ class HostedProcMesh(ProcMesh):
         raise NotOffered(f"mesh {self.name} {self._tools.MESHES.format(self._tools.engine_name)} {what}")
 
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
-        """Create one actor of a tool in every proc. User code spawns its actors with the other runtime's own meshes.
+        """Create one actor of a tool in every proc. User code spawns actors with the other runtime's own meshes.
 
-        Dead procs do not block calls to live ones: calls to actors on them fail, as on procs that die later.
+        Dead procs do not block calls to live ones: calls to actors on dead procs fail, as on procs that die later.
         """
         system = cast("MessageSystem", self._system)
         if self._stopped:
@@ -213,7 +213,7 @@ class HostedProcMesh(ProcMesh):
         return self._tools.kill_procs(self, reason)
 
     def heal(self, hosts: Any = None, timeout: float = 0.0) -> NoReturn:
-        """Raises `NotOffered`: the other runtime replaces no procs."""
+        """Raise `NotOffered`: the other runtime does not replace procs."""
         self._not_offered("replace dead ranks")
 
     def _ask_agents(self, message: Any, what: str) -> NoReturn:
@@ -235,7 +235,7 @@ class HostedProcMesh(ProcMesh):
         return call
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
-        """State, pid, memory and CPU use of every proc; of procs on other hosts, the state and the pid."""
+        """Return state, pid, memory and CPU use of every proc; for procs on other hosts, only state and pid."""
         target = self._target()
         return done(cast("Any", self._system), ValueMesh(target.extent, [self._status(ref) for ref in target.procs]))
 
@@ -259,7 +259,7 @@ class HostedProcMesh(ProcMesh):
 
     @property
     def host_mesh(self) -> NoReturn:
-        """Raises `NotOffered`: its hosts are the other runtime's."""
+        """Raise `NotOffered`: the hosts belong to the other runtime."""
         self._not_offered("give its hosts to the tools")
 
     def __reduce__(self) -> Any:
@@ -275,11 +275,11 @@ def _rebuild_procs(uid: str, name: str, procs: tuple[ProcRef, ...], region: Regi
 
 
 class HostedHostMesh(HostMesh):
-    """Hosts of another runtime, as far as ``%mesh up`` needs them.
+    """Hosts of another runtime, with the methods that ``%mesh up`` needs.
 
     Args:
         controller: the tools of this process.
-        engine_name: what users call the other runtime.
+        engine_name: the name of the other runtime for users.
     """
 
     def __init__(self, controller: ToolController) -> None:
@@ -290,7 +290,7 @@ class HostedHostMesh(HostMesh):
         return Region.from_extent(Extent((), ()))
 
     def with_python_executable(self, python: Any) -> NoReturn:
-        """Raises `NotOffered`."""
+        """Raise `NotOffered`."""
         raise NotOffered(f"{self._controller.engine_name} starts ranks with the interpreter of the kernel only")
 
     def spawn_procs(
@@ -310,7 +310,7 @@ class HostedHostMesh(HostMesh):
         """Start procs on every host; see ``HostMesh.spawn_procs``.
 
         Raises:
-            NotOffered: for restart policies, spare hosts, other interpreters, and GPUs of each process.
+            NotOffered: for restart policies, spare hosts, other interpreters, and GPUs per process.
         """
         if devices:
             raise NotOffered(f"{self._controller.engine_name} gives each process all GPUs: leave devices out")

@@ -1,4 +1,4 @@
-"""The bookkeeping of calls in a process that has no links of its own: another runtime carries its messages."""
+"""Bookkeeping of calls in a process without its own links, whose messages another runtime carries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.runtime.node.poller import Poller
 
 
 class MessageNode:
-    """What pending calls need of a node: a poller, the table of calls, and what is known of other procs.
+    """The parts of a node that pending calls need: a poller, the table of calls, and the known deaths.
 
     Args:
         ref: this process, as others address it.
@@ -25,31 +25,32 @@ class MessageNode:
         self.ref = ref
         self.poller = Poller()
         self.calls: dict[int, Any] = {}
-        #: Those of them that are answered with values of the program: any objects, where all others give data.
+        #: The calls among them that are answered with arbitrary objects of the program. All others are answered with
+        #: plain data.
         self.value_calls: set[int] = set()
         self.pids: dict[str, int] = {}
         self.deaths: dict[str, Death] = {}
         self.unresponsive: dict[str, Any] = {}
         self.generation = 0
-        #: Held while an answer or a death is noted, which several threads may bring.
+        #: Held while an answer or a death is recorded; several threads may do that.
         self.lock = threading.RLock()
         self._numbers = itertools.count(1)
 
     def new_call(self, sink: Any) -> int:
-        """Register a pending call; returns its number."""
+        """Register a pending call. Return its number."""
         number = next(self._numbers)
         self.calls[number] = sink
         return number
 
     def current(self, ref: ProcRef) -> ProcRef:
-        """The proc in that place now; here it is never replaced."""
+        """Return the proc itself: procs are never replaced here."""
         return ref
 
     def learn(self, ref: ProcRef) -> None:
-        """Nothing needs to be known to send to a proc."""
+        """Do nothing: sending needs no information about a proc."""
 
     def send(self, _proc: str, _message: Any) -> None:
-        """Messages of the runtime itself have no receiver here."""
+        """Do nothing: messages of the runtime itself have no receiver here."""
 
     def on_answer(self, proc: str, call: int, status: int, body: bytes) -> None:
         """Pass the answer of a proc to its call."""
@@ -62,7 +63,7 @@ class MessageNode:
                     sink.on_reply(rank, status, body, ())
 
     def on_death(self, proc: str, death: Death) -> bool:
-        """Fail the calls over a proc. Returns whether its death is news."""
+        """Fail the calls over a proc. Return whether its death was not known before."""
         with self.lock:
             if proc in self.deaths:
                 return False
@@ -73,13 +74,13 @@ class MessageNode:
 
 
 class NothingHeld:
-    """No call waits for a heal, as there is none."""
+    """The table of calls that wait for a heal. Always empty, because procs are never replaced."""
 
     active = False
 
 
 class MessageSystem:
-    """What handles of meshes need of the system of their process.
+    """The parts of an actor system that mesh handles need.
 
     Args:
         node: the calls of this process.
@@ -99,13 +100,13 @@ _system: MessageSystem | None = None
 
 
 def set_message_system(system: MessageSystem | None) -> None:
-    """Make this the system of handles that are unpickled in this process."""
+    """Set the system for handles that are unpickled in this process."""
     global _system
     _system = system
 
 
 def message_system() -> MessageSystem:
-    """The system of handles that are unpickled in this process.
+    """Return the system for handles that are unpickled in this process.
 
     Raises:
         RuntimeError: no tools of another engine run in this process.

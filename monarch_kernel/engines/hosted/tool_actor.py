@@ -1,4 +1,4 @@
-"""One actor of a tool in a process of another runtime: a mailbox, and a thread that takes its messages in turn."""
+"""One actor of a tool in a process of another runtime: a mailbox, and a thread that handles its messages in order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from monarch_kernel.protocol.messages import ERROR, OK
 from monarch_kernel.protocol.serialize import dumps_flat, loads
 from monarch_kernel.thread_frames import raise_in_thread
 
-#: The actor for which the calling code runs.
+#: The actor that the calling code runs for.
 here: ContextVar[ToolActor | None] = ContextVar("monarch_kernel_tool_actor", default=None)
 
-#: So many turns of a loop are enough for the interpreter to deliver an exception that another thread has raised here.
+#: The number of loop iterations after which the interpreter has certainly raised a pending asynchronous exception here.
 _DELIVERED = 100
 
-#: Answers a call: its status and body.
+#: Answers a call with a status and a body.
 Answer = Callable[[int, bytes], None]
 
 
 class AnswerPort:
-    """The port of an endpoint that answers through it, at any time, from any thread; only the first answer counts."""
+    """The port of an endpoint that answers later, on any thread. Only the first answer counts."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer: Answer | None = answer
@@ -47,14 +47,14 @@ class AnswerPort:
 
 
 class ToolActor:
-    """An actor: its object, made by its first message, and its messages.
+    """An actor: its object, created by its first message, and its mailbox.
 
     Args:
         actor: its unique name.
         name: the name that it was spawned under.
         rank: its position in its mesh.
-        drive: runs a function on the thread that the actor's messages are for, if that is the main thread of a rank;
-            None: the actor has a thread of its own.
+        drive: runs a function on the thread for the actor's messages, if that is the main thread of a rank; None: the
+            actor has its own thread.
     """
 
     def __init__(self, actor: str, name: str, rank: Point, drive: Callable[[ToolActor], None] | None = None) -> None:
@@ -66,16 +66,16 @@ class ToolActor:
         self.running: str | None = None
         self.running_for = ""
         self.thread = 0
-        #: The thread of the program that runs its message for a while; 0: its own one does.
+        #: The thread of the program that temporarily runs its message; 0: its own thread does.
         self._borrowed = 0
         self._lock = threading.Lock()
-        #: Whether it was told to end, after its current message.
+        #: Whether it ends after its current message.
         self.stopping = False
         #: How many messages it has begun to handle.
         self.handled = 0
-        #: An event loop that runs while the actor waits for messages, if the thread that drives it can do so.
+        #: An event loop to run while the actor waits for messages, if its thread can do so.
         self.background: Any = None
-        #: The endpoints that only the viewer in control of a joined job may call.
+        #: The endpoints that only the controlling viewer of a joined job may call.
         self.of_driver: frozenset[str] = frozenset()
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._drive = drive
@@ -94,7 +94,7 @@ class ToolActor:
         self._post("__init__", "", make, answer)
 
     def call(self, endpoint: str, body: bytes, origin: str, answer: Answer | None) -> None:
-        """Call an endpoint. Without ``answer`` an exception is dropped."""
+        """Call an endpoint. Without ``answer``, an exception is dropped."""
         port: AnswerPort | None = None
 
         def run() -> Any:
@@ -109,13 +109,13 @@ class ToolActor:
             return found.function(self.object, *args, **kwargs)
 
         def settle(status: int, value: bytes) -> None:
-            if answer is not None and (port is None or status != OK):  # else the endpoint answers through its port
+            if answer is not None and (port is None or status != OK):  # otherwise the endpoint answers through its port
                 answer(status, value)
 
         self._post(endpoint, origin, run, settle)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Run ``__cleanup__`` after the messages that wait, and take no more."""
+        """Run ``__cleanup__`` after the waiting messages, and accept no more."""
 
         def end() -> Any:
             cleanup = getattr(self.object, "__cleanup__", None)
@@ -129,7 +129,10 @@ class ToolActor:
     # -- interrupts --------------------------------------------------------------------------------
 
     def interrupt(self) -> bool:
-        """Raise KeyboardInterrupt in its running endpoint, at its next line of Python; returns whether one runs."""
+        """Raise KeyboardInterrupt in its running endpoint, at its next line of Python.
+
+        Return whether an endpoint is running.
+        """
         with self._lock:
             if self.running is None:
                 return False
@@ -138,7 +141,7 @@ class ToolActor:
 
     @contextmanager
     def borrowing(self) -> Generator[None]:
-        """The calling thread, which is a program's, runs the actor's message: interrupts reach it, and never later."""
+        """Let the calling thread run the actor's message: interrupts reach it, but never after the block."""
         with self._lock:
             self._borrowed = threading.get_ident()
         try:
@@ -149,7 +152,7 @@ class ToolActor:
                 try:
                     with self._lock:
                         self._borrowed = 0
-                    for _ in range(_DELIVERED):  # an interrupt that was raised before that is delivered here
+                    for _ in range(_DELIVERED):  # pending interrupts are raised here
                         pass
                     ended = True
                 except KeyboardInterrupt:

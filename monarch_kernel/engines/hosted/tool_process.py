@@ -1,4 +1,4 @@
-"""The tools' part of a process of another runtime: its actors, and the calls that it waits for."""
+"""The tools in a process of another runtime: their actors, and the calls that the process waits for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _GET = Future.get.__code__
 
 
 class ToolProcess:
-    """The actors of tools in this process, and what tools may ask about the process (``interface.ProcessFunctions``).
+    """The actors of tools in this process, and information about the process for tools
+    (``interface.ProcessFunctions``).
 
     Args:
-        name: what users call the other runtime.
+        name: the name of the other runtime for users.
         ref: this process, as others address it.
     """
 
@@ -44,8 +45,10 @@ class ToolProcess:
         raise NotImplementedError
 
     def receive(self, data: bytes) -> None:
-        """Handle a message that the other runtime has carried here. Any thread may call this; messages of one sender
-        come in their order."""
+        """Handle a message that the other runtime has carried here.
+
+        Thread-safe; messages of one sender arrive in order.
+        """
         self.handle(wire.decode(data))
 
     def handle(self, message: Any) -> None:
@@ -59,7 +62,7 @@ class ToolProcess:
                 if actor is not None:
                     actor.call(message.endpoint, message.body, message.origin, answer if message.call else None)
             case wire.SpawnActor(actor=name) if name in self.actors:
-                pass  # a controller's actor that a rank has asked for
+                pass  # an actor of the controller, requested by a rank
             case wire.SpawnActor():
                 actor = self.actors[message.actor] = self.make_actor(message)
                 actor.create(message.body, self.answer_to(message.sender, message.call))
@@ -71,14 +74,14 @@ class ToolProcess:
                 else:
                     actor.stop(lambda: answer(0, b""))
             case _:
-                pass  # of a later version
+                pass  # from a later version
 
     def make_actor(self, message: wire.SpawnActor) -> ToolActor:
-        """A new actor."""
+        """Create an actor."""
         raise NotImplementedError
 
     def answer_to(self, sender: str, call: int) -> Answer:
-        """How to answer a call of a process."""
+        """Return a function that answers a call of a process."""
 
         def answer(status: int, body: bytes) -> None:
             self.send((self.ref_of(sender),), wire.CallAnswer(self.node.id, call, status, bytes(body)))
@@ -86,7 +89,7 @@ class ToolProcess:
         return answer
 
     def ref_of(self, proc: str) -> ProcRef:
-        """The reference of a proc."""
+        """Return the reference of a proc."""
         return ProcRef(proc, "", "", proc, "")
 
     # -- what tools ask about the process --------------------------------------------------------------
@@ -149,7 +152,7 @@ class ToolProcess:
         raise self.not_offered("interrupt the main thread of the controller")
 
     def keep_failure(self, error: BaseException, cell: str, running: tuple[str, str] | None = None) -> None:
-        """See ``interface.ProcessFunctions``; ``running``: an actor and an endpoint of the other runtime."""
+        """See ``interface.ProcessFunctions``. ``running``: an actor and an endpoint of the other runtime."""
         keep_failure(error, cell, running or self.running_here()[:2], _later)
 
     def call_in_wait(self, errand: Callable[[], None]) -> None:
@@ -157,7 +160,7 @@ class ToolProcess:
         self.node.poller.call_in_wait(errand)
 
     def not_offered(self, what: str) -> NotOffered:
-        """The error for something that only this package's own runtime has."""
+        """Return the error for a feature that only this package's own runtime has."""
         return NotOffered(f"the engine {self.NAME} cannot {what}")
 
     def refuse(self, what: str) -> NoReturn:

@@ -6,19 +6,20 @@ import msgspec
 
 
 class EnterRank(msgspec.Struct, array_like=True, tag=1):
-    """The first message to a rank: what the rank is to this controller.
+    """The first message to a rank: how it fits into the controller's mesh.
 
     Attributes:
-        controller: the controller's id among the procs, which answers are addressed to.
-        uid, name: of the mesh.
-        labels, sizes: its shape.
-        silence: the rank releases what this controller has stopped after that long without a message (seconds).
-        output: whether all output of the process goes to this controller, rather than that of its cells alone.
-        rank: the rank's place in the mesh; -1 if the other runtime tells it.
+        controller: the controller's proc id, to which answers are addressed.
+        uid, name: id and name of the mesh.
+        labels, sizes: the shape of the mesh.
+        silence: the time without a message after which the rank releases what this controller has stopped (seconds).
+        output: whether all output of the process goes to this controller, or only output of its cells.
+        rank: the rank's position in the mesh; -1 if the other runtime assigns it.
         hold: how long stopped ranks stay stopped after the controller's end (seconds).
         host, pid: where the controller runs, for other viewers of the same job.
-        drive: take control of the job from any other viewer.
-        looks_on: it only reads and leaves, as a program that writes a report does; failures stay held for a viewer.
+        drive: whether to take control of the job from any other viewer.
+        looks_on: whether it only reads and leaves, like a program that writes a report; failures stay held for a
+            viewer.
     """
 
     controller: str
@@ -37,7 +38,7 @@ class EnterRank(msgspec.Struct, array_like=True, tag=1):
 
 
 class RankEntered(msgspec.Struct, array_like=True, tag=2):
-    """The answer to it: where the rank is."""
+    """The answer to `EnterRank`: where the rank runs."""
 
     uid: str
     rank: int
@@ -57,7 +58,7 @@ class SpawnActor(msgspec.Struct, array_like=True, tag=3):
 
 
 class CallActor(msgspec.Struct, array_like=True, tag=4):
-    """Call an endpoint; ``body`` is the pickle of its arguments. ``call`` 0: no answer is wanted."""
+    """Call an endpoint; ``body`` is the pickle of its arguments. If ``call`` is 0, no answer is expected."""
 
     sender: str
     actor: str
@@ -94,9 +95,10 @@ class ToolOutput(msgspec.Struct, array_like=True, tag=7):
 
 
 class InterruptRank(msgspec.Struct, array_like=True, tag=8):
-    """Interrupt what runs in a rank; answered with the names of what was interrupted.
+    """Interrupt the endpoints that run in a rank. The answer has their names.
 
-    ``cells``: only endpoints that run for cells whose ids begin so, and no cell of the rank itself.
+    If ``cells`` is set, only endpoints that run for cells with this id prefix are interrupted, and no cell of the rank
+    itself.
     """
 
     sender: str
@@ -105,30 +107,33 @@ class InterruptRank(msgspec.Struct, array_like=True, tag=8):
 
 
 class ControllerBeat(msgspec.Struct, array_like=True, tag=9):
-    """The controller is alive."""
+    """Heartbeat of the controller."""
 
     controller: str
 
 
 class LeaveRank(msgspec.Struct, array_like=True, tag=10):
-    """The controller leaves on purpose: its actors end, and what it has stopped continues."""
+    """The controller leaves on purpose: its actors end, and ranks that it has stopped continue."""
 
     controller: str
 
 
 class DriveRank(msgspec.Struct, array_like=True, tag=11):
-    """A viewer of a joined job asks for control; with ``force``, whoever has it. Answered by `RankDriver`."""
+    """A viewer of a joined job asks for control; with ``force``, even if another viewer has it.
+
+    Answered by `RankDriver`.
+    """
 
     controller: str
     force: bool
 
 
 class RankDriver(msgspec.Struct, array_like=True, tag=12):
-    """Which viewer of a joined job has control of a rank: one that may stop it, and run code in it.
+    """The viewer that controls a rank of a joined job: only this viewer may stop the rank and run code in it.
 
     Attributes:
         uid, rank: the rank, in the receiver's mesh.
-        driver: the controller's id; "" if none has control.
+        driver: the controller's id; "" if there is none.
         host, pid, since: where it runs, and when it took control (seconds since 1970).
     """
 
@@ -141,7 +146,7 @@ class RankDriver(msgspec.Struct, array_like=True, tag=12):
 
 
 class RankReleased(msgspec.Struct, array_like=True, tag=13):
-    """A rank has let go of what this viewer had stopped in it, since the viewer was silent for so many seconds."""
+    """A rank has released what this viewer had stopped, because the viewer was silent for this many seconds."""
 
     uid: str
     rank: int
@@ -150,7 +155,7 @@ class RankReleased(msgspec.Struct, array_like=True, tag=13):
 
 
 class RankFault(msgspec.Struct, array_like=True, tag=14):
-    """A fault of the tools in a rank, which the rank's program has not felt; ``count``: how many there were."""
+    """A fault of the tools in a rank, which did not affect the rank's program; ``count``: the number of such faults."""
 
     uid: str
     rank: int

@@ -1,8 +1,8 @@
-"""What a prepared rank writes down for this user's programs: where it listens, and who it is.
+"""Announce a prepared rank to this user's programs: its identity and its socket.
 
-All is in one folder of mode 0700 for each user and machine: ``PID-SPACE.json`` and the socket ``PID-SPACE.sock`` of
-each rank, where SPACE is that of the process id, since containers may share the folder. This module imports the
-standard library and the private folders only, since ranks load it.
+All files are in one folder of mode 0700 per user and machine: ``PID-SPACE.json`` and the socket ``PID-SPACE.sock`` of
+each rank. SPACE is the PID namespace, because containers may share the folder. Ranks load this module, so it imports
+only the standard library and the private folders.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 from monarch_kernel.engines.join.identity import RankIdentity
 from monarch_kernel.protocol.private_files import NotPrivateError, PrivateFolder, open_way, temporary_folders
 
-#: The path of a Unix socket has at most 107 bytes.
+#: The maximum length of the path of a Unix socket (bytes).
 _LONGEST = 107
-#: What comes behind the temporary folder: ``/monarch-join-UID/PID-SPACE.sock``.
+#: The length of the path after the temporary folder: ``/monarch-join-UID/PID-SPACE.sock``.
 _BEHIND = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: The end of the name of a job's file that reports on its hangs are made under, one by one; see ``progress_monitor``.
+#: Suffix of a job's lock file: reports on its hangs are made one at a time; see ``progress_monitor``.
 HANG = ".hang"
-#: The same of the file under which one process of a machine calls a meeting point; see ``GatewayCall``.
+#: Suffix of the lock file for the process of this machine that calls a meeting point; see ``GatewayCall``.
 MEET = ".meet"
 #: Suffixes of the files with the code that an unprepared process runs to be joined, and with its answer;
 #: see ``debugger.outside.remote_exec``.
 SCRIPT, ANSWER = ".py", ".answer"
-#: Of a command line, as much as this is shown (characters).
+#: The maximum length of a displayed command line (characters).
 _PROGRAM = 300
 
 
 class JoinError(RuntimeError):
-    """A job cannot be prepared, found or joined; the message says why, and what to do."""
+    """A job cannot be prepared, found or joined. The message names the cause and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class RankAnnouncement:
     """A prepared rank.
 
     Attributes:
-        name: of its job.
-        identity: as its launcher has told it when it began.
+        name: the name of its job.
+        identity: its rank, as its launcher announced it at the start.
         pid: its process id.
-        began: when the process began, in clock ticks since the machine did: a later process with this id is another.
-        since: the time at which it was prepared (seconds since 1970).
+        began: when the process began, in clock ticks since boot; it distinguishes processes that reuse this id.
+        since: when it was prepared (seconds since 1970).
         host: the name of its machine.
         program: its command line, shortened.
         folder: its working folder.
         python: the version of its Python.
-        space: the space of process ids that its own is of: containers may share the folder.
-        socket: where it listens; "" in what another machine has told.
+        space: its PID namespace: containers may share the folder.
+        socket: the path of its socket; "" in an announcement from another machine.
         meet: the meeting point at which viewers of other machines find it; "" if there is none.
     """
 
@@ -74,7 +74,7 @@ class RankAnnouncement:
 
     @property
     def process(self) -> tuple[object, ...]:
-        """The same for no two processes, whatever else is known of them later."""
+        """A key that is unique for each process and does not change when more becomes known about it."""
         return self.host, self.space, self.pid, self.began, self.since
 
 
@@ -82,7 +82,7 @@ def check_name(name: str) -> str:
     """Return the name of a job.
 
     Raises:
-        JoinError: it is none.
+        JoinError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise JoinError(
@@ -95,9 +95,9 @@ def check_name(name: str) -> str:
 
 
 def join_folder() -> PrivateFolder:
-    """The folder of this user, which is made if it is missing.
+    """Return the folder of this user. It is created if it is missing.
 
-    It is below `/tmp` if possible, even where `TMPDIR` names another folder: jobs often have one of their own.
+    It is below `/tmp` if possible, even if `TMPDIR` names another folder, because many jobs have their own `TMPDIR`.
 
     Raises:
         NotPrivateError: no folder is safe from other users.
@@ -121,23 +121,23 @@ def _bases() -> list[str]:
 
 
 def announce(name: str, identity: RankIdentity, meet: str = "") -> tuple[RankAnnouncement, socket.socket]:
-    """Listen for viewers, and write down where.
+    """Listen for viewers, and write the announcement.
 
     Args:
-        meet: the meeting point at which they find it, too.
+        meet: the meeting point at which viewers also find it.
 
     Returns:
-        What was written, and the listening socket, which does not block.
+        The announcement and the listening socket, which is non-blocking.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: the files cannot be created.
     """
     pid, space = os.getpid(), pid_space()
     stem = f"{pid}-{space}"
     with join_folder() as folder:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
-            folder.discard(f"{stem}.sock")  # of an earlier process with this id
+            folder.discard(f"{stem}.sock")  # left by an earlier process with this id
             path = os.path.join(folder.path, f"{stem}.sock")
             listener.bind(path)
             listener.listen(64)
@@ -164,13 +164,13 @@ def announce(name: str, identity: RankIdentity, meet: str = "") -> tuple[RankAnn
 
 
 def withdraw(announced: RankAnnouncement) -> None:
-    """Remove what `announce` has written, as the process ends."""
+    """Remove the files of `announce` at the end of the process."""
     with suppress(OSError), PrivateFolder.open(os.path.dirname(announced.socket)) as folder:
         _remove(folder, f"{announced.pid}-{announced.space}")
 
 
 def meet_file(url: str) -> str:
-    """The name of the file of a meeting point."""
+    """Return the name of the file of a meeting point."""
     return f"{re.sub('[^A-Za-z0-9.-]', '_', url)[-200:]}{MEET}"
 
 
@@ -180,12 +180,12 @@ def _remove(folder: PrivateFolder, stem: str) -> None:
 
 
 def pid_space() -> int:
-    """The space of process ids of this process."""
+    """Return the PID namespace of this process."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def began_at(pid: int) -> int:
-    """When a process began, in clock ticks since the machine did; 0 if there is no such process, or it is a zombie."""
+    """Return when a process began, in clock ticks since boot; 0 if there is no such process, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             found = file.read().rpartition(b")")[2].split()
@@ -198,7 +198,7 @@ def began_at(pid: int) -> int:
 
 
 def announcements() -> list[RankAnnouncement]:
-    """The prepared ranks of this user on this machine, oldest first. What dead ones have left is removed."""
+    """Return the prepared ranks of this user on this machine, oldest first. Files of dead ranks are removed."""
     found: list[RankAnnouncement] = []
     space = pid_space()
     for base in _bases():
@@ -231,18 +231,18 @@ def announcements() -> list[RankAnnouncement]:
 
 
 def _is_dead(name: str, space: int) -> bool:
-    """Whether the process is gone that a file named ``PID-SPACE.KIND`` is for."""
+    """Return whether the process of a file named ``PID-SPACE.KIND`` is gone."""
     pid, _, of = name.partition(".")[0].partition("-")
     return pid.isdecimal() and of == str(space) and not began_at(int(pid))
 
 
 def announcement_of(plain: Any) -> RankAnnouncement:
-    """An announcement from JSON; fields of later versions are ignored.
+    """Decode an announcement from JSON. Fields of later versions are ignored.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not an announcement.
     """
-    import msgspec  # viewers alone need it
+    import msgspec  # only viewers need it
 
     try:
         return msgspec.convert(plain, RankAnnouncement)

@@ -1,7 +1,7 @@
-"""The viewer's side: a joined job is a mesh of this controller, whose processes are not its own.
+"""The viewer's side of joined jobs: each is a mesh of this controller, whose processes belong to another program.
 
-This file is long because a joined job and the controller of its mesh change each other: ranks come and go, the mesh is
-formed anew, and control passes between viewers, from the threads of either.
+This file is long because a joined job and the controller of its mesh change each other, from the threads of either:
+ranks come and go, the mesh is formed again, and control passes between viewers.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: How often a viewer looks for ranks that its jobs have started again (seconds).
+#: The interval at which a viewer checks for restarted ranks of its jobs (seconds).
 LOOK = 0.5
-#: How long ranks may take to tell who has control (seconds): the first viewer's load the tools before.
+#: The time for ranks to report which viewer has control (seconds). For the first viewer, they load the tools first.
 DRIVE = 5.0
-#: Releases within so many seconds of each other are one notice.
+#: Releases within this time of each other are combined into one notice (seconds).
 NEWS = 5.0
-#: How long ranks may take to let the tools in (seconds): they load them then.
+#: The time for ranks to let the tools in, including loading them (seconds).
 ENTER = 20.0
-#: How long a mesh waits for all ranks of a job that was started again with another number of them (seconds).
+#: How long a mesh waits for all ranks of a job that was restarted with another number of ranks (seconds).
 GATHER = 5.0
 
 
 class LinkCarrier:
-    """Reaches the ranks of a joined job (``controller.Carrier``).
+    """The connections to the ranks of a joined job (``controller.Carrier``).
 
     Args:
-        links: by rank.
+        links: the connection of each rank.
     """
 
     def __init__(self, links: dict[int, RankLink]) -> None:
@@ -69,7 +69,7 @@ class LinkCarrier:
                 link.send(data)
 
     def stop(self, reason: str, patience: float) -> None:
-        """The processes are the job's: only the connections end."""
+        """Close the connections. The processes belong to the job and continue."""
         self.close()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class LinkCarrier:
 
 
 class JoinController(ToolController):
-    """The joined jobs of this process."""
+    """Manages the joined jobs of this process."""
 
     MESHES = "is a job that others have started, and a notebook that has joined it cannot"
 
@@ -91,10 +91,10 @@ class JoinController(ToolController):
         self._places: list[RankMachines] = [ThisMachine(self._loop)]
         self._jobs: dict[str, JoinedJob] = {}  # by the uid of the mesh
         self._rejoins = False
-        self._stop_looking: threading.Event | None = None  # while a thread looks for ranks
-        #: Told in one line when a job has come back in another shape, and its mesh was formed anew.
+        self._stop_looking: threading.Event | None = None  # set while a thread looks for ranks
+        #: Notified, with one line, when a job has come back in another shape and its mesh was formed again.
         self.on_reformed: Subscribers[[str, str]] = Subscribers("a callback on joined jobs")
-        #: (job, sentence) for the person who uses this process: what has happened to a joined job by itself.
+        #: (job, sentence) for the user of this process: an event of a joined job that the user did not cause.
         self.notices: Subscribers[[str, str]] = Subscribers("a subscriber to notices of joined jobs")
 
     def _note(self, error: BaseException) -> None:
@@ -103,17 +103,18 @@ class JoinController(ToolController):
     # -- jobs ----------------------------------------------------------------------------------------
 
     def add_machines(self, commands: Mapping[str, Sequence[str]], meet: str = "") -> None:
-        """Also look for ranks on other machines, from now on until the last joined job is left.
+        """Also look for ranks on other machines, until the last joined job is left.
 
         Args:
-            commands: runs ``python -m monarch_kernel.engines.join.relay`` on each machine, by its name.
-            meet: the URL of a meeting point whose machines are added, and those that come to it later.
+            commands: for each machine name, the command that runs ``python -m monarch_kernel.engines.join.relay``
+                there.
+            meet: the URL of a meeting point, whose present and later machines are added.
 
         Raises:
-            JoinError: one cannot be reached; then none is added.
+            JoinError: a machine cannot be reached; then none is added.
         """
         for each in self._machines:
-            if each.ended:  # it is reached anew
+            if each.ended:  # connect to it again
                 self._let_go_of(each)
         known = {each.name for each in self._machines}
         begun: list[RemoteMachine | GatewayMachines] = []
@@ -146,27 +147,27 @@ class JoinController(ToolController):
                 self._let_go_of(each)
 
     def joinable(self) -> list[JoinableJob]:
-        """The jobs of this user that can be joined, on this machine and on those that were added."""
+        """Return the jobs of this user that can be joined, on this machine and on those that were added."""
         return jobs_of(ranks_at(self._places))
 
     def join(
         self, name: str, timeout: float = ENTER, *, drive: bool = False, hold: float = 0.0, looks_on: bool = False
     ) -> HostedProcMesh:
-        """Make a job a mesh of this controller, which has control of it unless another viewer does.
+        """Make a job a mesh of this controller, which gets control of it unless another viewer has control.
 
-        A joined one is formed anew if its dimensions have changed.
+        If the job is already joined and its dimensions have changed, its mesh is formed again.
 
         Args:
-            timeout: how long its ranks may take to let the tools in (seconds).
-            drive: take control, whoever has it. What the other viewer has stopped passes on to this one; its
+            timeout: the time for its ranks to let the tools in (seconds).
+            drive: take control even from another viewer. Ranks that the other viewer has stopped are handed over; its
                 breakpoints are removed, and its cells are interrupted.
-            hold: how long what this controller has stopped stays stopped after its end (seconds); by default it
-                continues at once, or after ``SILENCE`` where only silence tells.
-            looks_on: it is joined to ask, by no person: it never has control, and ranks that are held after an error
-                are held for somebody else.
+            hold: how long ranks that this controller has stopped stay stopped after its end (seconds). By default, they
+                continue at once, or after ``SILENCE`` if the end is noticed only by silence.
+            looks_on: join only to read, without a user: it never has control, and ranks that are held after an error
+                remain held for another viewer.
 
         Raises:
-            JoinError: there is no such job, it is joined already, or its ranks do not answer.
+            JoinError: there is no such job, it is already joined, or its ranks do not answer.
         """
         for before in list(self._jobs.values()):
             if before.name == name:
@@ -176,7 +177,7 @@ class JoinController(ToolController):
         return self._join(name, timeout, drive, hold, looks_on=looks_on)
 
     def _join_again(self, before: JoinedJob) -> HostedProcMesh:
-        """Form the mesh of a joined job anew; the machines that were added stay."""
+        """Form the mesh of a joined job again. The machines that were added stay."""
         self._rejoins = True
         try:
             self.leave(self._meshes[before.uid].procs)
@@ -198,7 +199,7 @@ class JoinController(ToolController):
         joined = JoinedJob(self, name, self._places, drive, hold, looks_on)
         ranks = joined.connect()
         try:
-            if instead is not None:  # only now, as the ranks of a job that begins may not answer yet
+            if instead is not None:  # only now, because the ranks of a starting job may not answer yet
                 self.leave(self._meshes[instead.uid].procs)
             return self._enter(joined, ranks, timeout)
         except BaseException:
@@ -226,7 +227,7 @@ class JoinController(ToolController):
                 if rank not in ranks:
                     self.node.pids[proc] = 0
                     self.on_death(proc, "it was not found when the job was joined")
-                elif ranks[rank].silent:  # not waited for: it is a rank that somebody wants to look at
+                elif ranks[rank].silent:  # not waited for: the user may want to inspect this rank
                     announced = ranks[rank].announced
                     self.handle(wire.RankEntered(message.uid, rank, announced.host, announced.pid))
             for rank in ranks:
@@ -245,7 +246,7 @@ class JoinController(ToolController):
             self.leave(procs)
             raise JoinError(f"job {joined.name!r}: no rank has let the tools in: {why}")
         assert joined.first is not None
-        joined.first = msgspec.structs.replace(joined.first, drive=False)  # for ranks that come later
+        joined.first = msgspec.structs.replace(joined.first, drive=False)  # for ranks that enter later
         self._settle(joined)
         self._look_out()
         return procs
@@ -266,7 +267,7 @@ class JoinController(ToolController):
         return other or ""
 
     def drive(self, procs: ProcMesh) -> None:
-        """Take control of a joined job, whoever has it; see ``join``.
+        """Take control of a joined job, even from another viewer; see ``join``.
 
         Raises:
             JoinError: not all ranks have answered.
@@ -293,7 +294,7 @@ class JoinController(ToolController):
             joined.changed.wait_for(lambda: all(rank in joined.drivers for rank in ranks), DRIVE)
 
     def _settle(self, joined: JoinedJob) -> None:
-        """Of two viewers that have entered at the same time, the one that drives the first rank drives all."""
+        """Resolve a race between two viewers: the one that controls the first rank controls all ranks."""
         with joined.changed:
             mine = sorted(rank for rank, told in joined.drivers.items() if told.driver == self.node.id)
             others = sorted(rank for rank, told in joined.drivers.items() if told.driver not in ("", self.node.id))
@@ -303,8 +304,10 @@ class JoinController(ToolController):
             self._start_beating()
 
     def receive(self, data: bytes) -> None:
-        """See ``ToolProcess.receive``. A rank answers with data, and calls with data: what it sends runs nothing here,
-        unless it is a value of the program that this process has asked for."""
+        """See ``ToolProcess.receive``. Messages of a rank are plain data and execute no code here.
+
+        The exception are values of the program that this process has requested.
+        """
         message = wire.decode(data)
         try:
             match message:
@@ -321,7 +324,7 @@ class JoinController(ToolController):
                     raise NotDataError("an actor that ranks may not start in this process")
                 case _:
                     pass
-        except Exception as error:  # of a rank that sends what no rank of ours does
+        except Exception as error:  # from a rank that sends invalid messages
             log.info("a joined rank sent what is not taken: %s", error)
             refused = encode_fault(capture(error))
             if isinstance(message, wire.CallAnswer):
@@ -381,7 +384,8 @@ class JoinController(ToolController):
         with joined.changed:
             first = time.monotonic() - joined.released > NEWS
             joined.released = time.monotonic()
-        # It is heard again, and may have control. (It may have read first that nobody has, and so send no heartbeats.)
+        # The rank receives heartbeats again, and this viewer may have control. (It may have first seen that no viewer
+        # has control, and so not send heartbeats.)
         joined.carrier.send([message.rank], wire.encode(wire.DriveRank(self.node.id, False)))
         if first:
             self.notices.notify(
@@ -395,29 +399,29 @@ class JoinController(ToolController):
         return super()._is_waited_for(mesh) or (joined is not None and joined.drives_any(self.node.id))
 
     def faults_of(self, procs: ProcMesh) -> dict[int, tuple[int, str]]:
-        """The faults of the tools in a joined job, by rank: how many, and the last one."""
+        """Return the faults of the tools in a joined job, by rank: their number, and the last one."""
         return dict(self._joined(procs).faults)
 
     def is_joined(self, mesh: Any) -> bool:
-        """Whether a mesh of procs is that of a joined job."""
+        """Return whether a mesh of procs is a joined job."""
         return getattr(mesh, "_mesh_uid", None) in self._jobs
 
     def announced(self, procs: ProcMesh) -> dict[int, RankAnnouncement]:
-        """The processes of a joined job that are connected, or were, by rank."""
+        """Return the processes of a joined job that are or were connected, by rank."""
         return dict(self._jobs[procs._mesh_uid].processes)
 
     def held_ranks(self, procs: ProcMesh) -> dict[int, str]:
-        """The ranks of a joined job that were held after an error when they were joined, with that."""
+        """Return the ranks of a joined job that were held after an error when they were joined, with the error."""
         return self._jobs[procs._mesh_uid].held
 
     def kill_procs(self, procs: HostedProcMesh, reason: str) -> NoReturn:
-        """Raises `NotOffered`: the processes are not this controller's to end."""
+        """Raise `NotOffered`: this controller may not end the processes."""
         raise NotOffered(f"mesh {procs.name} {self.MESHES} end its processes")
 
     def stacks_from_outside(
         self, mesh: Any, ranks: Iterable[int], *, native: bool = False, timeout: float = 2.0
     ) -> dict[int, StackRead]:
-        """See ``interface.MeshFunctions``: each is read on its machine."""
+        """See ``interface.MeshFunctions``. Each stack is read on the machine of its rank."""
         joined, refs = self._jobs[mesh._mesh_uid], mesh._target().procs
         chosen = list(ranks)
         read = joined.read_stacks([int(refs[rank].id.rpartition(".")[2]) for rank in chosen], native, timeout)
@@ -429,7 +433,7 @@ class JoinController(ToolController):
         return found
 
     def leave(self, procs: ProcMesh) -> None:
-        """Let go of a job, which goes on."""
+        """Leave a job, which continues."""
         self.stop_procs(self._meshes[procs._mesh_uid].procs, "left")
 
     def _forget(self, mesh: HostedMesh) -> None:
@@ -443,7 +447,7 @@ class JoinController(ToolController):
         self.let_go_of_machines()
 
     def on_refusal(self, joined: JoinedJob, rank: int, why: str) -> None:
-        """A rank cannot load the tools."""
+        """Handle that a rank cannot load the tools."""
         mesh = self._meshes.get(joined.uid)
         if mesh is not None:
             self.on_death(f"{joined.uid}.{rank}", f"it refuses viewers: {why}")
@@ -453,17 +457,17 @@ class JoinController(ToolController):
     # -- ranks that come and go ------------------------------------------------------------------------
 
     def on_closed(self, joined: JoinedJob, rank: int) -> None:
-        """A connection to a rank has ended."""
+        """Handle that the connection to a rank has ended."""
         mesh = self._meshes.get(joined.uid)
         if mesh is not None:
             self.on_death(f"{joined.uid}.{rank}", "its process has ended, or has closed the connection")
             self.enters_never(mesh, rank)
 
     def _watch(self, mesh: HostedMesh, rank: int, pid: int) -> None:
-        """The end of the connection tells the end of the process, on all machines."""
+        """Do nothing: the end of the connection shows the end of the process, on all machines."""
 
     def _look_out(self) -> None:
-        """Look for ranks that come later, while there are joined jobs."""
+        """Look for new ranks while there are joined jobs."""
         if self._stop_looking is None:
             self._stop_looking = threading.Event()
             look = threading.Thread(target=self._look, args=(self._stop_looking,), name="monarch-join-look")
@@ -480,7 +484,7 @@ class JoinController(ToolController):
                         self._reform(joined)
 
     def _reform(self, joined: JoinedJob) -> None:
-        """A job runs with another number of ranks than its mesh has: form the mesh anew, under the same name."""
+        """Form the mesh again, under the same name, if the job has another number of ranks."""
         if joined.uid not in self._meshes:
             return
         self._rejoins = True
@@ -496,7 +500,7 @@ class JoinController(ToolController):
         )
 
     def _come_back(self, joined: JoinedJob, rank: int) -> None:
-        """A rank runs again, in another process: the tools that its mesh has enter that, too."""
+        """Let the tools enter the new process of a restarted rank."""
         mesh = self._meshes.get(joined.uid)
         if mesh is None:
             return
@@ -522,12 +526,12 @@ class JoinController(ToolController):
 
 
 class JoinedJob:
-    """A job that is joined: its ranks, and the connections to them.
+    """A joined job: its ranks, and the connections to them.
 
     Args:
-        controller: takes their messages.
-        name: of the job.
-        places: where to look for its ranks.
+        controller: handles their messages.
+        name: the name of the job.
+        places: the machines to search for its ranks.
         drive, hold, looks_on: see ``JoinController.join``.
     """
 
@@ -546,31 +550,31 @@ class JoinedJob:
         self.drive = drive
         self.hold = hold
         self.looks_on = looks_on
-        #: Who has control of each rank, as it has told, and what is held and notified as that changes.
+        #: The last report on the controlling viewer of each rank. The condition is notified when it changes.
         self.drivers: dict[int, wire.RankDriver] = {}
         self.changed = threading.Condition()
         self.taken_by = ""
         self.released = float("-inf")
-        #: By rank: how many faults of the tools there were, and the last one.
+        #: By rank: the number of faults of the tools, and the last one.
         self.faults: dict[int, tuple[int, str]] = {}
         self.carrier = LinkCarrier({})
         self.extent = Extent((), ())
         self.uid = ""
         self.first: wire.EnterRank | None = None
-        #: The ranks that are held after an error, with that, as they said when they were connected.
+        #: The ranks that are held after an error, with the error, as reported when they were connected.
         self.held: dict[int, str] = {}
         self._known: dict[int, RankAnnouncement] = {}
-        self._told = 0  # how many ranks its launcher has told of, when it was joined
+        self._told = 0  # the number of ranks announced by its launcher when it was joined
         self._listed: JoinableJob | None = None
         self._differs_since = 0.0
         self._at: dict[int, RankMachines] = {}
-        self._silent: set[tuple[object, ...]] = set()  # the processes that have not said who they are
+        self._silent: set[tuple[object, ...]] = set()  # the processes that have not identified themselves
 
     def connect(self) -> dict[int, JoinableRank]:
         """Connect to the ranks that are not connected yet.
 
         Returns:
-            The new ones; the first call also decides on the shape of the mesh.
+            The new ranks. The first call also determines the shape of the mesh.
 
         Raises:
             JoinError: there is no such job, or none of its ranks answers.
@@ -614,11 +618,11 @@ class JoinedJob:
 
     @property
     def processes(self) -> dict[int, RankAnnouncement]:
-        """Its processes, by rank."""
+        """Return its processes, by rank."""
         return self._known
 
     def has_another_world(self) -> bool:
-        """Whether it was started again with another number of ranks, all of which are there, or should be by now."""
+        """Return whether it was restarted with another number of ranks, and all of them are or should be running."""
         job = self._listed
         if job is None:
             return False
@@ -630,10 +634,10 @@ class JoinedJob:
         return len(job.ranks) >= job.told_world or now - self._differs_since >= GATHER
 
     def _check_versions(self, ranks: dict[int, JoinableRank]) -> None:
-        """Let go of ranks that this version of the package cannot talk to.
+        """Disconnect from ranks with an incompatible version of the package.
 
         Raises:
-            JoinError: at the first look, such a rank was there.
+            JoinError: such a rank was found at the first attempt.
         """
         for rank, found in list(ranks.items()):
             if found.fault_count:
@@ -650,29 +654,29 @@ class JoinedJob:
                 del ranks[rank]
 
     def answering(self) -> list[int]:
-        """The ranks that are connected, and have said who they are."""
+        """Return the ranks that are connected and have identified themselves."""
         known = self._known
         return [rank for rank in list(self.carrier.links) if rank in known and known[rank].process not in self._silent]
 
     def driven_by(self, controller: str) -> bool:
-        """Whether that viewer has control of all ranks."""
+        """Return whether that viewer controls all ranks."""
         with self.changed:
             told = [self.drivers.get(rank) for rank in self.answering()]
         return all(each is not None and each.driver == controller for each in told)
 
     def drives_any(self, controller: str) -> bool:
-        """Whether that viewer has control of any rank."""
+        """Return whether that viewer controls any rank."""
         with self.changed:
             return any(each.driver == controller for each in self.drivers.values())
 
     def other_driver(self, controller: str) -> str | None:
-        """Another viewer that has control of a rank, in words; None if there is none."""
+        """Return another viewer that controls a rank, as text; None if there is none."""
         with self.changed:
             told = [each for _, each in sorted(self.drivers.items()) if each.driver not in ("", controller)]
         return driver_text(told[0]) if told else None
 
     def present_shape(self) -> Extent:
-        """The shape that its mesh would have if it were joined now."""
+        """Return the shape that its mesh would have if it were joined now."""
         ranks: dict[int, JoinableRank] = {}
         for place in self._places:
             own = {each.process for each in place.find(self.name)}
@@ -684,7 +688,7 @@ class JoinedJob:
         return self._shape(ranks) if ranks else self.extent
 
     def _place_of(self, found: JoinableRank, job: JoinableJob, taken: Collection[int]) -> int:
-        """The rank of a process; those that know none are numbered as they come."""
+        """Return the rank of a process. Processes without a known rank are numbered in order of appearance."""
         if found.rank >= 0:
             return found.rank
         living = self.carrier.links
@@ -692,7 +696,7 @@ class JoinedJob:
 
     @staticmethod
     def _shape(ranks: dict[int, JoinableRank]) -> Extent:
-        """The dimensions in which all ranks that tell of any agree; otherwise one."""
+        """Return the dimensions on which all ranks that report any agree; otherwise one dimension."""
         world = max([max(ranks) + 1, *(found.announced.identity.world for found in ranks.values())])
         told = [found.dims for found in ranks.values() if found.dims]
         if told and all(list(each.items()) == list(told[0].items()) for each in told):
@@ -702,7 +706,7 @@ class JoinedJob:
         return Extent(("ranks",), (world,))
 
     def read_stacks(self, ranks: Sequence[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
-        """Read the stacks of ranks without their help."""
+        """Read the stacks of ranks without their cooperation."""
         known = {self._known[rank]: rank for rank in ranks if rank in self._known}
         found: dict[int, OutsideRead] = {}
         for place in self._places:
@@ -712,7 +716,7 @@ class JoinedJob:
         return found
 
     def let_in(self, rank: int) -> None:
-        """Send a rank the first message, with which it loads the tools."""
+        """Send a rank the first message, after which it loads the tools."""
         first = self.first
         assert first is not None
         self.carrier.send([rank], wire.encode(msgspec.structs.replace(first, rank=rank)))
@@ -721,10 +725,10 @@ class JoinedJob:
         return next((rank for rank, each in list(self._known.items()) if each.process == announced.process), None)
 
     def _on_frame(self, of: RankAnnouncement, frame: bytes) -> None:
-        if of.process in self._silent:  # it says now who it is, which nobody waits for any more
+        if of.process in self._silent:  # a late greeting, which is no longer needed
             self._silent.discard(of.process)
             return
-        if frame[:1] == b"{":  # it has no tools, which would not write JSON
+        if frame[:1] == b"{":  # a rank without tools; tools do not write JSON
             self._controller.on_refusal(self, self._rank_of(of) or 0, str(json.loads(frame).get("refused", "")))
         else:
             self._controller.receive(frame)
@@ -736,26 +740,26 @@ class JoinedJob:
             with self.changed:
                 self.drivers.pop(rank, None)
                 self.changed.notify_all()
-            self._known.pop(rank, None)  # if only the connection was lost, the next look finds it again
+            self._known.pop(rank, None)  # if only the connection was lost, the next search finds it again
             self._controller.on_closed(self, rank)
 
 
 def ranks_at(places: Sequence[RankMachines], name: str = "") -> dict[RankAnnouncement, RankMachines]:
-    """The ranks of jobs of this name, or of all, and where each is; all places are asked at once."""
+    """Find the ranks of the jobs with this name, or of all jobs, on all machines in parallel."""
     places = [each for each in places if not each.ended]
     found = at_once(lambda place: place.find(name), places)
     return {each: place for place, ranks in zip(places, found, strict=True) for each in ranks}
 
 
 def _no_frame(_of: RankAnnouncement, _frame: bytes) -> None:
-    """Of ranks that are only asked."""
+    """Ignore messages of ranks that are only queried."""
 
 
 def _not_closed(_of: RankAnnouncement) -> None:
-    """Of ranks that are only asked."""
+    """Ignore the end of connections to ranks that are only queried."""
 
 
 def driver_text(told: wire.RankDriver) -> str:
-    """Which viewer has control, in words."""
+    """Describe the viewer that has control."""
     since = time.strftime("%H:%M:%S", time.localtime(told.since))
     return f"the notebook with pid {told.pid} on {told.host} (since {since})"

@@ -1,7 +1,7 @@
-"""One thread that sends and receives frames on sockets. It imports the standard library only: ranks load it.
+"""One thread that sends and receives frames on sockets. Ranks load this module: it imports only the standard library.
 
-A frame is its length (4 bytes, little-endian), then its bytes. Neither side ever waits for the other: what a peer does
-not take is kept, and a peer that takes nothing until too much is kept loses its connection.
+A frame is its length (4 bytes, little-endian), then its bytes. Neither side ever waits for the other: unsent data is
+queued, and a peer that reads nothing until the queue is full loses its connection.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from contextlib import suppress
 from typing import Any
 
 _LENGTH = struct.Struct("<I")
-#: The longest frame (bytes); tools send large values in one message.
+#: The maximum length of a frame (bytes). Tools send large values in one message.
 LONGEST = 1 << 31
-#: How much may wait to be sent to one peer before the connection is given up (bytes).
+#: The maximum size of the send queue of a peer before the connection is closed (bytes).
 MOST_WAITING = 1 << 30
 _CHUNK = 1 << 18
 
 
 class FrameTooLongError(ValueError):
-    """A frame is longer than any may be."""
+    """A frame exceeds the maximum length."""
 
 
 def framed(parts: Sequence[bytes]) -> list[bytes]:
-    """A frame that consists of these parts, as it is sent: a short one in one piece, for one system call and packet.
+    """Return a frame with these parts, ready to send. A short frame is one piece, for a single system call and packet.
 
     Raises:
-        FrameTooLongError: it is longer than any may be.
+        FrameTooLongError: the frame exceeds the maximum length.
     """
     size = sum(len(part) for part in parts)
     if size > LONGEST:
@@ -43,16 +43,16 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 class FrameReader:
-    """Cuts what comes into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._received = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are complete with these bytes.
+        """Add bytes. Return the frames that they complete.
 
         Raises:
-            FrameTooLongError: one is longer than any may be.
+            FrameTooLongError: a frame exceeds the maximum length.
         """
         received = self._received
         received += data
@@ -88,13 +88,13 @@ class FrameLink:
         self._frames = FrameReader()
         self._waiting: deque[memoryview] = deque()
         self._size = 0
-        self._lock = threading.Lock()  # of what waits to be sent
+        self._lock = threading.Lock()  # protects the send queue
         self._wants_to_write = False
 
     def send(self, *parts: bytes) -> None:
-        """Send one frame that consists of these parts, in order with the others, without waiting.
+        """Send one frame with these parts, in order with other frames, without waiting. Thread-safe.
 
-        Any thread may call this. A frame to a peer that is gone is dropped.
+        A frame to a peer that is gone is dropped.
         """
         pieces = framed(parts)
         with self._lock:
@@ -113,7 +113,7 @@ class FrameLink:
                 self._loop.change(self)
 
     def _write(self) -> None:
-        """Send what the socket takes now; the lock is held."""
+        """Send what the socket accepts now. The caller holds the lock."""
         try:
             while self._waiting:
                 sent = self._sock.send(self._waiting[0], socket.MSG_NOSIGNAL)
@@ -130,11 +130,11 @@ class FrameLink:
 
     @property
     def waiting(self) -> int:
-        """How much waits to be sent (bytes)."""
+        """The size of the send queue (bytes)."""
         return self._size
 
     def close(self) -> None:
-        """Close the connection. Any thread may call this; ``on_closed`` is called once."""
+        """Close the connection. Thread-safe; ``on_closed`` is called once."""
         with self._lock:
             self._shut()
 
@@ -145,7 +145,7 @@ class FrameLink:
     # -- on the thread of the loop -------------------------------------------------------------------
 
     def ready(self, events: int) -> None:
-        """Handle what the selector has seen."""
+        """Handle the events of the selector."""
         if events & selectors.EVENT_WRITE:
             with self._lock:
                 self._write()
@@ -174,7 +174,7 @@ class FrameLink:
             self._loop.drop(self)
 
     def end(self) -> None:
-        """The connection has ended; the loop calls this."""
+        """Handle the end of the connection; called by the loop."""
         with self._lock:
             self.closed = True
             self._waiting.clear()
@@ -182,31 +182,31 @@ class FrameLink:
         self.on_closed(self)
 
     def abandon(self) -> None:
-        """Let go of a descriptor that is not this link's any more, without closing it."""
+        """Forget a descriptor that no longer belongs to this link, without closing it."""
         with self._lock:
             self.closed = True
             self._waiting.clear()
             self._sock.detach()
 
     def forget(self) -> None:
-        """In a fork: close the copy of the descriptor. The lock may be that of a thread that is not here."""
+        """Close the copy of the descriptor in a forked child. Another thread may hold the lock, so do not take it."""
         self._lock = threading.Lock()
         self.closed = True
         self._waiting.clear()
         _close(self._sock.detach())
 
     def fileno(self) -> int:
-        """Of the socket; -1 when it is closed."""
+        """The descriptor of the socket; -1 when it is closed."""
         return self._sock.fileno()
 
     @property
     def events(self) -> int:
-        """What the selector shall look for."""
+        """The events that the selector watches for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wants_to_write else 0)
 
 
 class _Regular:
-    """What is called back regularly."""
+    """A periodic callback."""
 
     def __init__(self, period: float, work: Callable[[], object]) -> None:
         self.period = period
@@ -215,11 +215,11 @@ class _Regular:
 
 
 class FrameLoop:
-    """The thread, and what it listens to.
+    """The thread, and its sockets.
 
     Args:
-        name: of the thread.
-        on_fault: is given exceptions of callbacks, which never end the thread.
+        name: the name of the thread.
+        on_fault: called with exceptions of callbacks, which never end the thread.
     """
 
     def __init__(self, name: str, on_fault: Callable[[BaseException], None]) -> None:
@@ -236,7 +236,7 @@ class FrameLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def call_every(self, seconds: float, work: Callable[[], object]) -> None:
-        """Also call back that often, on the thread of the loop, from before it starts; otherwise it only sleeps."""
+        """Also call ``work`` at this interval on the thread of the loop. Call this before `start`."""
         self._regular.append(_Regular(seconds, work))
 
     def start(self) -> None:
@@ -244,7 +244,7 @@ class FrameLoop:
         self._thread.start()
 
     def listen(self, listener: socket.socket, on_link: Callable[[FrameLink, socket.socket], None]) -> None:
-        """Call ``on_link(link, sock)`` for each connection; it sets the callbacks, or closes the link.
+        """Call ``on_link(link, sock)`` for each connection; the callback sets the callbacks of the link, or closes it.
 
         Args:
             listener: a listening socket that does not block; the loop owns it.
@@ -267,7 +267,7 @@ class FrameLoop:
         self.call_soon(lambda: self._selector.register(listener, selectors.EVENT_READ, accept))
 
     def add(self, sock: socket.socket, on_frame: Callable[[FrameLink, bytes], None]) -> FrameLink:
-        """Take over a connected socket. Any thread may call this."""
+        """Take ownership of a connected socket. Thread-safe."""
         sock.setblocking(False)
         link = FrameLink(self, sock)
         link.on_frame = on_frame
@@ -279,7 +279,7 @@ class FrameLoop:
         self._selector.register(link, link.events, link.ready)
 
     def change(self, link: FrameLink) -> None:
-        """Look for other events of a link from now on. Any thread may call this."""
+        """Update the watched events of a link. Thread-safe."""
 
         def apply() -> None:
             if link in self._links:
@@ -288,17 +288,17 @@ class FrameLoop:
         self.call_soon(apply)
 
     def drop(self, link: FrameLink) -> None:
-        """A link has ended."""
+        """Handle the end of a link."""
         if link in self._links:
             self._links.discard(link)
             self._selector.unregister(link)
             link.end()
 
     def call_soon(self, work: Callable[[], object]) -> None:
-        """Call back on the thread of the loop. Any thread may call this."""
+        """Call back on the thread of the loop. Thread-safe."""
         self._todo.append(work)
-        with suppress(OSError):  # it is closed, or as much is in the pipe as it takes
-            # A program that becomes a daemon closes all descriptors, and this number may be that of its log by now.
+        with suppress(OSError):  # it is closed, or the pipe is full
+            # A program that becomes a daemon closes all descriptors. This number may now belong to its log file.
             if os.path.samestat(os.fstat(self._wake_write), self._pipe):
                 os.write(self._wake_write, b"\0")
 
@@ -325,7 +325,7 @@ class FrameLoop:
         os.close(self._wake_write)
 
     def _call_regular(self) -> float | None:
-        """Call back what is due; returns how long the thread may sleep (seconds; None: for ever)."""
+        """Call the due callbacks. Return the time until the next one (seconds); None: there is none."""
         now = time.monotonic()
         for each in self._regular:
             if now >= each.due:
@@ -335,7 +335,7 @@ class FrameLoop:
         return None if next_due is None else max(0.0, next_due - time.monotonic())
 
     def _abandon(self, error: BaseException) -> None:
-        """End without closing anything: the numbers of our descriptors may be those of the program's files by now."""
+        """End without closing descriptors: their numbers may now belong to files of the program."""
         self._closed = True
         self.guarded(self._on_fault, error)
         for link in list(self._links):
@@ -350,22 +350,22 @@ class FrameLoop:
             self.guarded(self._todo.popleft())
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> None:
-        """Call back; an exception goes to ``on_fault``."""
+        """Call back. Exceptions are passed to ``on_fault``."""
         try:
             work(*args)
         except BaseException as error:
             self._on_fault(error)
 
     def close(self, timeout: float = 2.0) -> None:
-        """End the thread, and close what it listens to."""
+        """End the thread, and close its sockets."""
         self._closed = True
         self.call_soon(lambda: None)
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(timeout)
 
     def forget(self) -> None:
-        """In a fork of this process: close the copies of descriptors, which keep connections open; nothing is sent."""
-        if self._closed:  # they are closed, and their numbers are others'
+        """Close the copies of descriptors in a forked child, because they keep connections open. Send nothing."""
+        if self._closed:  # they are closed, and their numbers may be reused
             return
         self._closed = True
         for link in list(self._links):
@@ -386,8 +386,8 @@ def _close(descriptor: int) -> None:
 
 
 def _ignore(_link: FrameLink, _frame: bytes) -> None:
-    """Before a callback is set."""
+    """Default callback: ignore a frame."""
 
 
 def _ignore_end(_link: FrameLink) -> None:
-    """Before a callback is set."""
+    """Default callback: ignore the end."""

@@ -1,9 +1,9 @@
-"""``python -m monarch_kernel.engines.join.gateway_caller URL LOCK``: brings a machine's ranks to a meeting point.
+"""``python -m monarch_kernel.engines.join.gateway_caller URL LOCK``: connect a machine's ranks to a meeting point.
 
-One such process runs on each machine, started by a rank (``helper_process.GatewayCall``), until no rank of that meeting
-point has been there for a while. If the meeting point's address is this machine's, and nobody listens there, it is the
-meeting point, too; so an address of a job's first machine needs nothing else. It dials again when the connection is
-lost.
+A rank starts one such process per machine (``helper_process.GatewayCall``). The process ends when no rank of that
+meeting point has existed for a while. If the address of the meeting point belongs to this machine and is free, the
+process also runs the meeting point. The address of a job's first machine therefore needs no further setup. The process
+reconnects when the connection is lost.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import dial
 from monarch_kernel.runtime.node.tcp.addresses import resolve, split
 
-#: How long no rank is there until the process ends: launchers start ranks again (seconds).
+#: The time without ranks after which the process ends (seconds). Launchers may restart ranks within this time.
 IDLE = 5.0
-#: How long one dial tries, and how long it rests between two (seconds).
+#: The time limit of one attempt to connect, and the pause between two attempts (seconds).
 _DIAL, _REST = 30.0, 1.0
-#: How often it looks for ranks, and for viewers whose keys are revoked (seconds).
+#: The interval of checks for ranks, and for viewers whose keys are revoked (seconds).
 _LOOK = 1.0
-#: How many viewers may be there that have not proved their keys; the oldest makes room.
+#: The maximum number of viewers that have not proved their keys; a new one replaces the oldest.
 _STRANGERS = 64
 
 
 class GatewayCaller:
-    """This machine at a meeting point.
+    """The connection of this machine to a meeting point.
 
     Args:
-        url: of the meeting point.
-        keys: of this process.
+        url: the URL of the meeting point.
+        keys: the keys of this process.
         poller: carries messages to and from the meeting point.
-        loop: the same for ranks.
+        loop: carries messages to and from ranks.
     """
 
     def __init__(self, url: str, keys: Keys, poller: Poller, loop: FrameLoop) -> None:
@@ -66,7 +66,7 @@ class GatewayCaller:
 
     @property
     def why(self) -> str:
-        """Why the connection has ended, or has not been made so far."""
+        """Return why the connection has ended, or could not be made so far."""
         return self._link.ended
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class GatewayCaller:
             viewer.relay.on_frame(frame)
 
     def _refuse(self, stream: int) -> None:
-        """End a conversation with a viewer that is not trusted, or any more."""
+        """End a conversation with a viewer that is not trusted, or no longer trusted."""
         self._end(stream)
         self._link.send(encode(MeetClosed(stream)))
 
@@ -141,18 +141,18 @@ class GatewayCaller:
 
 @dataclass
 class _Viewer:
-    """A conversation with a viewer; the relay is there once the viewer has proved its key."""
+    """A conversation with a viewer. The relay is created when the viewer has proved its key."""
 
     seal: Seal
     relay: JoinRelay | None = None
 
 
 def listen_here(poller: Poller, url: str, keys: Keys) -> JoinGateway | None:
-    """Be the meeting point, if its address is this machine's and nobody listens there yet."""
+    """Run the meeting point here, if its address belongs to this machine and is free."""
     host, port = split(url)
     with suppress(OSError):
         for _family, address in resolve(host, port):
-            # Many machines know themselves by name as 127.0.1.1, where no other reaches them.
+            # Many machines resolve their own name to 127.0.1.1, which other machines cannot reach.
             aliased = address[0].startswith("127.") and not host.startswith(("127.", "localhost"))
             with suppress(OSError):
                 here = "*" if aliased else address[0]
@@ -162,10 +162,10 @@ def listen_here(poller: Poller, url: str, keys: Keys) -> JoinGateway | None:
 
 
 def call(url: str, say: Callable[[str], None]) -> None:
-    """Call a meeting point until no rank has been there for ``IDLE`` seconds.
+    """Stay connected to a meeting point until no rank has existed for ``IDLE`` seconds.
 
     Args:
-        say: is given what the job's user should know, as one line.
+        say: called with a line for the job's user.
     """
     ranks = _Ranks(url)
     try:
@@ -195,17 +195,18 @@ def call(url: str, say: Callable[[str], None]) -> None:
 
 
 class _Ranks:
-    """The ranks of this machine that were prepared with a meeting point."""
+    """The ranks of this machine that were prepared for a meeting point."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._last = time.monotonic()  # when one was there
+        self._last = time.monotonic()  # the last time that a rank existed
 
     def wait_until_gone(self, ended: threading.Event, point: JoinGateway | None = None) -> bool:
-        """Wait until none has been there for ``IDLE`` seconds, or something has ended; returns whether they are gone.
+        """Wait until no rank has existed for ``IDLE`` seconds, or something has ended. Return whether the ranks are
+        gone.
 
         Args:
-            point: is needed without them, too, while there are other machines at it.
+            point: the meeting point; it stays as long as other machines are connected to it.
         """
         while True:
             over = ended.wait(_LOOK)

@@ -1,4 +1,4 @@
-"""The machines at a meeting point, as a viewer sees them."""
+"""Find and reach the ranks on the machines at a meeting point, for a viewer."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from monarch_kernel.runtime.node.tcp import dial
 
 log = logging.getLogger(__name__)
 
-#: How long it may take to reach a meeting point (seconds).
+#: The time limit for reaching a meeting point (seconds).
 REACH = 15.0
-#: How many reasons are told why machines are of no use; whoever the meeting point lets in can come under many names.
+#: The maximum number of reported reasons why machines are unusable: a trusted machine can connect under many names.
 _MOST_TOLD = 16
-#: How long until a machine is asked again that was of no use, beside three times what that took (seconds).
+#: The delay before an unusable machine is tried again (seconds), in addition to three times the duration of the last
+#: attempt.
 _AGAIN = 2.0
 #: The longest name of a host in DNS (characters).
 _LONGEST_HOST = 253
 
 
 class GatewayMachines:
-    """All machines at a meeting point (``rank_machines.RankMachines``). Those that come later are found by later calls.
+    """All machines at a meeting point (``rank_machines.RankMachines``). Later calls include machines that connect
+    later.
 
     Args:
-        url: of the meeting point, ``tcp://host:port``.
-        loop: calls back with what comes from ranks.
+        url: the URL of the meeting point, ``tcp://host:port``.
+        loop: calls back with messages from ranks.
 
     Raises:
         JoinError: this process has no key.
@@ -51,14 +53,14 @@ class GatewayMachines:
         self.name = url
         self._loop = loop
         self._changed = threading.Condition()
-        self._hosts: dict[int, str] | None = None  # by machine, as the meeting point has told
+        self._hosts: dict[int, str] | None = None  # by machine, as reported by the meeting point
         self._machines: dict[int, RemoteMachine] = {}
-        self._useless: dict[int, float] = {}  # those that do not let this viewer in, with when they are asked again
+        self._useless: dict[int, float] = {}  # machines that refuse this viewer, and when to try them again
         self._at: dict[RankAnnouncement, RemoteMachine] = {}
         self._streams: dict[int, _MeetingStream] = {}
         self._numbers = itertools.count(1)
         self._opening = threading.Lock()
-        self._told: set[str] = set()  # why machines are of no use
+        self._told: set[str] = set()  # why machines are unusable
         try:
             self.keys = load_keys()
         except KeyFileError as error:
@@ -68,10 +70,10 @@ class GatewayMachines:
         self._link.send(encode(MeetAs(__version__, True, socket.gethostname())))
 
     def begin(self) -> None:
-        """Wait until it has told which machines are there.
+        """Wait until the meeting point has reported its machines.
 
         Raises:
-            JoinError: it cannot be reached, or refuses.
+            JoinError: it cannot be reached, or refuses the connection.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._hosts is not None or self._link.closed, REACH + 1)
@@ -121,14 +123,14 @@ class GatewayMachines:
     def _by_machine(self, ranks: Iterable[RankAnnouncement]) -> list[tuple[RemoteMachine, list[RankAnnouncement]]]:
         apart: dict[RemoteMachine, list[RankAnnouncement]] = {}
         at = {each.process: machine for each, machine in self._at.items()}
-        for each in ranks:  # a rank that is asked again may have told more of itself meanwhile
+        for each in ranks:  # a rank that is queried again may have reported more about itself meanwhile
             machine = at.get(each.process)
             if machine is not None:
                 apart.setdefault(machine, []).append(each)
         return list(apart.items())
 
     def _opened(self) -> list[RemoteMachine]:
-        """The machines that are there; a conversation begins with each that is new."""
+        """Return the connected machines, after starting a conversation with each new one."""
         with self._opening:
             hosts = dict(self._hosts or {})
             gone = [number for number, each in self._machines.items() if number not in hosts or each.ended]
@@ -147,7 +149,7 @@ class GatewayMachines:
             return known
 
     def _begin(self, number: int, host: str) -> None:
-        """Begin a conversation with a machine."""
+        """Start a conversation with a machine."""
         begun = time.monotonic()
         try:
             machine = RemoteMachine(f"{host} at {self.name}", lambda *back: _MeetingStream(self, number, host, *back))
@@ -157,14 +159,14 @@ class GatewayMachines:
                 self._told.add(str(error))
                 log.warning("its ranks are not found: %s", error)
             now = time.monotonic()
-            self._useless[number] = now + _AGAIN + 3 * (now - begun)  # keys may be added, here or there
+            self._useless[number] = now + _AGAIN + 3 * (now - begun)  # keys may be added, on either side
         else:
             self._machines[number] = machine
 
     # -- conversations -------------------------------------------------------------------------------
 
     def begin_stream(self, stream: _MeetingStream, machine: int) -> int:
-        """Begin a conversation with a machine; returns its number."""
+        """Start a conversation with a machine. Return its number."""
         number = next(self._numbers)
         self._streams[number] = stream
         self._link.send(encode(MeetOpen(number, machine)))
@@ -180,7 +182,7 @@ class GatewayMachines:
             self._link.send(encode(MeetClosed(stream)))
 
     def why(self) -> str:
-        """Why a conversation has ended."""
+        """Return why a conversation has ended."""
         return self._link.ended or "it has left the meeting point"
 
     # -- on the polling thread -------------------------------------------------------------------------
@@ -212,12 +214,12 @@ class GatewayMachines:
 
 
 def _shown(host: str) -> str:
-    """A name that a machine has given itself, which has proved nothing yet."""
+    """Sanitize a machine's own name for display: the machine has not proved its key."""
     return "".join(each for each in host if each.isprintable())[:_LONGEST_HOST]
 
 
 class _MeetingStream(RelayLink):
-    """A conversation with the relay of a machine that has proved a key which this process trusts."""
+    """A conversation with the relay of a machine that has proved a key trusted by this process."""
 
     def __init__(
         self,
@@ -236,7 +238,7 @@ class _MeetingStream(RelayLink):
         self._seal.begin()
 
     def on_data(self, data: bytes) -> None:
-        """Handle what has come from the machine, on the thread of the loop."""
+        """Handle data from the machine, on the thread of the loop."""
         if self._why:
             return
         try:

@@ -1,8 +1,8 @@
-"""The seal of a conversation at a meeting point: its two ends prove their own keys to each other.
+"""Encrypt a conversation through a meeting point end to end: both ends prove their own keys to each other.
 
-A meeting point lets in whom it trusts; that says nothing of whom a viewer trusts, or a machine. So the frames of a
-conversation travel in TLS 1.3 of their own, in which both ends show a key that the other has on its list, as over TCP
-(``protocol.keys``). The meeting point passes on what it cannot read or make.
+A meeting point checks the keys that it trusts itself. A viewer or a machine may trust other keys. The frames of a
+conversation therefore travel in a separate TLS 1.3 connection, in which both ends present a key on the other's
+allow-list, as over TCP (``protocol.keys``). The meeting point forwards data that it can neither read nor forge.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from monarch_kernel.engines.join.frame_loop import FrameReader, FrameTooLongErro
 from monarch_kernel.protocol.keys import Keys
 from monarch_kernel.runtime.node.tcp.channel import HandshakeFailure, handshake_failure
 
-#: How much of a frame is sealed and sent at a time, so that others at the meeting point have their turn (bytes).
+#: The size of the pieces in which frames are encrypted and sent, so that other conversations get their turn (bytes).
 _PIECE = 1 << 20
-#: How much is unsealed at a time: a record of TLS (bytes).
+#: The size of the pieces in which data is decrypted: a TLS record (bytes).
 _RECORD = 1 << 14
 
 
 class SealBrokenError(Exception):
-    """One end does not trust the other, or data was changed on the way; the message gives the reason."""
+    """One end does not trust the other, or data was changed in transit. The message gives the reason."""
 
 
 class Seal:
-    """One end's seal. Frames sent before the other end has proved its key are kept until then.
+    """One end of an encrypted conversation. Frames sent before the other end has proved its key are queued.
 
     Args:
-        keys: of this process.
-        viewer: whether this end is the viewer, which begins.
+        keys: the keys of this process.
+        viewer: whether this end is the viewer, which starts the handshake.
         other: the other end's host, for messages.
         send: sends bytes to the other end, in order and without waiting.
     """
@@ -50,12 +50,12 @@ class Seal:
         self.proved = False
 
     def begin(self) -> None:
-        """Begin to prove keys, as the viewer does."""
+        """Start the handshake, as the viewer."""
         with self._lock:
             self._shake_hands()
 
     def send(self, *parts: bytes) -> None:
-        """Send a frame that consists of these parts; it is dropped if the other end's key is trusted no more."""
+        """Send a frame with these parts. It is dropped if the other end's key is no longer trusted."""
         with self._lock:
             if not self.proved:
                 self._early.append(parts)
@@ -63,7 +63,7 @@ class Seal:
                 self._write(parts)
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Take what has come; returns the frames that are complete.
+        """Handle received data. Return the complete frames.
 
         Raises:
             SealBrokenError: the conversation is over.
@@ -106,12 +106,12 @@ class Seal:
         return self._tls.getpeercert(binary_form=True) or b""
 
     def is_revoked(self) -> bool:
-        """Whether the other end has proved a key that is allowed no more."""
+        """Return whether the other end has proved a key that was revoked since."""
         with self._lock:
             return self.proved and not self._is_trusted()
 
     def _is_trusted(self) -> bool:
-        """Whether the other end's key is on the list still; the link to the meeting point looks for changes of it."""
+        """Return whether the other end's key is still on the list. The link to the meeting point updates the list."""
         if self._generation != self._keys.generation:
             generation = self._keys.generation
             if self._keys.name_of(self._certificate) is None:
@@ -146,4 +146,4 @@ class Seal:
                 why = f"{self._other} does not trust the key of this process"
             case _:
                 return f"data from {self._other} was changed on the way ({error.reason or error})"
-        return f"{why}: {self._keys.trust_hint}"  # and copy no key to a host by the name that it has given itself
+        return f"{why}: {self._keys.trust_hint}"  # no hint to copy keys to a host whose name is unverified

@@ -1,6 +1,6 @@
-"""Processes that a prepared rank starts beside its job: they make reports, or call a meeting point.
+"""Start helper processes of a prepared rank, which write reports or connect to a meeting point.
 
-Standard library only: ranks load it, if they have one of these.
+Ranks load this module if they need helpers, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from monarch_kernel import environment, programs
 from monarch_kernel.engines.join.announcements import join_folder, meet_file
 
-#: The module that calls a meeting point.
+#: The module that connects to a meeting point.
 _CALLER = "monarch_kernel.engines.join.gateway_caller"
-#: How often ranks check that a process calls it (seconds).
+#: The interval at which ranks check that the process exists (seconds).
 CALL_PERIOD = 2.0
-#: How much of what the caller says is read (bytes).
+#: How much of the process's output is read (bytes).
 _MOST = 2000
-#: What would make such a process look like a rank.
+#: Variables that would make such a process look like a rank.
 _OF_RANKS = (
     *(environment.JOIN.name, environment.JOIN_ON_HANG.name, environment.JOIN_RANK),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
@@ -29,13 +29,13 @@ _OF_RANKS = (
 
 
 def start_helper(words: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
-    """Start this interpreter with these words.
+    """Start this interpreter with these arguments.
 
-    It has a session of its own, so what ends the job, or interrupts it, lets it finish; and no standard streams, as
-    launchers wait until nobody has those of their ranks.
+    The process runs in a new session, so that signals that end or interrupt the job do not reach it. It has no standard
+    streams, because launchers wait until all copies of their ranks' streams are closed.
 
     Args:
-        lock: a descriptor that it inherits; a lock of it is held as long as it lives.
+        lock: a locked descriptor that the process inherits; it holds the lock as long as it lives.
     """
     environ = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs.ROOT, environ.get("PYTHONPATH", "")]))
@@ -52,19 +52,20 @@ def start_helper(words: Sequence[str], lock: int) -> subprocess.Popen[bytes]:
 
 
 def say(text: str) -> None:
-    """Write a line to the job's log; not to ``sys.stderr``, which a program may have replaced."""
+    """Write a line to the job's log. ``sys.stderr`` is not used, because a program may have replaced it."""
     if sys.__stderr__ is not None:
         print(text, file=sys.__stderr__, flush=True)
 
 
 class GatewayCall:
-    """Ensure that one process of this machine calls the meeting point of its ranks.
+    """Ensures that one process of this machine is connected to the meeting point of its ranks.
 
-    All ranks look now and then; the one that gets the lock starts the process (``gateway_caller``), which holds it as
-    long as it lives. So another rank starts it again if it, or the rank, has died.
+    All ranks check periodically. The rank that gets the lock starts the process (``gateway_caller``), which holds the
+    lock
+    as long as it lives. If the process or the rank dies, another rank starts it again.
 
     Args:
-        url: of the meeting point, ``tcp://host:port``.
+        url: the URL of the meeting point, ``tcp://host:port``.
     """
 
     def __init__(self, url: str) -> None:
@@ -73,7 +74,7 @@ class GatewayCall:
         self._said = ""
 
     def look(self) -> None:
-        """Start the process if there is none, and write what it reports to the job's log."""
+        """Start the process if there is none, and write its output to the job's log."""
         if self._caller is not None and self._caller.poll() is not None:
             self._caller = None
         with join_folder() as folder:
@@ -85,7 +86,7 @@ class GatewayCall:
                     say(f"{environment.JOIN_MEET.name}: {said}")
                 self._said = said
                 return
-            with suppress(BlockingIOError):  # another rank's is there
+            with suppress(BlockingIOError):  # another rank has started it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(lock, 0)
                 self._caller = start_helper(["-m", _CALLER, self._url, str(lock)], lock)

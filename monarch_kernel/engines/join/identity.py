@@ -1,6 +1,6 @@
-"""Which rank of which job this process is, as its launcher tells it, and in which dimensions.
+"""Determine the rank and job of this process from its launcher's variables, and the dimensions of the job.
 
-It imports the standard library only.
+It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Names of rank, size and local rank, in the order in which they are looked for: torchrun's (also those of Accelerate,
-#: DeepSpeed and Ray Train), Open MPI's, MVAPICH2's, those of PMIx and PMI, Slurm's.
+#: Names of rank, size and local rank, in order of precedence: those of torchrun (also used by Accelerate, DeepSpeed and
+#: Ray Train), Open MPI, MVAPICH2, PMIx and PMI, and Slurm.
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -23,7 +23,7 @@ _NAMES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
-#: The steps of Slurm that have no number of their own, such as the batch script, are numbered from here.
+#: Slurm numbers special steps, such as the batch script, from here.
 _SPECIAL_STEPS = 0xFFFFFFF0
 
 
@@ -35,12 +35,12 @@ class RankIdentity:
     """A rank of a job.
 
     Attributes:
-        rank: -1 if it is not known.
-        world: the number of ranks; 0 if it is not known.
-        local_rank: among the ranks of its host; -1 if it is not known.
-        launch: the same for all ranks of one launch and for no other launch of the user, as far as launchers tell;
-            "" if they do not.
-        restarts: how often the launcher has started the ranks again.
+        rank: the rank; -1 if unknown.
+        world: the number of ranks; 0 if unknown.
+        local_rank: the rank among the ranks of its host; -1 if unknown.
+        launch: an id that all ranks of one launch share and no other launch of the user has, if the launcher provides
+            one; otherwise "".
+        restarts: how often the launcher has restarted the ranks.
     """
 
     rank: int = -1
@@ -51,36 +51,36 @@ class RankIdentity:
 
     @property
     def known(self) -> bool:
-        """Whether the process has said which rank, or of which launch it is."""
+        """Return whether the rank or the launch is known."""
         return self.rank >= 0 or bool(self.launch)
 
 
 def identity(environ: Mapping[str, str] | None = None) -> RankIdentity:
-    """What the environment of a process tells."""
+    """Determine the identity from the environment of a process."""
     environ = os.environ if environ is None else environ
     for names in _NAMES:
         rank, world, local = (_number(environ.get(name)) for name in names)
         if rank < 0 or (names[0] == "SLURM_PROCID" and not _in_step(environ)):
             continue
-        if world < 0:  # PMIx tells no size, and older versions of Slurm that of the job alone
+        if world < 0:  # PMIx provides no size, and older versions of Slurm only that of the job
             world = _number(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS")))
         if local < 0:
             local = _number(environ.get("SLURM_LOCALID"))
         restarts = _number(environ.get("TORCHELASTIC_RESTART_COUNT"))
         return RankIdentity(rank, max(0, world), local, _launch(environ, names[0]), max(0, restarts))
-    # Lightning numbers its processes on the first host so, and those of other hosts when it makes the process group.
+    # Lightning sets these for its processes on the first host, and for other hosts when it creates the process group.
     local, node = _number(environ.get("LOCAL_RANK")), _number(environ.get("NODE_RANK"))
     world = max(0, _number(environ.get("WORLD_SIZE")))
     return RankIdentity(local if node == 0 and world else -1, world, local, _launch(environ, "RANK"))
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun has started the process, rather than sbatch, whose script has a number among tasks, too."""
+    """Return whether srun has started the process. The script of sbatch has a number among tasks, too."""
     return 0 <= _number(environ.get("SLURM_STEP_ID")) < _SPECIAL_STEPS
 
 
 def _launch(environ: Mapping[str, str], by: str) -> str:
-    """The launch of a process, whose rank is in the variable ``by``."""
+    """Return the launch of a process whose rank is in the variable ``by``."""
     job = environ.get("SLURM_JOB_ID", "")
     if by == "SLURM_PROCID":
         return f"Slurm job {job}.{environ.get('SLURM_STEP_ID', '')}"
@@ -92,7 +92,7 @@ def _launch(environ: Mapping[str, str], by: str) -> str:
         if address:
             return f"{address}:{environ.get('MASTER_PORT', '')}"
     else:
-        # Of each name of a process, the part that all have: mpirun's ranks have different steps of Slurm.
+        # Use the part of a process name that all ranks share: ranks of mpirun have different Slurm steps.
         for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "MV2_COMM_WORLD_JOBID"):
             if environ.get(name):
                 return f"MPI job {environ[name]}"
@@ -104,14 +104,14 @@ def _number(text: str | None) -> int:
 
 
 def present_identity(told: RankIdentity) -> RankIdentity:
-    """The identity now. The program's default process group knows better than what its environment was at first."""
+    """Return the identity now. The program's default process group takes precedence over the initial environment."""
     found = told
-    if found.rank < 0:  # a launcher may set the variables in the program itself, as Lightning does
+    if found.rank < 0:  # a launcher may set the variables in the program itself, like Lightning
         later = identity()
         found = later if later.known else found
     try:
         found = _of_ray(told, found)
-    except Exception:  # it is being connected, or ended
+    except Exception:  # it is being created or destroyed
         pass
     distributed: Any = sys.modules.get("torch.distributed")
     try:
@@ -119,31 +119,32 @@ def present_identity(told: RankIdentity) -> RankIdentity:
             rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
             if rank >= 0:
                 found = replace(found, rank=rank, world=world)
-    except Exception:  # it is being made, or ended
+    except Exception:  # it is being created or destroyed
         pass
     return found
 
 
 def _of_ray(told: RankIdentity, found: RankIdentity) -> RankIdentity:
-    """What Ray tells of its worker.
+    """Determine the identity of a Ray worker.
 
-    Only what has been imported is asked, and nothing that would import more: an import on this thread can break one
-    that the program is in.
+    This only uses modules that are already imported and functions that import nothing: an import on this thread can
+    break
+    an import in progress in the program.
     """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return found
     context: Any = ray.runtime_context.get_runtime_context()
-    if context.get_actor_id() is None:  # the program that drives the job, or a worker between tasks
+    if context.get_actor_id() is None:  # the driver program of the job, or a worker between tasks
         return found
-    # Train sets variables for torch in its workers alone, and their job is also that of its other actors.
+    # Train sets the variables for torch only in its own workers; other actors share the same job.
     found = replace(found, launch=told.launch or f"Ray job {context.get_job_id()}")
     worker = _worker_of_train() if told.rank < 0 else None
     return found if worker is None else replace(worker, launch=found.launch, restarts=found.restarts)
 
 
 def _worker_of_train() -> RankIdentity | None:
-    """The rank in Ray Train; None in other actors. Train's own functions import modules, so this looks beside them."""
+    """Return the rank in Ray Train; None in other actors. Train's own functions import modules, so this avoids them."""
     context: Any = getattr(sys.modules.get("ray.train.v2._internal.execution.context"), "_train_context", None)
     if context is not None:
         return RankIdentity(context.get_world_rank(), context.get_world_size(), context.get_local_rank())
@@ -154,25 +155,24 @@ def _worker_of_train() -> RankIdentity | None:
 
 
 def present_dimensions(now: RankIdentity) -> dict[str, int]:
-    """The dimensions of the job, as its program has made them; empty if it has made none."""
+    """Return the dimensions of the job, as created by its program; empty if there are none."""
     try:
         return dimensions(now.rank, now.world)
-    except Exception:  # they are being made, or ended
+    except Exception:  # they are being created or destroyed
         return {}
 
 
 def dimensions(rank: int, world: int) -> dict[str, int]:
-    """The names and sizes of the dimensions that all ranks have together, the outermost first.
+    """Return names and sizes of the dimensions that together contain all ranks, outermost first.
 
-    They come from the device meshes and process groups that PyTorch, if it is imported, and the main module have by
-    name.
+    They come from the named device meshes and process groups of PyTorch, if it is imported, and of the main module.
 
     Args:
         rank: this rank in the default process group.
-        world: how many there are.
+        world: the number of ranks.
 
     Returns:
-        Empty if the program has made none, or none in which ranks count as in the rows of an array.
+        Empty if the program has created no dimensions, or none with ranks in row-major order.
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or world < 2 or rank < 0:
@@ -181,7 +181,7 @@ def dimensions(rank: int, world: int) -> dict[str, int]:
 
 
 def _of_meshes(world: int) -> dict[str, int]:
-    """The dimensions of the device mesh with the most of them that has all ranks."""
+    """Return the dimensions of the device mesh that contains all ranks and has the most dimensions."""
     module: Any = sys.modules.get("torch.distributed.device_mesh")
     main: Any = sys.modules.get("__main__")
     if module is None or main is None:
@@ -200,9 +200,9 @@ def _of_meshes(world: int) -> dict[str, int]:
 
 
 def _of_groups(c10d: Any, rank: int, world: int) -> dict[str, int]:
-    """The dimensions along which the process groups of this rank lie, if together they have all ranks.
+    """Return the dimensions of the process groups of this rank, if together they contain all ranks.
 
-    PyTorch describes the groups of device meshes by their dimensions, and other libraries theirs.
+    PyTorch describes the groups of device meshes by their dimensions, and other libraries do the same for their groups.
     """
     by_stride: dict[int, tuple[int, str]] = {}
     for group, members in list(c10d._world.pg_group_ranks.items()):
@@ -214,7 +214,7 @@ def _of_groups(c10d: Any, rank: int, world: int) -> dict[str, int]:
         if ranks != list(range(ranks[0], ranks[0] + stride * len(ranks), stride)):
             continue
         known = by_stride.get(stride)
-        # Of groups that begin alike, the smallest is a dimension, and the others are several ones.
+        # Of groups with the same start, the smallest is one dimension, and the others combine several.
         if known is None or len(ranks) < known[0] or (len(ranks) == known[0] and known[1] in _UNNAMED):
             by_stride[stride] = len(ranks), name
     inner: list[tuple[str, int]] = []
@@ -232,6 +232,6 @@ def _of_groups(c10d: Any, rank: int, world: int) -> dict[str, int]:
 
 
 def _label(name: str) -> str:
-    """A name that a dimension of a mesh can have."""
+    """Convert a name to a valid name of a mesh dimension."""
     found = re.sub(r"\W", "_", name).lower()
     return found if found.isidentifier() else f"dim_{found}"

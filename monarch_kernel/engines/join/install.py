@@ -1,4 +1,4 @@
-"""A line in an environment's site-packages, by which its Pythons with ``MONARCH_KERNEL_JOIN`` can be joined."""
+"""Install a line in site-packages that makes processes with ``MONARCH_KERNEL_JOIN`` joinable."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ except Exception as error:
 
 
 def line() -> str:
-    """What is written: one line, as Python wants it, which costs other programs a look at their environment."""
+    """Return the line.
+
+    It is a single line, as Python requires, and costs other programs one look at their environment.
+    """
     return f"import os; {environment.JOIN.name!r} in os.environ and exec({_PROGRAM!r})\n"
 
 
 def pth_path(user: bool = False) -> Path:
-    """Where it is written.
+    """Return the path of the file.
 
     Args:
         user: for all environments of this user with this version of Python, instead of this environment.
 
     Raises:
-        JoinError: this environment does not look there.
+        JoinError: this environment does not read that folder.
     """
     if not user:
         return Path(sysconfig.get_path("purelib"), NAME)
@@ -53,14 +56,14 @@ def install(user: bool = False) -> Path:
         The file.
 
     Raises:
-        JoinError: it cannot be written, or the name is another file's.
+        JoinError: the file cannot be written, or another file has its name.
     """
     path = pth_path(user)
     _check_ours(path)
     try:
         if user:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(str(path), None) as file:  # a Python that starts meanwhile reads all of it, or nothing
+        with written_whole(str(path), None) as file:  # atomic: a new process reads all of it or nothing
             file.write(line().encode())
     except OSError as error:
         raise JoinError(
@@ -71,13 +74,13 @@ def install(user: bool = False) -> Path:
 
 
 def uninstall(user: bool = False) -> Path | None:
-    """Remove what `install` has written, and nothing else.
+    """Remove the line that `install` has written, and nothing else.
 
     Returns:
-        The file that was removed; None if there was none.
+        The removed file; None if there was none.
 
     Raises:
-        JoinError: it cannot be removed, or is another file.
+        JoinError: the file cannot be removed, or is not ours.
     """
     path = pth_path(user)
     if not _check_ours(path):
@@ -90,10 +93,10 @@ def uninstall(user: bool = False) -> Path | None:
 
 
 def _check_ours(path: Path) -> bool:
-    """Whether there is such a file.
+    """Return whether the file exists.
 
     Raises:
-        JoinError: it is not ours, as of an earlier version, too.
+        JoinError: the file was written neither by this nor by an earlier version of this package.
     """
     try:
         text = path.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Joinable jobs: the prepared ranks of this user, put together by job."""
+"""Joinable jobs: the prepared ranks of this user, grouped by job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class JoinableJob:
     """A job whose ranks can be joined.
 
     Attributes:
-        name: that its ranks were prepared under.
-        launch: which launch of it; see ``identity.RankIdentity.launch``.
-        ranks: its processes, by rank where that is known.
+        name: the name that its ranks were prepared under.
+        launch: its launch; see ``identity.RankIdentity.launch``.
+        ranks: its processes, sorted by rank if known.
     """
 
     name: str
@@ -24,17 +24,17 @@ class JoinableJob:
 
     @property
     def world(self) -> int:
-        """How many ranks it has, as far as they know: some may run on machines that were not asked."""
+        """The number of ranks, as far as they know it. Some may run on machines that were not queried."""
         return max(len(self.ranks), self.told_world)
 
     @property
     def told_world(self) -> int:
-        """How many ranks its launcher has told of; 0 if it has told nothing."""
+        """The number of ranks reported by its launcher; 0 if unknown."""
         return max(each.identity.world for each in self.ranks)
 
     @property
     def engine(self) -> str:
-        """What has started it, as far as it tells."""
+        """The launcher that started it, if known."""
         first = self.launch.partition(" ")[0]
         return first if first in ("torchrun", "Slurm", "MPI", "Ray") else "program"
 
@@ -45,7 +45,7 @@ class JoinableJob:
 
     @property
     def hosts(self) -> list[str]:
-        """The machines that its known ranks are on."""
+        """The machines of its known ranks."""
         return list(dict.fromkeys(each.host for each in self.ranks))
 
     @property
@@ -55,7 +55,7 @@ class JoinableJob:
 
 
 def jobs_of(found: Iterable[RankAnnouncement]) -> list[JoinableJob]:
-    """Put ranks together. Of two processes with the same rank, the later one is the rank: it was started again."""
+    """Group ranks into jobs. Of two processes with the same rank, the later one counts: it replaced the other."""
     by_job: dict[tuple[str, str], dict[object, RankAnnouncement]] = {}
     for each in found:
         ranks = by_job.setdefault((each.name, each.identity.launch), {})
@@ -63,7 +63,7 @@ def jobs_of(found: Iterable[RankAnnouncement]) -> list[JoinableJob]:
         key: object = rank if rank >= 0 else (each.host, each.pid)
         if key not in ranks or ranks[key].since < each.since:
             ranks[key] = each
-    for ranks in by_job.values():  # what helps ranks that know which they are, such as a controller of Ray, is none
+    for ranks in by_job.values():  # helpers of ranks with known numbers, such as a Ray controller, are no ranks
         unknown = [key for key, each in ranks.items() if each.identity.rank < 0]
         for key in unknown if len(unknown) < len(ranks) else ():
             del ranks[key]
@@ -75,14 +75,14 @@ def jobs_of(found: Iterable[RankAnnouncement]) -> list[JoinableJob]:
 
 
 def job_named(name: str, found: Iterable[RankAnnouncement]) -> JoinableJob:
-    """The job of that name.
+    """Return the job of that name.
 
     Raises:
-        JoinError: there is none, or more than one.
+        JoinError: there is no such job, or there are several.
     """
     jobs = jobs_of(found)
     chosen = [job for job in jobs if job.name == name]
-    # A program that starts a job, and has its variables, is none of its ranks.
+    # A program that starts a job and has its variables is not one of its ranks.
     chosen = [job for job in chosen if any(each.identity.known for each in job.ranks)] or chosen
     if len(chosen) == 1:
         return chosen[0]

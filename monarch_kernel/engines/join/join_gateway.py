@@ -1,11 +1,11 @@
-"""Where the machines of joinable jobs and their viewers meet, if viewers cannot reach the machines by ssh or the like.
+"""A meeting point: connects machines of joinable jobs and viewers that cannot reach these machines by ssh or srun.
 
-Both dial it, with keys as all TCP of this project: mutual TLS of keys that trust each other (``protocol.keys``). It
-passes bytes on between a viewer and a machine, which it cannot read (``gateway_seal``), and keeps nothing. Who dies is
-told to the other side; if the meeting point does, machines dial again, and viewers lose their ranks, which then release
-what was stopped.
+Both connect to it by mutual TLS with trusted keys, like all TCP connections of this project (``protocol.keys``). It
+forwards bytes between a viewer and a machine, cannot read them (``gateway_seal``), and stores nothing. It notifies the
+other side when one side dies. If the meeting point dies, machines reconnect, and viewers lose their ranks, which then
+release what was stopped.
 
-Messages are those of ``protocol.gateway_messages``. All of it runs on the polling thread.
+Messages are those of ``protocol.gateway_messages``. All code here runs on the polling thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from monarch_kernel.runtime.node.link import Link, LinkError
 from monarch_kernel.runtime.node.poller import Poller
 from monarch_kernel.runtime.node.tcp import Listener
 
-#: How much may wait to be sent, to all together, before the connection of whom most waits for is given up (bytes).
+#: The maximum size of all send queues together (bytes). Beyond it, the connection with the longest queue is closed.
 MOST_WAITING = 1 << 30
-#: How many connections there may be, of machines and viewers; also at most half of this process's descriptors.
+#: The maximum number of connections of machines and viewers. Also at most half of this process's descriptors.
 _MOST_LINKS = 4096
-#: How many conversations there may be.
+#: The maximum number of conversations.
 _MOST_TALKS = 1 << 16
 #: The longest name of a host in DNS (characters).
 _LONGEST_HOST = 253
@@ -44,8 +44,8 @@ class JoinGateway:
     Args:
         poller: carries its messages.
         url: ``tcp://host:port``; see ``Listener``.
-        keys: of this process; machines and viewers need one that it trusts, and must trust its own.
-        audit: records each connection, and each refusal.
+        keys: the keys of this process. Machines and viewers need a key that it trusts, and must trust its key.
+        audit: records connections and refusals.
 
     Raises:
         ValueError: the URL does not have that form.
@@ -55,12 +55,12 @@ class JoinGateway:
     def __init__(self, poller: Poller, url: str, keys: Keys, audit: Audit) -> None:
         descriptors.raise_limit()
         self._numbers = itertools.count(1)
-        self._links: dict[Link, int] = {}  # all, with how much waited to be sent to each when it was last counted
+        self._links: dict[Link, int] = {}  # all links, with the size of their send queues when last counted
         self._waiting = 0  # the sum of these
         self._most_links = min(_MOST_LINKS, descriptors.limit() // 2)
-        self._machines: dict[int, tuple[Link, str]] = {}  # by number, with the machine's name
-        self._viewers: dict[Link, set[int]] = {}  # with the machines that each talks to
-        # The other end of each conversation, by either: (link, its number of it).
+        self._machines: dict[int, tuple[Link, str]] = {}  # by number: the link and the machine's name
+        self._viewers: dict[Link, set[int]] = {}  # with the machines that each is connected to
+        # The other end of each conversation, by either end: (link, number of the conversation there).
         self._ends: dict[tuple[Link, int], _End] = {}
         self._listener = Listener(
             poller, url, keys, self._on_message, self._on_close, self._on_link, audit, steady=True
@@ -68,12 +68,12 @@ class JoinGateway:
 
     @property
     def url(self) -> str:
-        """Where it listens, with the real port."""
+        """Its URL, with the real port."""
         return self._listener.url
 
     @property
     def machine_count(self) -> int:
-        """How many machines are there."""
+        """The number of connected machines."""
         return len(self._machines)
 
     def close(self) -> None:
@@ -123,11 +123,11 @@ class JoinGateway:
             self._send(each, message)
 
     def _send(self, link: Link, header: bytes, body: Body = b"") -> None:
-        """Send to one side. Of all that waits, so much is kept and no more."""
+        """Send to one side. The total size of queued data is limited."""
         link.send(header, body)
         self._count(link)
         if self._waiting > MOST_WAITING:
-            for each in self._links:  # it has become less meanwhile
+            for each in self._links:  # the queues may have become shorter meanwhile
                 self._count(each)
         if self._waiting > MOST_WAITING:
             slowest = max(self._links, key=self._links.__getitem__)
@@ -172,7 +172,7 @@ class JoinGateway:
 
 
 class _End(NamedTuple):
-    """One end of a conversation: its link, its number of it, and the machine that it is with."""
+    """One end of a conversation: its link, its number there, and its machine."""
 
     link: Link
     stream: int
@@ -180,15 +180,15 @@ class _End(NamedTuple):
 
 
 def serve(address: str, audit_file: str, say: Callable[[str], None]) -> None:
-    """Be a meeting point, until this process is interrupted.
+    """Run a meeting point until this process is interrupted.
 
     Args:
         address: ``host:port``; the host may be ``*``.
-        audit_file: is appended the connections and refusals; "": none.
-        say: is given the URL when it listens.
+        audit_file: the file to which connections and refusals are appended; "": none.
+        say: called with the URL when it listens.
 
     Raises:
-        ValueError: the address is none, or this process has no key.
+        ValueError: the address is invalid, or this process has no key.
         OSError: it cannot listen there, or the file cannot be written.
     """
     url, keys = environment.JOIN_MEET.parse(address), load_keys()

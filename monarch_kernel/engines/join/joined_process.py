@@ -22,43 +22,44 @@ if TYPE_CHECKING:
     from monarch_kernel.engines.join.listener import JoinListener
 
 NAME = "join"
-#: Output of cells is dropped while so much waits to be sent to a viewer that does not take it (bytes).
+#: Output of cells is dropped while more than this waits to be sent to a viewer (bytes).
 MOST_OUTPUT = 16 << 20
 
 
 class JoinedProgram:
-    """What runs in this process beside tools (``attached_process.ProgramActors``): a program without actors.
+    """The code in this process besides tools (``attached_process.ProgramActors``): a program without actors.
 
     Args:
-        holding: what becomes of it when it fails.
+        holding: handles its failure.
     """
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
 
     def endpoints_here(self) -> list[Running]:
-        """Its main thread, which is where a rank stands; a program that has failed runs no more."""
+        """Return the main thread, which shows where the rank is; nothing once the program has failed."""
         if self._holding.held:
             return []
         return [Running("", "the program", threading.main_thread().ident or 0)]
 
     def actors_here(self) -> dict[str, Any]:
-        """None."""
+        """Return no actors."""
         return {}
 
     def interrupt(self, endpoint: Running) -> None:
-        """Nothing: the program is never interrupted."""
+        """Do nothing: the program is never interrupted."""
 
 
 class JoinedProcess(AttachedProcess):
-    """The tools of any number of viewers in this process, which is none of theirs.
+    """The tools of any number of viewers in this process, which belongs to another program.
 
-    One viewer has control: it stops threads and runs cells. It has to show all the time that it lives; when it is
-    silent for too long, or its connection has ended, what it has stopped continues, its breakpoints are removed and
-    its cells are interrupted. The others look on.
+    One viewer has control: it stops threads and runs cells. It must send heartbeats. When it is silent for too long, or
+    its
+    connection ends, what it has stopped continues, its breakpoints are removed and its cells are interrupted. The other
+    viewers can only read.
 
     Args:
-        door: where viewers enter; it keeps faults.
+        door: the listener through which viewers enter; it stores faults.
     """
 
     def __init__(self, door: JoinListener) -> None:
@@ -66,23 +67,23 @@ class JoinedProcess(AttachedProcess):
         self._links: dict[str, FrameLink] = {}
         self._driver: Visitor | None = None
         self._since = 0.0  # when it took control
-        self._changing = threading.RLock()  # of the driver; held longer than the lock of the debugger
+        self._changing = threading.RLock()  # protects the driver; held longer than the lock of the debugger
         self._faults: logging.Handler | None = None
-        self._debugger: ControlFollower | None = None  # once a viewer has used it
+        self._debugger: ControlFollower | None = None  # set once a viewer has used it
         super().__init__(NAME, JoinedProgram(door.holding), of_program=True)
 
     def admit(self, link: FrameLink, first: bytes) -> None:
-        """Let a viewer in, whose first message this is; the messages that follow are for its tools."""
+        """Admit a viewer, given its first message. Its tools receive the messages that follow."""
         message = wire.decode(first)
         assert isinstance(message, wire.EnterRank)
         controller = message.controller
-        if controller in self._visitors:  # the end of its former connection is not seen yet
+        if controller in self._visitors:  # the end of its former connection has not been noticed yet
             self.lose(controller)
         if self._faults is None:
             self._faults = _FaultLog(self._door)
             log = logging.getLogger("monarch_kernel")
             log.addHandler(self._faults)
-            log.propagate = False  # the program's log is its own
+            log.propagate = False  # keep messages out of the program's log
 
         def ended(_link: FrameLink) -> None:
             if self._links.get(controller) is link:
@@ -91,11 +92,11 @@ class JoinedProcess(AttachedProcess):
         self._links[controller] = link
         link.on_frame = self._on_frame
         link.on_closed = ended
-        self._door.holding.install()  # errors that end the program can be stopped at
+        self._door.holding.install()  # the debugger can stop at errors that end the program
         self.enter(message, message.rank, link.send)
 
     def _interrupt(self, cells: str) -> list[str]:
-        """Interrupt cells, and nothing of the program."""
+        """Interrupt cells, but not the program."""
         stopped: list[str] = []
         for actor in list(self.actors.values()):
             running, of_cells = actor.running, actor.running_for.startswith(cells)
@@ -130,7 +131,7 @@ class JoinedProcess(AttachedProcess):
         return force or self._driver is None or not self._is_there(self._driver)
 
     def _drive(self, visitor: Visitor | None) -> None:
-        """Give control to a viewer, and with it what its predecessor has stopped; None: to nobody."""
+        """Give control, and the stops of the previous viewer, to a viewer; None: to no viewer."""
         with self._changing:
             former, self._driver = self._driver, visitor
             if visitor is not None and visitor is not former:
@@ -142,7 +143,7 @@ class JoinedProcess(AttachedProcess):
                 if former is not None:
                     self._interrupt_cells(former)
                     if former.id in self._visitors and not self._is_there(former):
-                        self.lose(former.id)  # it was only held
+                        self.lose(former.id)  # it was only kept to hold its stops
             for each in list(self._visitors.values()):
                 self._tell_driver(each)
 
@@ -156,7 +157,7 @@ class JoinedProcess(AttachedProcess):
         return link is not None and not link.closed and visitor.id not in self.node.deaths
 
     def handle(self, message: Any) -> None:
-        """See ``AttachedProcess.handle``: viewers without control do not run code here."""
+        """See ``AttachedProcess.handle``. Viewers without control cannot run code here."""
         match message:
             case wire.DriveRank():
                 visitor = self._visitors[message.controller]
@@ -195,7 +196,7 @@ class JoinedProcess(AttachedProcess):
         silent = time.monotonic() - visitor.heard
         with self._changing:
             link = self._links.get(visitor.id)
-            if link is None or link.closed:  # it was held for that long
+            if link is None or link.closed:  # held for the requested time
                 self.lose(visitor.id)
                 return
             if visitor is self._driver:
@@ -211,11 +212,11 @@ class JoinedProcess(AttachedProcess):
                 self._tell_driver(visitor)
 
     def _on_end(self, controller: str) -> None:
-        """The connection to a viewer has ended."""
+        """Handle the end of the connection to a viewer."""
         visitor = self._visitors.get(controller)
         with self._changing:
             if visitor is not None and visitor is self._driver and visitor.silence > visitor.leash:
-                visitor.heard = time.monotonic()  # what it has stopped is held for so long from now on
+                visitor.heard = time.monotonic()  # its stops are held for the requested time from now on
                 self._interrupt_cells(visitor)
                 return
         self.lose(controller)
@@ -237,11 +238,11 @@ class JoinedProcess(AttachedProcess):
     def _leave(self, controller: str) -> None:
         visitor = self._visitors.get(controller)
         if visitor is not None and visitor is self._driver:
-            visitor.silence = visitor.leash  # it does not want anything to be held
+            visitor.silence = visitor.leash  # it asked for no hold
         super()._leave(controller)
 
     def _let_go(self, visitor: Visitor) -> int:
-        """Let go of what the driver has stopped, and take control from it; returns how many stops there were."""
+        """Release the stops of the controlling viewer, and take control from it. Return the number of stops."""
         stops = self._debugger.release() if self._debugger is not None else 0
         self._interrupt_cells(visitor)
         self._drive(None)
@@ -254,10 +255,10 @@ class JoinedProcess(AttachedProcess):
                 _interrupt_cell(actor)
 
     def _tidy(self, looked: bool) -> None:
-        """Nobody is here any more: leave the program as it was.
+        """Restore the program's original state after the last viewer has left.
 
         Args:
-            looked: a person has looked, which is what a program that is held waits for.
+            looked: whether a user has inspected the program; a held program waits for that.
         """
         if looked:
             self._door.holding.release()
@@ -272,11 +273,11 @@ class JoinedProcess(AttachedProcess):
             self._faults = None
 
     def stands(self) -> bool:
-        """Whether a viewer has stopped the program."""
+        """Return whether a viewer has stopped the program."""
         return self._debugger is not None and self._debugger.stands()
 
     def forget(self) -> None:
-        """In a fork of this process: no viewer is here."""
+        """Forget all viewers in a forked child."""
         self._driver = None
         self._visitors.clear()
         self._links.clear()
@@ -294,21 +295,21 @@ class JoinedProcess(AttachedProcess):
             link.send(wire.encode(wire.ToolOutput(driver.uid, driver.point.rank, stream, data)))
 
     def tell_fault(self, count: int, text: str) -> None:
-        """Tell viewers of a fault of the tools."""
+        """Report a fault of the tools to viewers."""
         for visitor in list(self._visitors.values()):
             visitor.send(wire.encode(wire.RankFault(visitor.uid, visitor.point.rank, count, text)))
 
     def interrupt_main_thread(self) -> None:
-        """Interrupt the cell that runs in this rank; the program's own main thread goes on."""
+        """Interrupt the cell that runs in this rank. The program's own main thread continues."""
         for actor in list(self.actors.values()):
             _interrupt_cell(actor)
 
 
 class _FaultLog(logging.Handler):
-    """What the tools log in a rank: faults, which the program's log is not for.
+    """Collects log messages of tools in a rank. They are faults, and do not belong in the program's log.
 
     Args:
-        door: keeps them.
+        door: stores them.
     """
 
     def __init__(self, door: JoinListener) -> None:

@@ -1,4 +1,4 @@
-"""``python -m monarch_kernel.join``: prepare this process, and run a script or a module in it, as Python would."""
+"""``python -m monarch_kernel.join``: prepare this process for joining, and run a script or module in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        argv: by default that of the process.
+        argv: the arguments; by default those of the process.
     """
     parser = argparse.ArgumentParser(
         prog="python -m monarch_kernel.join",
@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("program", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     words = list(sys.argv[1:] if argv is None else argv)
-    # deepspeed and torch.distributed.launch put this before the arguments, and so before the program, whose it is.
+    # deepspeed and torch.distributed.launch insert this before the arguments; it belongs to the program.
     told = [words.pop(0)] if words and words[0].startswith(_LOCAL_RANK) else []
     at = 0
     while at < len(words) and words[at].startswith("-"):
-        # Without a value it takes none: what follows is another option, or the program.
+        # Without a value, the option takes its default: the next word is another option, or the program.
         words[at] = f"{HOLD}={USUAL}" if words[at] == HOLD else words[at]
         at += 2 if words[at] in _WITH_VALUE else 1
     found = parser.parse_args(words)
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Run a script in a ``__main__`` of its own, which stays: cells of notebooks run there, too."""
+    """Run a script in a new ``__main__`` module, which stays: cells of notebooks run there, too."""
     main_module = types.ModuleType("__main__")
     main_module.__file__ = path
     try:

@@ -1,7 +1,7 @@
-"""The way in for viewers: one sleeping thread in a rank that somebody else's launcher has started.
+"""Accept viewers in a rank that another program's launcher has started, with one sleeping thread.
 
-This module and all that it imports are of the standard library, or as small: it is loaded in each rank, and nothing
-more is until a viewer enters.
+Each such rank loads this module, so all its imports are from the standard library or as small. Everything else is
+loaded when a viewer enters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch_kernel.engines.join.joined_process import JoinedProcess
     from monarch_kernel.engines.join.progress_monitor import HangPlan, ProgressMonitor
 
-#: Faults of tools that are kept for the next viewer.
+#: How many faults of tools are kept for the next viewer.
 _KEPT_FAULTS = 20
 
 _door: JoinListener | None = None
@@ -35,13 +35,13 @@ _lock = threading.Lock()
 
 
 class JoinListener:
-    """Where viewers enter this process.
+    """Accepts viewers in this process.
 
     Args:
-        name: of the job.
-        told: which rank this is, as its launcher has told it.
-        hold: how long a program that fails is held for viewers (seconds).
-        plan: what to do when the job makes no progress; None: that is not watched.
+        name: the name of the job.
+        told: the identity of this rank from its launcher.
+        hold: how long a failed program is held for viewers (seconds).
+        plan: what to do when the job makes no progress; None: do not monitor that.
         meet: the URL of the meeting point at which viewers of other machines find this process; "": none.
     """
 
@@ -75,11 +75,11 @@ class JoinListener:
 
     @property
     def announced(self) -> RankAnnouncement:
-        """What viewers read of it."""
+        """Return what viewers read about this process."""
         return self._announced
 
     def note(self, error: BaseException) -> None:
-        """Keep a fault of the tools: it is told to viewers, and never reaches the program. Any thread may call this."""
+        """Store a fault of the tools. It is reported to viewers, and never reaches the program. Thread-safe."""
         text = f"{type(error).__name__}: {error}"
         self.fault_count += 1
         self.faults = [*self.faults[1 - _KEPT_FAULTS :], text]
@@ -87,25 +87,25 @@ class JoinListener:
             self._guest.tell_fault(self.fault_count, text)
 
     def _in_child(self) -> None:
-        """In a fork of this process, such as a worker of a DataLoader: no viewer is there, and none gets in."""
+        """Close everything in a forked child, such as a DataLoader worker: viewers cannot enter it."""
         self._loop.forget()
         if self._guest is not None:
             self._guest.forget()
 
     def _waits_for_person(self) -> bool:
-        """Whether this rank makes no progress since somebody looks at it, or is to."""
+        """Return whether this rank makes no progress because a user inspects it, or is about to."""
         return bool(self.holding.held) or (self._guest is not None and self._guest.stands())
 
     # -- on the thread of the loop -------------------------------------------------------------------
 
     def _on_link(self, link: FrameLink, sock: socket.socket) -> None:
-        if not is_ours(peer_of(sock)[1]):  # the mode of the folder keeps others out already
+        if not is_ours(peer_of(sock)[1]):  # the mode of the folder already excludes other users
             sock.close()
             return
         link.on_frame = self._on_hello
 
     def _on_hello(self, link: FrameLink, frame: bytes) -> None:
-        """Tell who this rank is, before a viewer decides to enter."""
+        """Send the identity of this rank, before a viewer decides to enter."""
         json.loads(frame)
         now = present_identity(self._told)
         answer: dict[str, Any] = asdict(self._announced)
@@ -121,7 +121,10 @@ class JoinListener:
         link.on_frame = self._on_first
 
     def _on_first(self, link: FrameLink, frame: bytes) -> None:
-        """Let a viewer's tools in. The first one loads them, which it does not wait for: its messages do."""
+        """Let a viewer's tools enter.
+
+        The first viewer loads them; this thread does not wait, and its messages are queued.
+        """
         try:
             if self._guest is None:
                 link.send(_entered(frame))
@@ -136,13 +139,13 @@ class JoinListener:
             link.send(json.dumps({"refused": why}).encode())
 
     def close(self) -> None:
-        """Take no more viewers, as the process ends."""
+        """Accept no more viewers, at the end of the process."""
         withdraw(self._announced)
         self._loop.close(0.5)
 
 
 def _entered(first: bytes) -> bytes:
-    """The answer to a viewer's first message, before the tools are loaded, which takes longest of all."""
+    """Answer a viewer's first message before loading the tools, which takes much longer."""
     from monarch_kernel.engines.hosted import wire
 
     message = wire.decode(first)
@@ -152,7 +155,7 @@ def _entered(first: bytes) -> bytes:
 
 
 def _drop(_link: FrameLink, _frame: bytes) -> None:
-    """Of a viewer that was refused."""
+    """Ignore messages of a viewer that was refused."""
 
 
 def prepare(
@@ -170,24 +173,26 @@ def prepare(
     """Let viewers of the same user join this process, from now on until it ends (docs/join.md).
 
     Args:
-        name: of the job; the same on all ranks. By default ``MONARCH_KERNEL_JOIN``, or the name of the program.
-        rank, world, local_rank: which rank this is, where the environment of its launcher does not tell.
-        hold_on_error: how long the process stays, with its frames, after an exception that nothing has caught, until
-            a viewer has looked (seconds). By default ``MONARCH_KERNEL_JOIN_HOLD``, or 0.
-        on_hang: ``"dump"``: a report is written when the job makes no progress, and it goes on waiting; ``"hold"``:
-            ranks are then held, too, if they fail later, as when their collectives time out; ``""``: nothing is
-            watched. By default ``MONARCH_KERNEL_JOIN_ON_HANG``.
-        hang_after: how long it makes none until then (seconds); by default ``MONARCH_KERNEL_JOIN_HANG_AFTER``, or 300.
+        name: the name of the job; the same on all ranks. By default ``MONARCH_KERNEL_JOIN``, or the name of the
+            program.
+        rank, world, local_rank: the identity of this rank, if the environment of its launcher does not define it.
+        hold_on_error: how long the process stays, with its frames, after an uncaught exception until a viewer has
+            inspected it (seconds). By default ``MONARCH_KERNEL_JOIN_HOLD``, or 0.
+        on_hang: ``"dump"``: write a report when the job makes no progress; the job continues to wait. ``"hold"``: in
+            addition, hold ranks that fail later, for example when their collectives time out. ``""``: do not monitor
+            progress. By default ``MONARCH_KERNEL_JOIN_ON_HANG``.
+        hang_after: the time without progress that counts as a hang (seconds). By default
+            ``MONARCH_KERNEL_JOIN_HANG_AFTER``, or 300.
         reports: the folder for reports; by default ``MONARCH_KERNEL_JOIN_REPORTS``, or ``NAME-reports``.
         meet: the address of a meeting point, ``host:port``, at which viewers of other machines find the ranks of this
-            one; by default ``MONARCH_KERNEL_JOIN_MEET``, or none.
+            machine; by default ``MONARCH_KERNEL_JOIN_MEET``, or none.
 
     Returns:
-        What was announced; None in a child process of a prepared rank, such as a worker of a DataLoader.
+        The announcement; None in a child process of a prepared rank, such as a DataLoader worker.
 
     Raises:
         ValueError: ``on_hang``, ``hang_after`` or ``meet`` is not valid.
-        JoinError: the name is none, this process is prepared under another name, or there is no place for its socket.
+        JoinError: the name is invalid, this process is prepared under another name, or its socket cannot be created.
     """
     global _door
     told = identity()
@@ -229,25 +234,27 @@ def _mark(name: str, told: RankIdentity) -> str:
 
 
 def _is_child(name: str, told: RankIdentity, given: bool) -> bool:
-    """Whether this process is a child of a rank, such as a worker of its DataLoader, and no rank itself.
+    """Return whether this process is a child of a rank, such as a DataLoader worker, and not a rank itself.
 
-    A rank leaves its mark in the environment, which its children inherit. A launcher with one tells its ranks apart.
+    A rank leaves a mark in the environment, which its children inherit. If a launcher has the mark, its ranks are told
+    apart by their variables.
 
     Args:
-        given: the program itself has told which rank this is.
+        given: whether the program itself has passed its rank.
     """
     pid, _, mark = os.environ.get(environment.JOIN_RANK, "").partition(" ")
-    if not mark or pid == str(os.getpid()):  # none, or this process has replaced its program
+    if not mark or pid == str(os.getpid()):  # no mark, or this process has replaced its program by exec
         return False
     if mark == _mark(name, told):
         return True
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None and not given:
-        return True  # whose parent may have been told more since it began
+        return True  # its parent may have learned more since it began
     same = mark.split("/")[-2:] == [str(told.rank), str(told.world)]
     if same and told.rank >= 0 and pid == str(os.getppid()) and not given:
-        return True  # whose parent has set torchrun's variables itself, as Accelerate does under mpirun
-    return mark == _mark(name, RankIdentity()) and told.rank == 0 and "RANK" not in os.environ  # of Lightning's rank 0
+        return True  # its parent has set torchrun's variables itself, like Accelerate under mpirun
+    # A child of rank 0 of Lightning.
+    return mark == _mark(name, RankIdentity()) and told.rank == 0 and "RANK" not in os.environ
 
 
 def _program_name() -> str:
@@ -257,19 +264,19 @@ def _program_name() -> str:
 
 
 def ray_worker() -> None:
-    """The same for a worker of Ray: its ``worker_process_setup_hook``, of workers of Train and plain actors.
+    """Prepare a Ray worker: a ``worker_process_setup_hook`` for workers of Train and plain actors.
 
-    The name is ``MONARCH_KERNEL_JOIN`` in the ``env_vars`` of the runtime environment, or ``ray``.
+    The job's name is ``MONARCH_KERNEL_JOIN`` in the ``env_vars`` of the runtime environment, or ``ray``.
     """
-    os.environ.pop(environment.JOIN_RANK, None)  # of the program that has started Ray, which is no rank
+    os.environ.pop(environment.JOIN_RANK, None)  # inherited from the program that started Ray, which is not a rank
     prepare_or_warn()
 
 
 def prepare_or_warn() -> None:
-    """`prepare`; where that fails, say so on standard error, and let the program go on."""
+    """Call `prepare`. If it fails, print a warning to standard error, and let the program continue."""
     try:
         prepare()
     except JoinError as error:
         print(f"warning: {error}", file=sys.stderr)
-    except Exception as error:  # the program must not fail for us
+    except Exception as error:  # no error of this package may fail the program
         print(f"warning: this process cannot be joined: {type(error).__name__}: {error}", file=sys.stderr)

@@ -17,15 +17,15 @@ class JoinableList(AsTable):
     """The jobs of this user that can be joined.
 
     Attributes:
-        jobs: oldest first.
-        joined: the names of those that this process has joined.
+        jobs: the jobs, oldest first.
+        joined: the names of the jobs that this process has joined.
     """
 
     jobs: Sequence[JoinableJob]
     joined: Sequence[str] = ()
 
     def table(self) -> TableView:
-        """One row for each job."""
+        """Return one row per job."""
         now = time.time()
         rows: list[list[str]] = []
         for job in self.jobs:
@@ -43,12 +43,12 @@ class JoinableList(AsTable):
                     job.program,
                 ]
             )
-        # The columns of `launchers.listing.JobList`, so that both make one table.
+        # The columns of `launchers.listing.JobList`, so that both can be combined into one table.
         headings = ["job", "engine", "meshes", "hosts", "since", "used by", "folder", "program"]
         return TableView(headings, rows, right=(4,))
 
     def plain(self) -> list[dict[str, Any]]:
-        """The jobs as plain data, for ``--json``."""
+        """Return the jobs as plain data, for ``--json``."""
         return [
             {
                 "name": job.name,

@@ -1,4 +1,4 @@
-"""Stacks of ranks that cannot answer: another process of the same user reads them, with py-spy."""
+"""Read stacks of ranks that cannot answer, from another process of the same user, with py-spy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from monarch_kernel.runtime.host import py_spy
 
-#: How many processes are read at once.
+#: The number of processes that are read in parallel.
 _AT_ONCE = 8
 _NOTHING = "py-spy has read nothing"
 
 
 class OutsideRead(NamedTuple):
-    """What was read of a process.
+    """The result of reading a process.
 
     Attributes:
-        why: why it cannot answer, by its state in the kernel; "" if that does not explain it.
+        why: why it cannot answer, by its state in the operating system; "" if the state does not explain it.
         dump: py-spy's JSON; "" if there is none.
-        error: why there is none.
+        error: why there is no dump.
     """
 
     why: str
@@ -29,7 +29,7 @@ class OutsideRead(NamedTuple):
 
 
 def read_stacks(pids: Iterable[int], native: bool, timeout: float) -> dict[int, OutsideRead]:
-    """Read the stacks of processes of this machine, within so many seconds for all of them."""
+    """Read the stacks of processes of this machine within ``timeout`` seconds in total."""
     deadline = time.monotonic() + timeout
 
     def read(pid: int) -> OutsideRead:

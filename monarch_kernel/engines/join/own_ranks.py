@@ -1,9 +1,10 @@
-"""Programs that start their ranks themselves, as those of Lightning do: what they start can be joined, too.
+"""Make ranks joinable that a program starts itself, as Lightning programs do.
 
-A program that ``python -m monarch_kernel.join`` runs, and that no launcher has started, gets the variables of
-docs/join.md, and in front of its ``PYTHONPATH`` a folder with a ``sitecustomize``, as ``opentelemetry-instrument``
-does. Pythons that it starts import that, prepare themselves as those of ``monarch-kernel join install`` do if they are
-ranks, and are without the folder then, with the ``sitecustomize`` that they would have had.
+This applies to a program run by ``python -m monarch_kernel.join`` and not started by a launcher. The program gets the
+variables of docs/join.md, and a folder with a ``sitecustomize`` module is put first on its ``PYTHONPATH``, as
+``opentelemetry-instrument`` does. Python processes that it starts import the module. They prepare themselves if they
+are ranks, like processes after ``monarch-kernel join install``. Then they remove the folder from the path and import
+the ``sitecustomize`` that they would have had.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _MODULE = "sitecustomize"
 
 
 def prepare_own_ranks(variables: Mapping[str, object]) -> None:
-    """Let what this program starts be prepared.
+    """Make processes joinable that this program starts.
 
     Args:
-        variables: of the environment, by their names; those that are None stay as they are.
+        variables: the values of environment variables by name; None leaves a variable unchanged.
     """
     os.environ.update({name: str(value) for name, value in variables.items() if value is not None})
     before = os.environ.get("PYTHONPATH")
@@ -30,10 +31,10 @@ def prepare_own_ranks(variables: Mapping[str, object]) -> None:
 
 
 def at_start(folder: str) -> None:
-    """In a Python that such a program has started.
+    """Prepare a Python process that such a program has started.
 
     Args:
-        folder: the first on ``PYTHONPATH``.
+        folder: the first folder on ``PYTHONPATH``.
     """
     _leave(folder)
     spec = PathFinder.find_spec(_MODULE)
@@ -44,12 +45,12 @@ def at_start(folder: str) -> None:
         from monarch_kernel.engines.join.startup import at_startup
 
         at_startup()
-    except Exception as error:  # the program must not fail for us
+    except Exception as error:  # no error of this package may fail the program
         print("warning: this process cannot be joined:", error, file=sys.stderr)
 
 
 def _leave(folder: str) -> None:
-    """Have the paths as they would be."""
+    """Restore the paths that the process would have had."""
     sys.path[:] = [each for each in sys.path if each != folder]
     left = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each != folder]
     if any(left):

@@ -1,9 +1,9 @@
-"""Notices that a prepared job makes no progress, and has a report made of it. Standard library only: ranks load it.
+"""Detect that a prepared job makes no progress, and start a report on it. Ranks load it: standard library only.
 
-Nothing is patched: progress is that process groups have issued collectives, or that the main thread has come to
-another instruction. The thread of the door looks. The report is made by a process of its own, which joins the job as
-any viewer does: no rank does the work, and one that is wedged in native code keeps nobody from it. All ranks of a
-machine look; the first of them that notices, and gets the lock, starts that process.
+Nothing is patched. A rank makes progress if its process groups issue collectives, or its main thread reaches another
+instruction. The thread of the listener checks this. The report is written by a separate process, which joins the job
+like any viewer. Ranks do no work for it, so a rank that is stuck in native code does not prevent it. All ranks of a
+machine check. The first rank that detects a hang and gets the lock starts the process.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from monarch_kernel.thread_frames import current_frames
 if TYPE_CHECKING:
     import subprocess
 
-#: How often it is looked, at most and at least (seconds), and how often within the time after which a job hangs.
+#: The minimum and maximum interval of checks (seconds), and the number of checks within the time that counts as a hang.
 _SHORTEST, _LONGEST, _LOOKS = 0.2, 5.0, 15
-#: Ranks notice one after the other, by so much (seconds), so that one starts the report; but not later than this.
+#: The delay between the reactions of ranks, so that only one starts the report, and the maximum delay (seconds).
 _STAGGER, _LATEST = 0.5, 10.0
-#: Processor time in a second below which a program without process groups does nothing.
+#: A program without process groups is idle if it uses less processor time than this in a second.
 _BUSY = 0.05
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 
 
 @dataclass(frozen=True)
 class HangPlan:
-    """What happens when a job makes no progress.
+    """The reaction to a job that makes no progress.
 
     Attributes:
-        how: `dump`: a report is written, and the job goes on waiting; `hold`: ranks are held, too, if they fail later.
-        after: how long it makes none until then (seconds).
-        folder: where the report goes.
+        how: `dump`: write a report, while the job continues to wait; `hold`: in addition, hold ranks that fail later.
+        after: the time without progress that counts as a hang (seconds).
+        folder: the folder of the report.
     """
 
     how: str
@@ -51,14 +51,14 @@ class HangPlan:
 
 
 class ProgressMonitor:
-    """Whether this rank makes progress.
+    """Detects whether this rank makes progress.
 
     Args:
-        name: of the job.
-        plan: what to do.
+        name: the name of the job.
+        plan: what to do about a hang.
         turn: its number among the ranks of its machine.
         hold: holds this rank if it fails from now on.
-        excused: whether it makes no progress now since it waits for a person, which is no hang.
+        excused: returns whether it waits for a user now, which is no hang.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ProgressMonitor:
         self.name = name
         self.plan = plan
         self.period = min(max(plan.after / _LOOKS, _SHORTEST), _LONGEST)
-        #: When it has last come to another instruction, and when it has last issued a collective (`time.time()`).
+        #: When it last reached another instruction, and when it last issued a collective (`time.time()`).
         self.moved = self.issued = time.time()
         self._hold = hold
         self._excused = excused
@@ -80,7 +80,7 @@ class ProgressMonitor:
         self._maker: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Look once; the thread of the door calls this every ``period``."""
+        """Check once. The thread of the listener calls this every ``period``."""
         if self._maker is not None and self._maker.poll() is not None:
             self._maker = None
         now = time.time()
@@ -98,7 +98,7 @@ class ProgressMonitor:
             self._report(now, since)
 
     def _position(self) -> int:
-        """Where the main thread is: the same number as long as it is at the same instruction of the same calls."""
+        """Return a number that identifies the current instruction of the main thread and its calls."""
         frame: FrameType | None = current_frames().get(threading.main_thread().ident or 0)
         at: list[tuple[int, int]] = []
         self._waits = False
@@ -116,7 +116,7 @@ class ProgressMonitor:
         return 0.0
 
     def _report(self, now: float, since: float) -> None:
-        """Have a report made, unless there is one that was made after this rank's last progress."""
+        """Start a report, unless one was made after this rank's last progress."""
         self._next = now + self.period
         with join_folder() as folder:
             lock = folder.open_file(f"{self.name}{HANG}", os.O_RDWR | os.O_CREAT)
@@ -129,13 +129,13 @@ class ProgressMonitor:
             if made and float(made) > since:  # of this hang
                 self._next = now + self.plan.after
                 return
-            self._next = now + self.plan.after  # it is seen by the report whether the other ranks make progress
+            self._next = now + self.plan.after  # the report shows whether other ranks make progress
             self._start(lock)
         finally:
             os.close(lock)
 
     def _start(self, lock: int) -> None:
-        """Start the process that makes the report, and holds the lock as long as it lives."""
+        """Start the process that writes the report. It holds the lock as long as it lives."""
         folder = self.plan.folder
         words = ["-m", "monarch_kernel", "report", self.name, "--out", folder]
         words += ["--hang-after", str(self.plan.after), "--lock", str(lock)]

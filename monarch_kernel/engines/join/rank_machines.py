@@ -1,4 +1,4 @@
-"""Where joinable ranks are, and the connections to them. This machine is one place; another one is a relay's."""
+"""Find joinable ranks on machines, and connect to them: on this machine, or on others through relays."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from monarch_kernel.protocol.socket_peers import is_ours, peer_of
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: How many machines are asked at once.
+#: The number of machines that are queried in parallel.
 _AT_ONCE = 32
-#: How long ranks may take to say who they are (seconds).
+#: The time limit for ranks to identify themselves (seconds).
 HELLO = 2.0
-#: The same for those that are only listed, and how often they are asked (seconds).
+#: The same for ranks that are only listed, and the interval of these queries (seconds).
 ASK, ASK_AGAIN = 0.5, 5.0
-#: By process, when it is to be asked again for its rank, and what it has said.
+#: By process: when to query it again for its rank, and its last answer.
 Asked = dict[tuple[object, ...], tuple[float, RankIdentity]]
 
 
 class RankLink(Protocol):
-    """A connection to a rank, whose tools are at the other end."""
+    """A connection to the tools in a rank."""
 
     def send(self, *parts: bytes) -> None:
         """Send one message, without waiting."""
         ...
 
     def close(self) -> None:
-        """Let go of the rank."""
+        """Close the connection to the rank."""
         ...
 
 
@@ -49,19 +49,19 @@ class JoinableRank:
     """A joinable rank.
 
     Attributes:
-        announced: what it says of itself now.
-        near: whether its process id is one of this machine, as this process sees it.
-        version: of the package there.
-        faults: the last ones of tools in it.
-        fault_count: how many there were since it began.
-        silent: it has not said who it is, as it is stopped, or native code holds its interpreter lock. What is known
+        announced: its current announcement.
+        near: whether its process id is valid on this machine, in the PID namespace of this process.
+        version: its version of the package.
+        faults: the last faults of tools in it.
+        fault_count: the number of such faults since it began.
+        silent: whether it has not identified itself, because it is stopped or native code holds its GIL. The known data
             was announced when it began.
-        held: the error after which it is held for somebody to look; "" if it is not.
-        held_until: until when (seconds since 1970).
-        dims: the dimensions of its job: their names and sizes; empty if the program has made none.
-        moved: when its main thread has last come to another instruction (seconds since 1970); 0: that is not watched.
-        issued: when it has last issued a collective, likewise.
-        link: the connection to it, if one is wanted; the caller owns it.
+        held: the error after which it is held for inspection; "" if it is not held.
+        held_until: the end of the hold (seconds since 1970).
+        dims: names and sizes of the dimensions of its job; empty if the program has created none.
+        moved: when its main thread last reached another instruction (seconds since 1970); 0 if not monitored.
+        issued: when it last issued a collective, likewise.
+        link: the connection to it, if requested; the caller owns it.
     """
 
     announced: RankAnnouncement
@@ -79,11 +79,11 @@ class JoinableRank:
 
     @property
     def rank(self) -> int:
-        """Its rank; -1 if nobody knows it."""
+        """Its rank; -1 if unknown."""
         return self.announced.identity.rank
 
     def plain(self) -> dict[str, Any]:
-        """What `found_rank` makes it from again."""
+        """Return plain data from which `found_rank` recreates it."""
         more = {
             name: getattr(self, name)
             for name in ("silent", "version", "faults", "held", "held_until", "dims", "moved", "issued")
@@ -92,15 +92,15 @@ class JoinableRank:
 
 
 class RankMachines(Protocol):
-    """A machine on which ranks can be found, or several."""
+    """One or several machines on which ranks can be found."""
 
     @property
     def ended(self) -> bool:
-        """Whether the connection to it is over."""
+        """Whether the connection to the machine is over."""
         ...
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
-        """The ranks of jobs of this name, or of all."""
+        """Return the ranks of jobs of this name, or of all jobs."""
         ...
 
     def connect(
@@ -109,18 +109,18 @@ class RankMachines(Protocol):
         on_frame: Callable[[RankAnnouncement, bytes], None],
         on_closed: Callable[[RankAnnouncement], None],
     ) -> list[JoinableRank]:
-        """Connect to these ranks, as far as they answer in time.
+        """Connect to those of these ranks that answer in time.
 
         Args:
-            on_frame: is given each message of a rank, in order, on a thread that it must not block.
-            on_closed: is told that a connection has ended, on the same thread.
+            on_frame: called with each message of a rank, in order, on a thread that it must not block.
+            on_closed: called when a connection has ended, on the same thread.
         """
         ...
 
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """Read the stacks of ranks without their help; those that could not be read in time are missing."""
+        """Read the stacks of ranks without their cooperation. Stacks that cannot be read in time are missing."""
         ...
 
 
@@ -137,7 +137,7 @@ class ThisMachine:
 
     @property
     def ended(self) -> bool:
-        """See ``RankMachines``: it is here."""
+        """See ``RankMachines``. Always false: no connection is needed."""
         return False
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
@@ -164,14 +164,14 @@ class ThisMachine:
     def read_stacks(
         self, ranks: Sequence[RankAnnouncement], native: bool, timeout: float
     ) -> dict[RankAnnouncement, OutsideRead]:
-        """See ``RankMachines``; a process id of another space cannot be read."""
+        """See ``RankMachines``. Processes of another PID namespace cannot be read."""
         here = pid_space()
         by_pid = {each.pid: each for each in ranks if each.space == here}
         return {by_pid[pid]: read for pid, read in read_stacks(by_pid, native, timeout).items()}
 
 
 def at_once(work: Callable[[T], R], places: Sequence[T]) -> list[R]:
-    """Do this with each of these, all at once, as each answers when it can; the results, in their order."""
+    """Call ``work`` with each of these in parallel. Return the results in their order."""
     if len(places) < 2:  # this machine alone is looked at often
         return [work(each) for each in places]
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "monarch-join-find") as pool:
@@ -179,10 +179,10 @@ def at_once(work: Callable[[T], R], places: Sequence[T]) -> list[R]:
 
 
 def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
-    """The announcements of this machine. Processes that began without knowing their rank are asked for it.
+    """Return the announcements of this machine. Processes that began without a known rank are queried for it.
 
     Args:
-        asked: what earlier calls have learnt, so that no process is asked too often.
+        asked: results of earlier calls, so that no process is queried too often.
     """
     asked = {} if asked is None else asked
     found = announcements()
@@ -199,10 +199,10 @@ def refreshed(asked: Asked | None = None) -> list[RankAnnouncement]:
 
 
 def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tuple[JoinableRank, socket.socket]]:
-    """Connect to ranks of this machine, all at once, and let them say who they are.
+    """Connect to ranks of this machine in parallel, and wait for their greetings.
 
     Returns:
-        Them and the connections, also those that have not answered in time: they are silent.
+        The ranks and connections, including silent ones that have not answered in time.
     """
     poll = select.epoll()
     waiting: dict[int, tuple[RankAnnouncement, socket.socket, bytearray]] = {}
@@ -237,7 +237,7 @@ def greet(wanted: Iterable[RankAnnouncement], timeout: float = HELLO) -> list[tu
 
 
 def joinable_rank(answer: dict[str, Any], near: bool) -> JoinableRank:
-    """A rank as it has answered a greeting."""
+    """Create a joinable rank from its answer to a greeting."""
     return JoinableRank(
         announcement_of(answer),
         near,
@@ -266,7 +266,7 @@ def _connected(announced: RankAnnouncement) -> socket.socket | None:
 
 
 def _answer(sock: socket.socket, received: bytearray) -> dict[str, Any] | None:
-    """The answer to a greeting; None: it is not all there yet; empty: there will be none."""
+    """Parse the answer to a greeting. None: it is incomplete; empty: there will be none."""
     try:
         data = sock.recv(1 << 16)
     except BlockingIOError:

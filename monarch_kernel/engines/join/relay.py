@@ -1,11 +1,11 @@
-"""Brings the ranks of one machine to a viewer on another, over the standard input and output of a remote command.
+"""Connect a viewer to the ranks of another machine through the standard streams of a remote command.
 
-The viewer starts ``python -m monarch_kernel.engines.join.relay`` there by ssh, srun or the like, which know the user
-and protect the connection; nothing listens on the network. It ends with the connection. (At a meeting point,
-``gateway_caller`` has a relay for each viewer.) Frames are as in
-``frame_loop``, and begin with the number of the rank that they are from or for; 0 is the relay itself, in JSON.
+The viewer starts ``python -m monarch_kernel.engines.join.relay`` on the machine by ssh, srun or the like, which
+authenticate the user and protect the connection. Nothing listens on the network. The relay ends with the connection.
+(At a meeting point, ``gateway_caller`` has a relay for each viewer.) Frames are as in ``frame_loop``, and begin with
+the number of the rank that they are from or for; 0 is the relay itself, with JSON.
 
-This module imports the standard library and the small modules of this package only, so that it starts fast.
+For a fast start, this module imports only the standard library and small modules of this package.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class JoinRelay:
     """The ranks of this machine, for one viewer.
 
     Args:
-        send: sends a frame, which consists of these parts, to the viewer.
+        send: sends a frame with these parts to the viewer.
         loop: carries messages of the ranks; ``on_frame`` and ``close`` are called on its thread.
-        meet: only ranks that were prepared with this meeting point; "": all of this user.
+        meet: include only ranks that were prepared for this meeting point; "": all ranks of this user.
     """
 
     def __init__(self, send: Callable[..., None], loop: FrameLoop, meet: str = "") -> None:
@@ -82,7 +82,7 @@ class JoinRelay:
                 pass  # of a later version
 
     def _connect(self, asked: dict[str, Any]) -> None:
-        """Connect to ranks, on a thread of its own, as some may not answer for seconds."""
+        """Connect to ranks on a separate thread, because some may not answer for seconds."""
         wanted = {(each["pid"], each["space"]) for each in asked["ranks"]}
         answers: list[dict[str, Any]] = []
         chosen = [each for each in announcements() if (each.pid, each.space) in wanted and self._is_open_to(each)]
@@ -113,19 +113,19 @@ class JoinRelay:
         self._tell({"closed": channel})
 
     def close(self) -> None:
-        """The viewer has gone: let go of all ranks."""
+        """Close the connections to all ranks after the viewer has left."""
         self._closed = True
         for link in list(self._links.values()):
             link.close()
 
 
 def announcement_key(announced: RankAnnouncement) -> dict[str, int]:
-    """What names a rank to the relay of its machine."""
+    """Return the key of a rank at the relay of its machine."""
     return {"pid": announced.pid, "space": announced.space}
 
 
 def main() -> None:
-    """Serve the viewer at standard input and output until it goes."""
+    """Serve the viewer at standard input and output until it leaves."""
     own, viewer = socket.socketpair()
     output = os.dup(1)
     os.dup2(2, 1)  # what else writes there must not get between the frames
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def _copy(source: int, target: int, end: socket.socket) -> None:
-    """Copy bytes until there are no more, and then end the connection."""
+    """Copy bytes until the end of the source, then end the connection."""
     with suppress(OSError):
         while data := os.read(source, _CHUNK):
             while data:

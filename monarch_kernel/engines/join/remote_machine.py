@@ -1,4 +1,4 @@
-"""A machine whose ranks are reached through a relay there: a remote command runs it, or it is at a meeting point."""
+"""A machine whose ranks are reached through a relay, which a remote command runs, or which is at a meeting point."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from monarch_kernel.engines.join.relay import CHANNEL, announcement_key
 
 #: The module that is the relay.
 RELAY = "monarch_kernel.engines.join.relay"
-#: How long a relay may take to start, and to answer (seconds).
+#: The time limit for a relay to start, and to answer (seconds).
 START, ANSWER = 30.0, 10.0
-#: How much of what a relay writes to standard error is shown (bytes).
+#: How much of a relay's standard error is shown (bytes).
 _TAIL = 2000
 
 
@@ -33,19 +33,19 @@ class RelayLink(Protocol):
     """The connection to a relay."""
 
     def send(self, *parts: bytes) -> None:
-        """Send a frame that consists of these parts, without waiting."""
+        """Send a frame with these parts, without waiting."""
         ...
 
     def why(self) -> str:
-        """Why it has ended."""
+        """Return why it has ended."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         ...
 
 
-#: Makes such a connection, given what is called with each frame, and at the end; all on the thread of the loop.
+#: Creates such a connection. The arguments are called with each frame, and at the end, on the thread of the loop.
 Connect = Callable[[Callable[[bytes], None], Callable[[], None]], RelayLink]
 
 
@@ -53,7 +53,7 @@ class RelayCommand:
     """A relay that a command runs on another machine.
 
     Args:
-        name: of the machine, for people.
+        name: the name of the machine, for users.
         command: runs the relay there: ``ssh HOST python -m monarch_kernel.engines.join.relay``.
         loop: carries messages to and from it.
         on_frame, on_end: see ``Connect``.
@@ -91,7 +91,7 @@ class RelayCommand:
         self._link.send(*parts)
 
     def why(self) -> str:
-        """See ``RelayLink``: the last that the command wrote."""
+        """See ``RelayLink``. Returns the last output of the command."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._errors.seek(0, os.SEEK_END)
@@ -100,7 +100,7 @@ class RelayCommand:
         return f"{said or 'no message'} (exit status {self._process.poll()})"
 
     def close(self) -> None:
-        """See ``RelayLink``; the command ends, too."""
+        """See ``RelayLink``. Also ends the command."""
         self._link.close()
         try:
             self._process.wait(2.0)
@@ -133,10 +133,10 @@ class RemoteMachine:
         self._relay = connect(self._on_frame, self._on_end)
 
     def begin(self, timeout: float = START) -> None:
-        """Wait until the relay has begun.
+        """Wait until the relay has started.
 
         Raises:
-            JoinError: it has ended, or has not begun in time; the message has what it wrote.
+            JoinError: it has ended, or has not started in time; the message has its output.
         """
         with self._changed:
             begun = self._changed.wait_for(lambda: self._began is not None or self._ended, timeout)
@@ -152,7 +152,7 @@ class RemoteMachine:
     # -- ``rank_machines.RankMachines`` -------------------------------------------------------------------
 
     def find(self, name: str = "") -> list[RankAnnouncement]:
-        """See ``rank_machines.RankMachines``; a machine that is gone has none."""
+        """See ``rank_machines.RankMachines``. A machine that is gone has no ranks."""
         answer = self._ask({"do": "find"}, ANSWER)
         found = [announcement_of(each) for each in answer.get("found", ())]
         return [each for each in found if name in ("", each.name)]
@@ -209,7 +209,7 @@ class RemoteMachine:
         self._relay.send(CHANNEL.pack(channel), *parts)
 
     def close_rank(self, channel: int) -> None:
-        """Let go of a rank."""
+        """Close the connection to a rank."""
         self.send(0, json.dumps({"do": "close", "channel": channel}).encode())
 
     # -- on the thread of the loop ---------------------------------------------------------------------

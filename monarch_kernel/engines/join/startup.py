@@ -1,7 +1,7 @@
 """Decide at the start of a Python with ``MONARCH_KERNEL_JOIN`` whether it is a rank and is to be prepared for joining.
 
-Launchers and tools are none, though they have the variable, too; nor are the processes that a rank starts, which
-`prepare` knows by its mark. It imports the standard library only.
+Launchers and tools have the variable, too, but are not ranks. Neither are the processes that a rank starts, which
+`prepare` recognises by a mark. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WITH_VALUE = "WX"  # options of Python that have one
 
 
 def at_startup() -> None:
-    """Let notebooks join this process, if it is a rank. Python reads the lines of virtual environments twice."""
+    """Make this process joinable if it is a rank. Python reads the lines of virtual environments twice."""
     global _begun
     if not _begun and is_rank(sys.orig_argv):
         _begun = True
@@ -39,7 +39,7 @@ def at_startup() -> None:
 
 
 def is_rank(command: Sequence[str]) -> bool:
-    """Whether this command line of Python is a rank's, as far as it tells."""
+    """Return whether this command line of Python appears to be a rank's."""
     kind, program = _program(command)
     if kind == "m":
         return not _PACKAGES.fullmatch(program.partition(".")[0])
@@ -53,7 +53,7 @@ def is_rank(command: Sequence[str]) -> bool:
 
 
 def _program(command: Sequence[str]) -> tuple[str, str]:
-    """What a command line of Python runs: ("m", module), ("c", code) or ("", script)."""
+    """Return what a command line of Python runs: ("m", module), ("c", code) or ("", script)."""
     words = iter(command[1:])
     for word in words:
         if word.startswith("--"):

@@ -1,6 +1,6 @@
 """PyTorch's own Monarch as the engine of the tools: its Rust runtime carries their messages, and starts the ranks.
 
-Monarch's public API is all that is used here. ``ranks.py`` is what runs in its processes.
+This package uses only Monarch's public API. ``ranks.py`` runs in Monarch's processes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["make_runtime"]
 
 
 def make_runtime() -> MonarchRuntime:
-    """The engine of this controller.
+    """Return the engine of this controller.
 
     Raises:
-        ImportError: torchmonarch is not installed; the message says what to do.
+        ImportError: torchmonarch is not installed; the message has a remedy.
     """
     from monarch_kernel.aliases import enabled
     from monarch_kernel.engines.torchmonarch.runtime import MonarchRuntime

@@ -1,4 +1,4 @@
-"""The actor that brings tools into a rank of Monarch, and what they ask there about Monarch's own actors."""
+"""The actor that brings tools into a rank of Monarch, and information about Monarch's own actors for them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _lock = threading.Lock()
 
 
 class MonarchActors:
-    """Monarch's own actors in this process (``attached_process.ProgramActors``), as their threads show them."""
+    """Monarch's own actors in this process (``attached_process.ProgramActors``), found by frames of threads."""
 
     def endpoints_here(self) -> list[Running]:
-        """The outermost frame of a Monarch thread that is neither Monarch's nor Python's is an endpoint."""
+        """Return the outermost frames of Monarch's threads in user code: each is an endpoint."""
         found: list[Running] = []
         drivers = {thread.ident for thread in threading.enumerate() if thread.name.startswith("monarch-actor")}
         for thread, top in current_frames().items():
@@ -46,7 +46,7 @@ class MonarchActors:
         return found
 
     def actors_here(self) -> dict[str, Any]:
-        """Monarch does not name the objects of its actors, so they are told by their classes."""
+        """Return the actors in these frames, by class: Monarch does not name the objects of its actors."""
         found: dict[str, Any] = {}
         for each in gc.get_objects():
             if isinstance(each, monarch_actor.Actor) and not type(each).__module__.startswith(("monarch.", __name__)):
@@ -70,7 +70,7 @@ def _endpoint(top: FrameType | None) -> FrameType | None:
 
 
 def _is_of_program(frame: FrameType) -> bool:
-    """Whether a frame is neither Monarch's, nor Python's, nor ours."""
+    """Return whether a frame belongs to neither Monarch, Python nor this package."""
     file = frame.f_code.co_filename
     of_python = file.startswith("<frozen") or (file.startswith(_PYTHON) and "-packages" not in file)
     return not of_python and not file.startswith((_MONARCH, _OURS))
@@ -82,7 +82,7 @@ def _actor_name(frame: FrameType) -> str:
 
 
 def attached_process() -> AttachedProcess:
-    """The tools in this process."""
+    """Return the tools in this process."""
     global _guest
     with _lock:
         if _guest is None:
@@ -94,7 +94,8 @@ def attached_process() -> AttachedProcess:
 def _keep_failures(tools: AttachedProcess) -> None:
     """Keep the frames of exceptions that end endpoints and constructors of Monarch's actors, for post-mortem debugging.
 
-    Monarch reports each as an ``ActorError``, which it makes in the rank while the exception has its traceback.
+    Monarch reports each exception as an ``ActorError``, which it creates in the rank while the exception has its
+    traceback.
     """
     make: Any = monarch_actor.ActorError.__init__
 
@@ -110,7 +111,7 @@ def _keep_failures(tools: AttachedProcess) -> None:
 
 
 def _raised_in(error: BaseException) -> FrameType | None:
-    """The endpoint or constructor that an exception has ended; None: it is a user's interrupt, or from elsewhere."""
+    """Return the endpoint or constructor that an exception has ended; None for a user's interrupt, or other code."""
     traceback = error.__traceback__
     while traceback is not None and not isinstance(error, InterruptedEndpoint):
         if _is_of_program(traceback.tb_frame):
@@ -135,12 +136,12 @@ class ToolListener(monarch_actor.Actor):  # pyright: ignore[reportUntypedBaseCla
 
     @monarch_actor.endpoint
     def deliver(self, data: bytes) -> None:
-        """Hand a message to the tools, which never raises: an exception would end this actor."""
+        """Pass a message to the tools. Never raises: an exception would end this actor."""
         with suppress(Exception):
             self._guest.receive(data)
 
     def _handle_undeliverable_message(self, _envelope: Any) -> bool:
-        """A controller that is gone takes no more messages; its leash ends what it had stopped."""
+        """Ignore messages to a controller that is gone. Its missing heartbeats end what it had stopped."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""The engine of a controller whose meshes are Monarch's."""
+"""The engine of a controller whose meshes belong to Monarch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from monarch_kernel.engines.torchmonarch.ranks import NAME, ToolListener
 from monarch_kernel.meshes import KeptError
 from monarch_kernel.private_files import read_own_file
 
-#: Reports of failures of actors that are not Monarch's own.
+#: Matches reports of failures of actors that are not Monarch's own.
 _OF_PROGRAM = re.compile(r"<(?!monarch\._src|root>)[\w.]+ ")
-#: In Monarch's reports of failures: an actor of a mesh, with its coordinates there.
+#: In Monarch's reports of failures: an actor of a mesh, with its coordinates.
 _FAILED = re.compile(r"\{(?P<point>'[^}]*\d+/\d+[^}]*)\}")
 #: A URL of a host or a controller of Monarch.
 _ADDRESS = re.compile(r"[a-z][a-z0-9-]*://")
@@ -37,13 +37,13 @@ _CAUSE = re.compile(r"failed:\s*(?P<cause>.*)", re.DOTALL)
 
 
 class ListenerCarrier:
-    """Reaches the ranks of one Monarch mesh through the `ToolListener` in each.
+    """The connection to the ranks of one Monarch mesh, through the `ToolListener` in each.
 
     Args:
         procs: Monarch's proc mesh.
-        doors: the actors on it.
+        doors: the listeners on it.
         size: the number of ranks.
-        name: under which the actors were spawned; it is unique, and Monarch's reports of failures begin with it.
+        name: the unique name that the listeners were spawned under; Monarch's reports of failures begin with it.
     """
 
     def __init__(self, procs: Any, doors: Any, size: int, name: str) -> None:
@@ -53,7 +53,7 @@ class ListenerCarrier:
         self._flat = doors.flatten("ranks")
         self._size = size
         self._parts: dict[tuple[int, int], Any] = {}
-        self._lock = threading.Lock()  # messages to a rank keep their order
+        self._lock = threading.Lock()  # keeps messages to a rank in order
 
     def send(self, ranks: Sequence[int], data: bytes) -> None:
         """See ``controller.Carrier``."""
@@ -83,7 +83,7 @@ class ListenerCarrier:
 
 
 class Attached:
-    """What ``%mesh attach`` has entered (as far as the magics use a ``KeptHost``).
+    """The result of ``%mesh attach``, with the part of ``KeptHost`` that the magics use.
 
     Args:
         procs: the mesh.
@@ -107,7 +107,7 @@ class MonarchRuntime(ToolController):
     # -- messages ------------------------------------------------------------------------------------
 
     def _reply_port(self) -> Any:
-        """The port to which ranks send; a thread reads it."""
+        """Return the port to which ranks send; a thread reads it."""
         if self._port is None:
             monarch_actor.unhandled_fault_hook = self._on_fault
             self._port, receiver = _apart(monarch_actor.Channel.open)
@@ -128,7 +128,7 @@ class MonarchRuntime(ToolController):
                 logging.getLogger(__name__).exception("a message of a rank could not be handled")
 
     def _on_fault(self, failure: Any) -> None:
-        """Note which ranks died. A fault that no actor has handled never ends a notebook; it is reported there."""
+        """Record which ranks died. An unhandled fault never ends a notebook; it is reported there."""
         report = str(failure.report())
         for mesh in list(self._meshes.values()):
             if isinstance(mesh.carrier, ListenerCarrier) and str(failure.mesh_name).startswith(mesh.carrier.name):
@@ -152,7 +152,7 @@ class MonarchRuntime(ToolController):
         """Bring the tools into a mesh of Monarch.
 
         Args:
-            procs: a ``monarch.actor.ProcMesh``.
+            procs: the mesh, a ``monarch.actor.ProcMesh``.
             name: its name for users.
             owned: whether all output of its processes goes to the notebook; otherwise only that of its cells does.
         """
@@ -179,18 +179,19 @@ class MonarchRuntime(ToolController):
         return mesh
 
     def list_proc_meshes(self) -> list[ProcMesh]:
-        """See ``interface.MeshFunctions``: those of ``%mesh up``, and those that variables of the notebook hold."""
+        """See ``interface.MeshFunctions``. Returns meshes of ``%mesh up``, and meshes in variables of the notebook."""
         for name, value in list(vars(sys.modules["__main__"]).items()):
             if isinstance(value, monarch_actor.ProcMesh) and not name.startswith("_") and id(value) not in self._known:
-                self._known[id(value)] = value, None  # before it is entered, which asks for meshes, too
+                self._known[id(value)] = value, None  # before entering it, which calls this function, too
                 self._known[id(value)] = value, self.adopt(value, name)
         return super().list_proc_meshes()
 
     def attach(self, name: str, force: bool = False) -> Any:
-        """See ``interface.KeptFunctions``: ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
+        """See ``interface.KeptFunctions``. ``name`` is a file with the pickled ``monarch.actor.ProcMesh`` of a job.
 
         Raises:
-            KeptError: there is no such file, or no such mesh in it; or it is an address, which names no mesh.
+            KeptError: there is no such file, it contains no such mesh, or the name is an address, which identifies no
+                mesh.
         """
         if _ADDRESS.match(name):
             raise KeptError(
@@ -236,7 +237,7 @@ class _Begin:
 
 
 def _apart(work: Any) -> Any:
-    """Call Monarch on a thread without an event loop: on a notebook's own thread it warns of each call that blocks."""
+    """Call Monarch on a thread without an event loop: on a notebook's own thread it warns about each blocking call."""
     outcome: list[Any] = []
 
     def run() -> None:

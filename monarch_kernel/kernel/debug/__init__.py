@@ -1,1 +1,1 @@
-"""The debugger in a notebook: the front end's debugger, the prompt in a cell, and notices of stopped or hung ranks."""
+"""The debugger in a notebook: the front end's debugger, the prompt in a cell, and notices about ranks."""

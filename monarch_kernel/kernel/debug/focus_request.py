@@ -1,4 +1,4 @@
-"""`%mesh focus` where no cell can run it: while the running cell is stopped, and in a debugger's console."""
+"""Handle `%mesh focus` where no cell can run it: while a cell is stopped, and in a debugger's console."""
 
 from __future__ import annotations
 

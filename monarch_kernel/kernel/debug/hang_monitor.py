@@ -1,4 +1,4 @@
-"""The verdict (`monarch_kernel.debug.hang`) below a cell's progress line, when nothing has moved for a while."""
+"""Show the verdict of `monarch_kernel.debug.hang` below a cell's progress line when nothing has moved for a while."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class HangMonitor:
         self.text = ""
 
     def tick(self, seen: object, suspect: bool, now: float) -> str:
-        """What to show now: a sentence, or "".
+        """Return what to show now: a sentence, or "".
 
         Args:
-            seen: a value that changes when the cell makes progress, and otherwise equals the previous one.
-            suspect: whether anything suggests that ranks wait for others; if not, no rank is asked.
+            seen: a value that changes whenever the cell makes progress.
+            suspect: whether there is a sign that ranks wait for others; otherwise no rank is queried.
         """
         if seen != self._seen:
             self._seen, self._since, self._due = seen, now, now + STILL - AHEAD
@@ -78,7 +78,7 @@ class HangMonitor:
 
 
 def is_worth_telling(found: Verdict) -> bool:
-    """Whether ranks wait for others. Ranks that a debugger has stopped are shown elsewhere."""
+    """Return whether ranks wait for others. Ranks that a debugger has stopped are shown elsewhere."""
     from monarch_kernel.debugger.controller.hang.verdict import NOTHING, PAUSED
 
     return found.kind not in (NOTHING, PAUSED)

@@ -1,8 +1,8 @@
-"""One debugger for front ends: ipykernel's for the kernel's own threads, and the mesh debugger for those of ranks.
+"""Combine ipykernel's debugger, for threads of the kernel, and the mesh debugger, for ranks, into one for front ends.
 
-`MonarchDebugger` forwards each request of the Debug Adapter Protocol to the debugger that it concerns, or to both, and
-puts the stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on separate threads, so the
-control channel, which carries interrupts and the kernel's shutdown, never waits for a rank.
+`MonarchDebugger` forwards each request of the Debug Adapter Protocol (DAP) to the debugger that it concerns, or to
+both, and puts the stops of both into one queue (`monarch_kernel.debugger.dap`). Requests to ranks run on separate
+threads. The control channel, which carries interrupts and the kernel's shutdown, therefore never waits for a rank.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-#: How long ranks may take for one request (seconds). The mesh debugger's own deadlines are shorter.
+#: The deadline of ranks for one request (seconds). The mesh debugger's own deadlines are shorter.
 DEADLINE = 10.0
 #: How long debugpy may take to attach to the kernel (seconds).
 ATTACH_DEADLINE = 15.0
-#: When a connection that the adapter has ended would be made again (milliseconds): never, as it is closed at once.
+#: The reconnection delay after the adapter has ended a connection (milliseconds). In effect never: the connection is
+#: closed at once.
 RECONNECT = 3_600_000
 #: Requests that concern both the kernel and ranks. They are handled in order, one at a time.
 _BOTH = ("attach", "threads", "setBreakpoints", "setExceptionBreakpoints", "disconnect", "source")
-#: Requests that decide where a cell that is run after them stops.
+#: Requests that determine where later cells stop.
 SETTINGS = ("attach", "setBreakpoints", "setExceptionBreakpoints")
 _WORKERS = 4
 
 
 class _LastingClient(DebugpyClient):  # type: ignore[misc]
-    """ipykernel's client of debugpy's adapter, which can be turned off and on any number of times.
+    """ipykernel's client of debugpy's adapter, which can be disabled and enabled repeatedly.
 
-    The adapter accepts clients on one thread, and never again once that has raised. It raises when a client hangs up
-    while it is greeted, as zmq's would, which connects again by itself; and when the oldest client, to which each new
-    one is reported, has just left. So there is always an older one, which stays.
+    The adapter accepts clients on one thread, which ends at the first exception. It raises in two cases: if a client
+    disconnects during the handshake, as zmq does when it reconnects, and if the oldest client, to which it reports each
+    new client, has just left. This class therefore keeps an older connection open permanently.
     """
 
     _oldest: socket.socket | None = None
@@ -67,8 +68,8 @@ class _LastingClient(DebugpyClient):  # type: ignore[misc]
 class MonarchDebugger(Debugger):
     """ipykernel's debugger, extended to ranks, and without the injection into child processes.
 
-    debugpy makes every Python child process wait for a debugger to attach. Jupyter front ends never attach, so
-    subprocesses, and the host agent's ranks, would hang once the user has pressed the bug button.
+    debugpy makes every Python child process wait for a debugger to attach. Jupyter front ends never attach.
+    Subprocesses and the host agent's ranks would therefore hang once the user has pressed the bug button.
     """
 
     def __init__(self, log: Any, debugpy_stream: Any, event_callback: Callable[[Message], None], *args: Any) -> None:
@@ -95,8 +96,10 @@ class MonarchDebugger(Debugger):
         return bool(super().start())
 
     async def attach(self, message: Message) -> Message:
-        """Attach debugpy to the kernel, except for our own threads and files: a kernel that is stopped at a breakpoint
-        must still be able to reach its ranks."""
+        """Attach debugpy to the kernel, except to threads and files of this package.
+
+        A kernel that is stopped at a breakpoint must still be able to reach its ranks.
+        """
         from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
         self._spare = spare_runtime
@@ -109,7 +112,7 @@ class MonarchDebugger(Debugger):
     # -- requests ------------------------------------------------------------------------------------
 
     def may_wait(self, message: Message) -> bool:
-        """Whether the answer to a request may wait for ranks, so that it must not block the control channel."""
+        """Return whether a request may wait for ranks. Such a request must not block the control channel."""
         if self.ranks is None:
             return False
         return message.get("command") in _BOTH or self.ranks.owns(message)
@@ -273,7 +276,7 @@ class MonarchDebugger(Debugger):
 
 
 def waited_for() -> dict[str, list[int]]:
-    """The ranks that `%%mesh` cells wait for, by mesh."""
+    """Return the ranks that `%%mesh` cells wait for, by mesh."""
     from monarch_kernel.kernel.cell_run import CellRun
 
     found: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The debugger's prompt: the shell that it opens in (a kernel's, or IPython in a terminal), and one session at it."""
+"""The debugger's prompt: access to the shell in which it opens (a kernel or IPython in a terminal), and a session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOLDS_MORTEM = (
 
 
 class PromptShell:
-    """What the prompt needs to know about an IPython shell, and how it reads a line from the user there.
+    """An IPython shell as the prompt sees it: its state, and how to read a line from the user.
 
     Args:
         shell: the IPython shell. Only our own kernel has `cells_wait` and a SIGINT handler with an event loop.
@@ -51,7 +51,7 @@ class PromptShell:
 
     @property
     def takes_input(self) -> bool:
-        """Whether the front end that runs this cell can read a line from the user. In a subshell, it cannot."""
+        """Whether the front end that runs this cell can read a line from the user. It cannot in a subshell."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if self._kernel is not None:
@@ -69,7 +69,7 @@ class PromptShell:
 
     @property
     def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the cell is awaiting; None if it is not."""
+        """The event loop that the cell awaits in; None if the cell does not await."""
         return getattr(getattr(self._shell, "sigint", None), "awaiting_loop", None)
 
     @property
@@ -99,7 +99,7 @@ class PromptShell:
 
 
 def _ask_front_end(kernel: Any, prompt: str, over: Callable[[], bool]) -> str | None:
-    """ipykernel's `raw_input`, which can end early: the protocol cannot withdraw a request, but we can stop waiting."""
+    """Do the same as ipykernel's `raw_input`, but stop waiting early; the protocol cannot withdraw an input request."""
     import zmq
 
     sys.stdout.flush()
@@ -133,8 +133,8 @@ class PromptSession:
     Args:
         debugger: the debugger whose stops the session examines.
         shell: the shell that reads the user's lines.
-        begin: what the console does first: report which ranks are stopped where, or execute a command.
-        over: whether nothing is left to do.
+        begin: the first action of the console: report the stopped ranks, or execute a command.
+        over: returns whether nothing is left to do.
         patient: wait for the end of a long step. The prompt of a waiting cell opens again anyway.
         heir: takes over the post-mortem frames if the user leaves the prompt without closing them.
     """
@@ -161,7 +161,7 @@ class PromptSession:
         self._console = Console(debugger, self._written.append, name=NAME)
 
     def run(self) -> bool:
-        """Read lines and execute them until the user leaves the prompt (True) or nothing is left to do (False)."""
+        """Read and execute lines. Return True if the user left the prompt, False if nothing is left to do."""
         left = False
         try:
             left = self._talk()

@@ -1,4 +1,4 @@
-"""Selects the rank that the front end's debugger shows: what `%mesh focus` does, wherever it is typed."""
+"""Implement `%mesh focus`: select the rank that the front end's debugger shows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def focus(ranks: RankSession, rank: int | None, mesh: str | None, place: PlaceTe
 
 
 def state_text(state: Mapping[str, Any], place: PlaceText | None = None) -> str:
-    """Where ranks are stopped, one stop a line; `*` marks the one that is shown.
+    """Return where ranks are stopped, one stop per line; `*` marks the one that is shown.
 
     Args:
         state: the result of `RankSession.state`.

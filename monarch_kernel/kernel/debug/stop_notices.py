@@ -1,7 +1,7 @@
-"""Stopped ranks in a notebook: the cell that they run for shows where they are stopped, as long as they are.
+"""Notices about stopped ranks, shown in the cell that the ranks run for, as long as they are stopped.
 
-No other cell ever does. Where the cell is unknown (a thread that user code started, the cell of an earlier kernel), the
-cell that set the breakpoint shows it, or else the next `%mesh debug`.
+If the cell is unknown (a thread that user code started, the cell of an earlier kernel), the cell that set the
+breakpoint shows the notice, or else the next `%mesh debug`. No other cell shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: Stops that arrive within this time of one another are shown together (seconds), unless no more can arrive.
 SETTLE = 0.4
-#: The longest that the first of them waits for others (seconds).
+#: The maximum delay of the first of them (seconds).
 LONGEST = 2.0
 
 
@@ -47,7 +47,7 @@ class StopNotice:
 
 
 def notices_of(stops: Iterable[RankStop], setters: Mapping[int, str]) -> list[StopNotice]:
-    """A notice for each cell that has stopped ranks.
+    """Return a notice for each cell that has stopped ranks.
 
     Args:
         stops: all current stops.
@@ -60,7 +60,7 @@ def notices_of(stops: Iterable[RankStop], setters: Mapping[int, str]) -> list[St
 
 
 def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> str:
-    """A notice as the cell shows it.
+    """Format a notice for display in the cell.
 
     Args:
         notice: the notice.
@@ -75,7 +75,7 @@ def notice_text(notice: StopNotice, hint: str, label: Label | None = None) -> st
 
 
 class StopNotices:
-    """Subscribes to the debugger of this kernel, once there is one, and keeps the notice of each cell up to date.
+    """Subscribes to the debugger of this kernel once it exists, and keeps the notice of each cell up to date.
 
     Args:
         notebook: the notebook of the cells.
@@ -127,7 +127,7 @@ class StopNotices:
 
     @property
     def debugger(self) -> MeshDebugger | None:
-        """The debugger, if there is one."""
+        """The debugger; None if there is none."""
         return self._debugger
 
     def refresh(self) -> None:
@@ -166,7 +166,7 @@ class StopNotices:
                     log.exception("stopped ranks could not be shown")
 
     def _more_to_come(self) -> bool:
-        """Whether ranks have just stopped, and others may stop in a moment."""
+        """Return whether ranks have just stopped, so that others may stop in a moment."""
         stops = live(self._debugger.stops()) if self._debugger is not None else []
         before, self._known = self._known, {at.key for at in stops}
         return self._has_news() and not self._known <= before and not self._is_complete(stops)
@@ -188,20 +188,20 @@ class StopNotices:
 
 
 def is_part_of(cell: str, key: str) -> bool:
-    """Whether a cell has this key or is a part of that cell: the key of a `%%mesh` cell extends its notebook cell's."""
+    """Return whether a cell has this key, or is a part of that cell: keys of parts extend the key of the cell."""
     return cell == key or cell.startswith(f"{key}.")
 
 
 def live(stops: Iterable[RankStop]) -> list[RankStop]:
-    """The stops that hold a thread, without the post-mortem frames of errors."""
+    """Return the stops that hold a thread, without the post-mortem frames of errors."""
     return [at for at in stops if at.stop.thread]
 
 
 def of_cell(stops: Iterable[RankStop], key: str) -> list[RankStop]:
-    """The live stops in code that the cell with this key runs."""
+    """Return the live stops in code that the cell with this key runs."""
     return [at for at in live(stops) if is_part_of(at.stop.cell, key)]
 
 
 def terminal_hint() -> str:
-    """How to reach stopped ranks while the kernel is busy."""
+    """Return a hint on how to reach stopped ranks while the kernel is busy."""
     return f"monarch-kernel debug {os.getpid()} in a terminal opens a prompt."

@@ -1,8 +1,8 @@
-"""Opens the debugger's prompt in a cell: in the cell that waits for the stopped ranks, as pdb would.
+"""Open the debugger's prompt in the cell that waits for stopped ranks, like pdb.
 
-The cell's thread is the kernel's main thread, and it waits for ranks. `call_in_wait` runs the prompt on it, and the
-wait continues afterwards. While the prompt is open, ranks may continue, finish, or be resumed by another viewer. The
-prompt then closes by itself.
+The cell waits for ranks on the kernel's main thread. `call_in_wait` runs the prompt on that thread, and the wait
+continues afterwards. While the prompt is open, ranks may continue, finish, or be resumed by another viewer. The prompt
+then closes automatically.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _RunningCell:
     quiet: bool = False
 
     def runs(self, cell: str) -> bool:
-        """Whether a cell is this one or a part of it."""
+        """Return whether a cell is this one or a part of it."""
         return is_part_of(cell, self.key)
 
 
@@ -97,7 +97,7 @@ class StopPrompt:
 
     @contextmanager
     def runs(self, run: CellRun) -> Generator[None]:
-        """A context in which the cell waits for `run`."""
+        """Return a context in which the cell waits for `run`."""
         running = self._running
         if running is not None and threading.current_thread() is threading.main_thread():
             running.run = run
@@ -123,17 +123,17 @@ class StopPrompt:
         return self._shell.takes_input and not self._shell.cells_wait()
 
     def _opens_for(self, cell: str) -> bool:
-        """Whether a prompt is or may be opened for a stop of this cell."""
+        """Return whether a prompt is or may be opened for a stop of this cell."""
         running = self._running
         if running is None or not running.runs(cell):
             return False
         return running.takes_input and not running.quiet and not self._shell.debugger_is_on
 
     def _hint(self, cell: str) -> str | None:
-        """How to reach the stopped ranks of a cell, for its notice."""
+        """Return how to reach the stopped ranks of a cell, for its notice."""
         running = self._running
         if self._open_in and is_part_of(cell, self._open_in):
-            return None  # the prompt says so
+            return None  # the prompt already shows this
         if self._opens_for(cell):
             return f"A prompt opens when the cell waits for ranks. {terminal_hint()}"
         if self._shell.debugger_is_on:
@@ -143,7 +143,7 @@ class StopPrompt:
         return "%mesh debug opens a prompt."
 
     def _is_complete(self, stops: list[RankStop]) -> bool:
-        """Whether all ranks that the cell waits for are stopped; if those are unknown, all ranks of their meshes."""
+        """Return whether all ranks that the cell waits for, or else all ranks of the meshes, are stopped."""
         running = self._running
         if running is not None and running.run is not None:
             stopped = {at.rank for at in of_cell(stops, running.key) if at.mesh == running.run.managed.name}
@@ -162,7 +162,7 @@ class StopPrompt:
         if running is None or self._open_in or running.quiet or self._shell.debugger_is_on:
             return
         if not running.takes_input and running.run is None:
-            return  # it can neither prompt for a line nor end before its ranks do
+            return  # it can neither read a line nor end before its ranks
         if not of_cell(debugger.stops(), running.key):
             return
         loop = self._shell.awaiting_loop
@@ -210,7 +210,7 @@ class StopPrompt:
         run.detach()
 
     def _leave(self, running: _RunningCell) -> None:
-        """Handle that the user has left the prompt: a `%%mesh` cell keeps running in the background."""
+        """Handle leaving the prompt: a `%%mesh` cell keeps running in the background."""
         if running.run is None:
             self._shell.write(f"The cell keeps waiting. {terminal_hint()}\n")
             return
@@ -234,7 +234,7 @@ class StopPrompt:
         """Run a prompt session on stopped ranks.
 
         Args:
-            over: whether nothing is left to do.
+            over: returns whether nothing is left to do.
             key: the cell of the prompt.
             first: a command to run first, instead of reporting which ranks are stopped where.
             patient: see `PromptSession`.

@@ -1,1 +1,1 @@
-"""Ctrl-C: what it does to the kernel's own code, and how it reaches the ranks."""
+"""Handle Ctrl-C: interrupt code in the kernel, and forward interrupts to the ranks."""

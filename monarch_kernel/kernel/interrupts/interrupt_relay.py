@@ -1,7 +1,7 @@
-"""Forwards interrupts from the kernel to ranks, on a separate thread, since a signal handler must do very little.
+"""Forward interrupts from the kernel to ranks, on a separate thread because a signal handler must be short.
 
-jupyter_client signals the process group of the kernel. Ranks and host agents have their own sessions, so an interrupt
-reaches them only because it is forwarded here.
+jupyter_client signals the process group of the kernel. Ranks and host agents run in other sessions, so they receive
+an interrupt only through this relay.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from operator import itemgetter
 from monarch_kernel.kernel.interrupts.press_logic import Escalate, Forward, InterruptTarget, PressLogic
 from monarch_kernel.meshes import format_ranks
 
-#: jupyter_client interrupts a kernel before it shuts it down, which must not stop targets that outlive the kernel. For
-#: such targets, an interrupt first waits this long for a shutdown (seconds), in several steps: on a busy machine each
-#: step takes longer, and so does the arrival of the shutdown request. Long, since a restart of the kernel that ends a
-#: training run is worse than a stop button that takes a second.
+#: The delay of an interrupt for targets that outlive the kernel (seconds). jupyter_client interrupts a kernel before it
+#: shuts it down, and that interrupt must not stop such targets. The delay allows the shutdown request to arrive first.
+#: It has several steps, because on a busy machine each step, like the request, takes longer. It is long because a
+#: kernel restart that ends a training run is worse than a stop button that takes a second.
 END_GRACE = 1.0
 END_LOOKS = 50
 
@@ -98,18 +98,18 @@ class InterruptRelay:
 
     @property
     def targets(self) -> tuple[InterruptTarget, ...]:
-        """The added targets that a press applies to now."""
+        """Return the added targets that a press applies to now."""
         return self._targets
 
     @property
     def background(self) -> tuple[InterruptTarget, ...]:
-        """The targets whose cells have ended."""
+        """Return the targets whose cells have ended."""
         return self._background
 
     # -- presses -----------------------------------------------------------------------------------
 
     def press(self, cell: object = None, idle: bool = False) -> None:
-        """Handle a press of Ctrl-C or the stop button. Fast and reentrant, so safe in a signal handler.
+        """Handle Ctrl-C or the stop button. Fast and reentrant, so safe in a signal handler.
 
         Args:
             cell: the running cell, for ``notify``.
@@ -167,7 +167,8 @@ class InterruptRelay:
                 self._tell(action.cell, f"The interrupt did not reach the ranks: {error}")
         self._concerned = targets
         waited = False
-        # Asked before `ending` is looked at: a kernel that ends lets go of its kept hosts, and none then outlives it.
+        # Evaluated before `ending` is read: a kernel that ends detaches from its kept hosts, and then no target
+        # outlives it.
         for outlives, target in sorted(((_outlives(each), each) for each in targets), key=itemgetter(0)):
             if self.ending.is_set():
                 return
@@ -204,7 +205,7 @@ class InterruptRelay:
 
 
 def _outlives(target: InterruptTarget) -> bool:
-    """Whether a target continues after the kernel has ended."""
+    """Return whether a target continues after the kernel has ended."""
     return bool(getattr(target, "outlives_kernel", False))
 
 
@@ -212,7 +213,7 @@ _relay: InterruptRelay | None = None
 
 
 def get_relay() -> InterruptRelay:
-    """The relay of this process, created on first use. ``MonarchKernel`` connects it to SIGINT."""
+    """Return the relay of this process, created on first use. ``MonarchKernel`` connects it to SIGINT."""
     global _relay
     if _relay is None:
         _relay = InterruptRelay()

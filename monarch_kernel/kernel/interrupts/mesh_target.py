@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_kernel.actor import ProcMesh
 
-#: Ranks that do not report within this time what they still run count as hung (seconds).
+#: Ranks that do not report what they run within this time count as hung (seconds).
 PROBE_TIMEOUT = 0.5
-#: How long to wait for killed ranks to exit (seconds).
+#: The time limit for killed ranks to exit (seconds).
 KILL_TIMEOUT = 5.0
 
 
@@ -24,7 +24,7 @@ class MeshTarget:
     Args:
         mesh: the procs.
         pending: returns the ranks that have not answered, if the caller knows them. Otherwise the ranks are asked.
-        cells: the key prefix of the cells whose calls are interrupted; "" for everything that runs there.
+        cells: the key prefix of the cells whose calls are interrupted; "" for all running code.
     """
 
     def __init__(self, mesh: ProcMesh, pending: Callable[[], Iterable[int]] | None = None, cells: str = "") -> None:
@@ -51,9 +51,9 @@ class MeshTarget:
         return self._asked
 
     def unanswered(self) -> Iterable[int]:
-        """The ranks on which interrupted code still runs, and those that do not reply.
+        """Return the ranks on which interrupted code still runs, and those that do not reply.
 
-        The question is itself a second interrupt for code that still runs.
+        The query also interrupts code that still runs once more.
         """
         if self._pending is not None:
             return self._pending()
@@ -77,12 +77,12 @@ class MeshTarget:
             return everyone
         try:
             stopped = self._asked.get()
-        except Exception:  # some ranks have died, so all are asked again
+        except Exception:  # some ranks have died; query all ranks again
             return everyone
         return [rank for rank, position in self._positions.items() if stopped.get(position)]
 
     def _awaited(self) -> list[int]:
-        """The ranks that may run code for this target; with ``cells``, those that this kernel has called."""
+        """Return the ranks that may run code for this target; with ``cells``, those that this kernel has called."""
         if not self._cells:
             return list(self._positions)
         from monarch_kernel.engines import tool_runtime
@@ -109,7 +109,7 @@ class MeshTarget:
 
 
 def running_meshes() -> list[MeshTarget]:
-    """A target for each proc mesh of this process, for the calls of this kernel's cells."""
+    """Return a target for each proc mesh of this process, for the calls of this kernel's cells."""
     meshes = sys.modules.get("monarch_kernel.meshes")
     notebook = sys.modules.get("monarch_kernel.kernel.notebook")
     if meshes is None:

@@ -1,4 +1,4 @@
-"""Decides what a press of Ctrl-C or the stop button means. Pure; time is an argument."""
+"""Decide the effect of Ctrl-C or the stop button. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 #: A second press within this time after the first kills ranks that have not responded (seconds).
 ESCALATION_WINDOW = 2.0
-#: Ranks have this long to respond, so that a double click does not kill healthy ones, nor those that wait in a
-#: collective and are released first (seconds).
+#: The time for ranks to respond (seconds). It prevents a double click from killing healthy ranks, or ranks that wait in
+#: a collective and are about to be released.
 ANSWER_GRACE = 1.0
 
 
@@ -17,7 +17,7 @@ class InterruptTarget(Protocol):
     """Work that runs on ranks and can be interrupted. The relay calls all methods on its own thread."""
 
     def describe(self) -> str:
-        """The target's name within a sentence, such as ``mesh 'trainers'``."""
+        """Return the target's name within a sentence, such as ``mesh 'trainers'``."""
         ...
 
     def interrupt(self) -> object:
@@ -25,11 +25,11 @@ class InterruptTarget(Protocol):
         ...
 
     def unanswered(self) -> Iterable[int]:
-        """The ranks that have not stopped since ``interrupt()``."""
+        """Return the ranks that have not stopped since ``interrupt()``."""
         ...
 
     def kill(self, ranks: Sequence[int]) -> object:
-        """Kill the processes of these ranks; raise if that fails."""
+        """Kill the processes of these ranks. Raise if that fails."""
         ...
 
 
@@ -49,17 +49,17 @@ class Escalate:
     not_before: float
 
 
-#: What a rank runs that has not answered an interrupt: unknown.
+#: The value for a rank that has not answered an interrupt: what it runs is unknown.
 SILENT = frozenset({"?"})
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """What an interrupt of a mesh by a command has interrupted.
+    """The effect of an interrupt of a mesh by a command.
 
     Attributes:
-        at: when (`time.monotonic()`).
-        running: for each rank that ran something, its endpoints; `SILENT` for a rank that did not answer.
+        at: the time (`time.monotonic()`).
+        running: the endpoints that each rank ran; `SILENT` for a rank that did not answer.
         calls: for each rank, the numbers of this process's calls that it had not answered.
     """
 
@@ -68,17 +68,17 @@ class Interruption:
     calls: Mapping[int, frozenset[int]]
 
     def may_escalate(self, now: float) -> bool:
-        """Whether another interrupt would be a second one."""
+        """Return whether another interrupt would count as a second one."""
         return now - self.at <= ESCALATION_WINDOW
 
     def unanswered(self, later: Interruption) -> list[int]:
-        """The ranks that still run what this one interrupted, by what a later one has found."""
+        """Return the ranks that still run what this interrupt hit, given the result of a later interrupt."""
         return sorted(
             rank
             for rank, names in later.running.items()
             if (before := self.running.get(rank))
             and (names & before or SILENT in (names, before))
-            # Endpoints have the same names each time that they run: a call of another number is another work.
+            # An endpoint has the same name in each call. A call with another number is different work.
             and (not self.calls.get(rank) or self.calls[rank] & later.calls.get(rank, frozenset()))
         )
 

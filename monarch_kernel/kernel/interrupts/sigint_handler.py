@@ -1,4 +1,4 @@
-"""The kernel's SIGINT handler: it forwards the press to ranks, and stops the running cell."""
+"""The kernel's SIGINT handler: forward the press to ranks, and stop the running cell."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _PROMPT = tuple(os.path.join(programs.PACKAGE, "kernel", "debug", name) for name
 
 
 class SigintHandler:
-    """Forwards a press, and stops the kernel's code in the way that its state allows.
+    """Forwards a press, and stops the kernel's code in a way that its state allows.
 
-    A cell that computes gets KeyboardInterrupt where it is. A cell that awaits is cancelled through its event loop,
-    which must be woken. Between the end of a cell and its reply, the press is only recorded, since an exception would
-    lose the reply and leave the front end waiting. An idle kernel is not interrupted. An exception while a message is
-    being sent could truncate the message, so in that case the handler runs again later.
+    * A cell that computes gets KeyboardInterrupt.
+    * A cell that awaits is cancelled through its event loop, which must be woken.
+    * Between the end of a cell and its reply, the press is only recorded. An exception would lose the reply and leave
+      the
+      front end waiting.
+    * An idle kernel is not interrupted.
+    * While a message is being sent, an exception could truncate it, so the handler runs again later.
     """
 
     def __init__(self, relay: InterruptRelay) -> None:
@@ -93,7 +96,7 @@ class SigintHandler:
 
     @contextmanager
     def request(self, cell: object) -> Generator[None]:
-        """A context for handling a cell's request: protected, except inside ``interruptible``."""
+        """Return a context for handling a cell's request: protected, except inside ``interruptible``."""
         if not in_main_thread():
             yield
             return
@@ -106,7 +109,7 @@ class SigintHandler:
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """A context for running user code. A press since the beginning of the request takes effect here."""
+        """Return a context for running user code. A press since the beginning of the request takes effect here."""
         if not in_main_thread():
             yield
             return
@@ -121,7 +124,7 @@ class SigintHandler:
 
     @contextmanager
     def awaiting(self, future: asyncio.Future[Any]) -> Generator[None]:
-        """A context in which the cell is this task of the running event loop."""
+        """Return a context in which the cell is this task of the running event loop."""
         self._awaiting = (future, asyncio.get_running_loop())
         try:
             yield
@@ -130,24 +133,24 @@ class SigintHandler:
 
     @property
     def busy(self) -> bool:
-        """Whether the main thread is handling a request."""
+        """Return whether the main thread is handling a request."""
         return self._busy
 
     @property
     def awaiting_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the cell awaits; None if it does not."""
+        """Return the event loop that the cell awaits in; None if it does not await."""
         awaiting = self._awaiting
         return None if awaiting is None else awaiting[1]
 
     @property
     def cancelled(self) -> bool:
-        """Whether an interrupt has cancelled the current cell, so that its CancelledError means KeyboardInterrupt."""
+        """Return whether an interrupt has cancelled the cell, so that CancelledError means KeyboardInterrupt."""
         return self._cancelled
 
     def begin(self) -> None:
         """Record that the main thread begins to handle a request."""
         self.forwarded.clear()
-        self.relay.retrying = False  # it was for the last request
+        self.relay.retrying = False  # it belonged to the previous request
         self._busy = True
 
     def end(self) -> None:
@@ -157,7 +160,7 @@ class SigintHandler:
 
 
 def _sends_or_receives(frame: FrameType | None) -> bool:
-    """Whether the runtime's message handling has called this code. (Its waits call the handler without a frame.)"""
+    """Return whether the runtime's message handling called this code. (Its waits call the handler without a frame.)"""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_MESSAGES):
             return True
@@ -168,7 +171,7 @@ def _sends_or_receives(frame: FrameType | None) -> bool:
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread that handles signals."""
+    """Return whether this is the thread that handles signals."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -1,4 +1,4 @@
-"""Ensures that no SIGINT is lost while the Python handler cannot run.
+"""Ensure that no SIGINT is lost while the Python handler cannot run.
 
 Python runs a signal handler in the main thread, between two bytecodes. The handler does not run while that thread is
 inside native code, when it entered a blocking system call just after the last check, or when the system delivered the
@@ -47,7 +47,7 @@ class SigintMonitor:
         self._unraisable: Callable[[Any], object] = sys.unraisablehook
 
     def install(self) -> None:
-        """Start the watch, in the main thread. Called again when other code may have taken the wakeup pipe."""
+        """Start the monitor, in the main thread. Call it again when other code may have taken the wakeup pipe."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="monarch-sigint", daemon=True)
             self._thread.start()
@@ -87,7 +87,7 @@ class SigintMonitor:
             handler.press()
 
     def _was_handled(self, came: float, seconds: float) -> bool:
-        """Whether the handler runs within this time, or ran just before the signal was read from the pipe."""
+        """Return whether the handler runs within this time, or ran just before the signal was read from the pipe."""
         end = time.monotonic() + seconds
         while True:
             try:
@@ -98,7 +98,8 @@ class SigintMonitor:
                 return True
 
     def _is_ours(self) -> bool:
-        # While it waits, the runtime installs a handler in front of ours. A handler of user code decides for itself.
+        # While the runtime waits, it installs a handler in front of this one. A handler of user code decides for
+        # itself.
         current = signal.getsignal(signal.SIGINT)
         return current is self._handler or getattr(current, "__module__", "").startswith("monarch_kernel.")
 

@@ -1,8 +1,8 @@
-"""Parses the arguments of `%mesh` and `%%mesh`. Every mistake is a one-sentence `UsageError` that names the fix.
+"""Parse the arguments of `%mesh` and `%%mesh`. Every mistake is a one-sentence `UsageError` that names the fix.
 
-`parse` is the only parser of these lines. Most lines contain words and options in any order, which it splits like a
-shell. An argument that is an expression or a command is taken verbatim, with its quotes: `text_argument` declares such
-an argument, and where its options are.
+`parse` is the only parser of these lines. Most lines contain words and options in any order, split like in a shell. An
+argument that is an expression or a command is taken verbatim, including its quotes: `text_argument` declares such an
+argument and the position of its options.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arguments(argparse.Namespace):
 
 
 class OptionsAt(Enum):
-    """Where the options are in a line with verbatim text."""
+    """The position of options in a line with verbatim text."""
 
     BEGINNING = auto()
     BOTH_ENDS = auto()
@@ -80,7 +80,7 @@ def text_argument(name: str, options: OptionsAt, **how: Any) -> Callable[[Magic]
 
 
 def extended_by(extend: Callable[[argparse.ArgumentParser, Sequence[str]], None]) -> Callable[[Magic], Magic]:
-    """Declare that further arguments follow from the words of the line, which ``extend`` adds to a parser."""
+    """Declare that further arguments depend on the words of the line; ``extend`` adds them to a parser."""
 
     def declare(function: Magic) -> Magic:
         cast("Any", function).extend = extend
@@ -105,7 +105,7 @@ def parse(function: Callable[..., object], line: str) -> Arguments | None:
 
 
 def peek(function: Callable[..., object], line: str) -> Arguments | None:
-    """`parse` for a line that is still being typed: None if it asks for help, or is not valid so far."""
+    """`parse` for an unfinished line: return None if it asks for help, or is not valid so far."""
     try:
         return _read(function, line)
     except UsageError:
@@ -175,7 +175,7 @@ def _check_text(parser: argparse.ArgumentParser, text: str, options: OptionsAt, 
 
 
 def without_comment(line: str) -> str:
-    """`line` up to the first `#` that begins a word outside quotes."""
+    """Return `line` up to the first `#` that begins a word outside quotes."""
     quote = ""
     for at, char in enumerate(line):
         if quote:
@@ -208,12 +208,12 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 
 def parser_of(function: Callable[..., object]) -> argparse.ArgumentParser:
-    """The parser that `magic_arguments` builds from the declared arguments."""
+    """Return the parser that `magic_arguments` builds from the declared arguments."""
     return cast("Any", function).parser
 
 
 def parser_for(function: Callable[..., object], words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of a line with these words, which may declare further arguments (``extended_by``)."""
+    """Return the parser of a line with these words, which may declare further arguments (``extended_by``)."""
     parser, extend = parser_of(function), getattr(function, "extend", None)
     if extend is None:
         return parser
@@ -224,19 +224,19 @@ def parser_for(function: Callable[..., object], words: Sequence[str]) -> argpars
 
 
 def command_of(function: Callable[..., object]) -> str:
-    """The command of a `magic_arguments` function, as the user writes it."""
+    """Return the command of a `magic_arguments` function, as the user writes it."""
     return f"%{parser_of(function).prog}"
 
 
 def help_text(function: Callable[..., object], words: Sequence[str] = ()) -> str:
-    """The help of one command, as `--help` prints it in a line with these words."""
+    """Return the help of one command, as `--help` prints it in a line with these words."""
     parser: Any = parser_for(function, words)
-    parser.color = False  # Python 3.14 takes a notebook for a terminal with colours
+    parser.color = False  # Python 3.14 would use colours in a notebook
     return parser.format_help().replace("::\n\n  %", "usage: %", 1).rstrip()
 
 
 def summary(function: Callable[..., object]) -> str:
-    """The first line of a command's description."""
+    """Return the first line of a command's description."""
     return (parser_of(function).description or "").strip().split("\n", 1)[0].rstrip(".")
 
 
@@ -247,7 +247,7 @@ def check_name(command: str, name: str, what: str = "mesh") -> str:
     """Return `name` if it is a valid name.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the name is invalid.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise usage_error(command, f"{name!r} cannot name a {what}; use letters, digits and _, such as 'trainers'")
@@ -255,7 +255,7 @@ def check_name(command: str, name: str, what: str = "mesh") -> str:
 
 
 def select(command: str, ranks: str | None, where: Sequence[str], extent: Extent, mesh: str) -> tuple[int, ...]:
-    """The ranks that `-r` or `--where` selects; all ranks without either."""
+    """Return the ranks that `-r` or `--where` selects; all ranks without either."""
     if ranks is not None and where:
         raise usage_error(command, "give either -r or --where, not both")
     text = ",".join(where) if where else ranks

@@ -1,4 +1,4 @@
-"""Completes `%mesh` and `%%mesh` lines: subcommands, options, mesh names, dimensions, variables. Pure."""
+"""Complete `%mesh` and `%%mesh` lines: subcommands, options, mesh names, dimensions, variables. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Known:
         breakpoints: the numbers of breakpoints.
         files: source files for breakpoints.
         tensors: the variables of the notebook that are tensors on meshes.
-        places: looks up engines, profiles and jobs.
+        places: looks up providers, profiles and jobs.
         jobs: looks up the ids of jobs.
         of_ranks: queries a rank for the names of its variables.
         folders: looks up the folders whose paths begin with a word.
@@ -45,10 +45,10 @@ class MeshCompleter:
     """Completes one line.
 
     Args:
-        subcommands: gives the parser of each subcommand of `%mesh`, for the words after it.
+        subcommands: returns the parser of each subcommand of `%mesh`, for the words after it.
         cell: the parser of `%%mesh`.
         known: called at each completion.
-        topics: of `%mesh help`.
+        topics: the topics of `%mesh help`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`%mesh focus` and `%mesh debugpy`: ranks in debuggers that speak DAP."""
+"""`%mesh focus` and `%mesh debugpy`: debug ranks in front ends and IDEs that speak DAP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommands of `%mesh`, and what runs a line of them: in a cell, or for a view that a person clicks in."""
+"""The subcommands of `%mesh`, and the dispatcher that runs them for cells and for clicks in views."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUPS: tuple[type[Subcommands], ...] = (
     JobMagics,
 )
 
-#: By topic, in the order in which `%mesh --help` lists them.
+#: The subcommands of each topic, in the order of `%mesh --help`.
 TOPICS = {
     "everyday": ("up", "ls", "status", "use", "down", "logs", "push", "pull"),
     "trouble": ("interrupt", "kill", "heal", "restart", "hang", "stacks", "look", "stragglers"),
@@ -53,12 +53,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {word: each for group in GROUPS for w
 
 
 class MeshCommands:
-    """All subcommands, in one notebook.
+    """All subcommands, bound to one notebook.
 
     Args:
         notebook: the notebook.
         say: called with each text for the user; by default, the cell prints it.
-        name: of what runs them, for other viewers of the debugger.
+        name: the name of the caller, shown to other viewers of the debugger.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class MeshCommands:
         self._group_of = {word: group for group in groups for word in group.functions()}
 
     def run(self, line: str) -> Any:
-        """Run what follows `%mesh` in a line.
+        """Run the part of a line after `%mesh`.
 
         Returns:
-            What a cell shows as its result, such as `Stacks`; None if the subcommand only says something.
+            The result to show, such as `Stacks`; None if the subcommand only prints text.
 
         Raises:
-            UsageError: the line is wrong, or cannot be done now; the message says why in a sentence.
+            UsageError: the line is wrong or cannot be executed now. The message is a sentence with the reason.
         """
         word, _, rest = line.strip().partition(" ")
         if word not in SUBCOMMANDS:

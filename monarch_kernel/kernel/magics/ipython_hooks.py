@@ -1,4 +1,4 @@
-"""Hooks into IPython for completion and inspection, in `%mesh` lines and `%%mesh` cells."""
+"""IPython hooks for completion and inspection in `%mesh` lines and `%%mesh` cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch_kernel.runtime.actor.errors import ActorError
 
 
 def matcher(notebook: Notebook, ranks: Introspection) -> Any:
-    """An IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
+    """Return an IPython completion matcher for `%mesh` lines and `%%mesh` cells."""
     parsers = {word: partial(parser_for, function) for word, function in FUNCTIONS.items()}
     completer = MeshCompleter(
         parsers, parser_of(MeshMagics.mesh_cell), lambda: known(notebook, ranks.variables), TOPICS
@@ -61,7 +61,7 @@ class _Nothing(tuple[Any, ...]):
 
 
 def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
-    """Make the kernel describe names in `%%mesh` cells as a rank defines them.
+    """Make the kernel describe names in `%%mesh` cells by the definitions on a rank.
 
     Returns:
         A function that undoes this.
@@ -89,7 +89,7 @@ def inspecting(ip: Any, ranks: Introspection) -> Callable[[], None]:
 
 
 def debugging(ip: Any) -> Callable[[], None]:
-    """Have `%debug` after an error of ranks open `%mesh pm`: the notebook's own frames are those of the wait.
+    """Make `%debug` open `%mesh pm` after an error of ranks: the frames of the notebook only show the wait.
 
     Returns:
         A function that undoes this.
@@ -116,7 +116,7 @@ def debugging(ip: Any) -> Callable[[], None]:
 
 
 def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
-    """The names that a line can use now."""
+    """Return the names that a line can use now."""
     session, shell = notebook.session, notebook.shell
     meshes = {name: dict(mesh.extent) for name, mesh in session.proc_meshes().items()}
     hidden = getattr(shell, "user_ns_hidden", {})
@@ -135,7 +135,7 @@ def known(notebook: Notebook, of_ranks: Callable[[], Iterable[str]]) -> Known:
 
 
 def _folders(word: str) -> list[str]:
-    """The folders whose paths begin with a word, as it spells them; hidden ones if it names them."""
+    """Return the folders whose paths begin with a word, spelled as in the word; hidden ones only for a leading dot."""
     above, _, begun = word.rpartition("/")
     above = above + "/" if "/" in word else ""
     try:

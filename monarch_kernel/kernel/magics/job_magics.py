@@ -1,4 +1,4 @@
-"""Subcommands of `%mesh` for jobs: this user's on all engines, and running ones to join (docs/join.md)."""
+"""Subcommands of `%mesh` for this user's jobs on all providers, and for joining running jobs (docs/join.md)."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _MACHINE_OPTIONS = (
 
 
 def _other_machines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a subcommand the options that name other machines."""
+    """Add the options that name other machines to a subcommand."""
     for option in reversed(_MACHINE_OPTIONS):
         function = option(function)
     return function
 
 
 def _machines_of(found: Arguments) -> Machines:
-    """The machines that a line names.
+    """Return the machines that a line names.
 
     Raises:
-        UsageError: a host file cannot be read, Slurm does not know the job, or an address is none.
+        UsageError: a host file cannot be read, Slurm does not know the job, or an address is invalid.
     """
     meet = environment.JOIN_MEET
     try:
@@ -66,13 +66,13 @@ _HEADINGS = ("job", "engine", "meshes", "hosts", "since", "used by", "folder", "
 
 @dataclass(frozen=True, repr=False)
 class AllJobs(AsTable):
-    """One table of all jobs of a user: those that engines run for notebooks, then those that notebooks can join."""
+    """One table of all jobs of a user: jobs of providers for notebooks, then jobs that notebooks can join."""
 
     listed: JobList
     joinable: JoinableList
 
     def table(self) -> TableView:
-        """One row for each job, in the columns of the jobs of engines."""
+        """Return one row per job, with the columns of provider jobs."""
         rows: list[list[str]] = []
         notes: list[str] = []
         for view in (self.listed.table(), self.joinable.table()):
@@ -122,7 +122,7 @@ class JobMagics(Subcommands):
         return listed
 
     def _joinable(self, machines: Machines) -> JoinableList | None:
-        """The jobs that others have started, and that can be joined; None on an engine that joins none."""
+        """Return the jobs of other programs that can be joined; None if this engine cannot join jobs."""
         try:
             joined = tool_runtime().joined_jobs()
         except NotOffered:
@@ -136,10 +136,10 @@ class JobMagics(Subcommands):
             joined.let_go_of_machines()
 
     def _end(self, jobs: list[ListedJob]) -> None:
-        """End these jobs; one whose engine does not answer keeps none of the others.
+        """End these jobs. A provider that does not answer does not prevent ending the other jobs.
 
         Raises:
-            LaunchError: one was not ended.
+            LaunchError: a job was not ended.
         """
         if not jobs:
             self.say("There is no job whose program has ended.")
@@ -159,7 +159,7 @@ class JobMagics(Subcommands):
         said = f"job {job.job} of {job.engine} ended"
         if place is not None and place.waiting:
             del self._session.provider_hosts[mesh or ""]
-            said = place.end()  # its own launcher knows of starts that go on in this process
+            said = place.end()  # its launcher knows of starts in progress in this process
         else:
             job.end()
             self._session.provider_hosts.pop(mesh or "", None)
@@ -194,7 +194,7 @@ class JobMagics(Subcommands):
         self.say(joined_meshes.join(self._session, found.name, where, drive=found.drive, hold=found.hold))
 
     def _prepare(self, found: Arguments) -> None:
-        """Let viewers into processes that nobody has prepared, if the line says so."""
+        """Prepare running processes for viewers, if the line asks for that."""
         if found.prepare and not found.slurm:
             raise usage_error(found.magic, "--prepare goes with --slurm; --pids and --torchrun prepare by themselves")
         if not found.prepare and found.pids is None and found.torchrun is None:

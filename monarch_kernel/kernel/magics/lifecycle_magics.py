@@ -105,7 +105,7 @@ class LifecycleMagics(Subcommands):
             )
 
     def _sync(self, hosts: HostMesh) -> str:
-        """Sync what `%mesh sync` would to the hosts of a new mesh. Returns a line for the user."""
+        """Sync the workspace of `%mesh sync` to the hosts of a new mesh. Return a line for the user."""
         return receipt_line(sync_to(self._notebook, "%mesh up", hosts, self.say))
 
     @magic_arguments("mesh use")
@@ -184,7 +184,7 @@ class LifecycleMagics(Subcommands):
             self._replay(self._session.get(mesh.name, found.magic), ranks)
 
     def _replay(self, managed: ManagedMesh, ranks: Sequence[int]) -> None:
-        """Run the cells on new ranks that have run on their predecessors, in the same order; say which ones before."""
+        """Run the cells of predecessors on new ranks, in the same order, after listing them."""
         missed = {rank: managed.missed(rank) for rank in ranks}
         cells = list({id(each): each for some in missed.values() for each in some}.values())
         cells = [each for each in cells if each.cell.setup] or cells

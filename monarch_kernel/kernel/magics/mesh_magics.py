@@ -62,7 +62,7 @@ class MeshMagics(Magics):
         return self._commands.run(line)
 
     def _overview(self, topics: Sequence[str]) -> str:
-        """The subcommands of these topics, or of the first one beside the names of all others."""
+        """Return the subcommands of these topics; by default those of the first topic, and the other topics' names."""
         unknown = next((topic for topic in topics if topic not in TOPICS), None)
         if unknown is not None:
             near = nearest(unknown, TOPICS)
@@ -119,7 +119,7 @@ class MeshMagics(Magics):
             self._run(managed, ranks, made, found)
 
     def _place(self, managed: ManagedMesh, found: Arguments) -> CellLocation | None:
-        """Where the cell runs in a rank; None: as cells do."""
+        """Return where the cell runs in a rank; None: in the usual namespace and thread."""
         together = found.at_step or found.at_collective
         if found.frame is None and not together:
             return CellLocation(found.module) if found.module else None
@@ -145,7 +145,7 @@ class MeshMagics(Magics):
         return CellLocation(found.module, -1 if found.frame is None else found.frame, point, found.at_collective)
 
     def _check_runs(self, found: Arguments, managed: ManagedMesh, ranks: Sequence[int]) -> None:
-        """Check that the ranks are not stopped: they would come to no step, and the notebook would wait for them."""
+        """Check that no rank is stopped: a stopped rank reaches no step, and the notebook would wait for it."""
         stops = live(get_debugger().stops())
         stopped = sorted({at.rank for at in stops if at.mesh == managed.name and at.rank in ranks})
         if stopped:
@@ -158,10 +158,10 @@ class MeshMagics(Magics):
             )
 
     def addressed_by(self, line: str) -> tuple[ManagedMesh, tuple[int, ...]] | None:
-        """The mesh and the ranks that the first line of a cell addresses, while the cell is being typed.
+        """Return the mesh and the ranks that the first line of a cell addresses, while the cell is being typed.
 
         Returns:
-            None if no cell has run there yet, or the line is not valid so far.
+            None if no cell has run on that mesh yet, or the line is not valid so far.
         """
         found = peek(MeshMagics.mesh_cell, line)
         if found is None:

@@ -1,7 +1,7 @@
 """Completion and inspection in `%%mesh` cells, with the names of a rank instead of those of the notebook.
 
-The notebook queries the first of the cell's ranks that is idle, as far as it knows. If that rank does not answer within
-a moment, the notebook continues without an answer, and does not query the rank again for a while.
+The notebook queries the first rank of the cell that it believes to be idle. If that rank does not answer within a
+moment, the notebook continues without an answer and does not query the rank again for a while.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from monarch_kernel.kernel.rank import name_lookup
 if TYPE_CHECKING:
     from monarch_kernel.kernel.session import ManagedMesh, MeshSession
 
-#: How long a rank may take to answer (seconds): the first time, when it may have to import IPython, and later.
+#: The time for ranks to answer (seconds): the first time, when they may have to import IPython, and later.
 FIRST, LATER = 3.0, 1.0
-#: How long to wait before querying a rank that has not answered again (seconds).
+#: The delay before a rank that has not answered is queried again (seconds).
 REST = 20.0
 
 #: Returns the mesh and the ranks that the first line of a cell addresses, or None.
@@ -42,7 +42,7 @@ class Introspection:
         self._late: dict[tuple[str, int], float] = {}
 
     def complete(self, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
-        """`name_lookup.completions` at a position in a cell; None if no rank was queried, or none answered."""
+        """Return `name_lookup.completions` at a position in a cell; None if no rank was queried, or none answered."""
         split = split_header(code)
         if split is None or cursor < len(split[0]):
             return None
@@ -50,14 +50,14 @@ class Introspection:
         return self._ask(header, name_lookup.completions, body, cursor - len(header))
 
     def describe(self, code: str, cursor: int, name: str, detail: int, omit: Sequence[str]) -> dict[str, Any] | None:
-        """A name in a cell, described as a MIME bundle; None if no rank was queried, or none knows the name."""
+        """Return the description of a name in a cell as a MIME bundle; None without an answer, or if it is unknown."""
         split = split_header(code)
         if split is None or cursor < len(split[0]):
             return None
         return self._ask(split[0], name_lookup.description, name, detail, tuple(omit))
 
     def variables(self) -> list[str]:
-        """The variables of a rank of the mesh in use."""
+        """Return the variables of a rank of the mesh in use."""
         return self._ask("%%mesh", name_lookup.variables) or []
 
     def _ask(self, first_line: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -80,7 +80,7 @@ class Introspection:
         return None
 
     def _order(self, managed: ManagedMesh, ranks: Sequence[int]) -> list[int]:
-        """The ranks to query, best first, without those that recently failed to answer."""
+        """Return the ranks to query, best first, without those that recently failed to answer."""
         now = time.monotonic()
         name = managed.procs.name
         runs = [run for run in get_relay().background if isinstance(run, CellRun) and run.managed is managed]

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.stragglers import StragglerReport
     from monarch_kernel.debugger.outside.outside_report import Look
 
-#: How long ranks may take to answer before they are left out (seconds).
+#: The time for ranks to answer before they are left out (seconds).
 ASK_TIMEOUT = 2.0
 #: How long `%mesh hang` waits for ranks that do not answer (seconds).
 _HANG_TIMEOUT = 5.0
-#: How many lines of each rank `%mesh logs` shows unless told, and how much of all ranks at most (characters): servers
-#: of notebooks drop what comes faster than a megabyte a second.
+#: The default number of lines per rank of `%mesh logs`, and the limit on the output of all ranks together (characters):
+#: notebook servers drop output that exceeds a megabyte per second.
 LOG_LINES, LOG_SIZE = 200, 500_000
 
 
@@ -133,7 +133,7 @@ class StatusMagics(Subcommands):
         mesh, ranks = self.addressed(found)
         tail = None if found.all or (found.to and found.lines is None) else found.lines or LOG_LINES
         try:
-            # One line more tells whether there are more.
+            # One extra line shows whether there are more.
             texts = tool_runtime().logs(mesh, ranks=ranks, tail=None if tail is None else tail + 1)
         except SupervisionError as error:
             raise usage_error(
@@ -248,7 +248,7 @@ class StatusMagics(Subcommands):
 
 
 def _that_fit(lines: Sequence[str], room: int) -> list[str]:
-    """The last of these lines, with that many characters; of one that is too long, its end."""
+    """Return the last lines that fit into this many characters; for one line that is too long, its end."""
     fit: list[str] = []
     for line in reversed(lines):
         room -= len(line) + 1
@@ -261,7 +261,7 @@ def _that_fit(lines: Sequence[str], room: int) -> list[str]:
 
 
 def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]]) -> str:
-    """Write the output of ranks to the file that was asked for; returns a line for the user."""
+    """Write the output of ranks to the requested file. Return a line for the user."""
     path = os.path.expanduser(found.to)
     label = len(lines) > 1
     size = 0
@@ -276,8 +276,8 @@ def _write_logs(found: Arguments, mesh: str, lines: Mapping[int, Sequence[str]])
 
 
 def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> dict[int, str]:
-    """The locations of the ranks of a mesh that run a cell or an endpoint."""
-    joined = tool_runtime().is_joined(mesh)  # its program is all that runs there, and the tools tell where
+    """Return the locations of the ranks of a mesh that run a cell or an endpoint."""
+    joined = tool_runtime().is_joined(mesh)  # only its own program runs there; the tools report the location
     managed = notebook.session.get(mesh.name, "%mesh status") if joined else notebook.session.managed(mesh.name)
     if managed is None:
         return _called(mesh) if actors else {}
@@ -296,7 +296,7 @@ def rank_locations(notebook: Notebook, mesh: ProcMesh, actors: bool = True) -> d
 
 
 def _called(mesh: ProcMesh) -> dict[int, str]:
-    """The ranks of a mesh that this process waits for, and the call of each."""
+    """Return the ranks of a mesh that this process waits for, and the call of each."""
     waiting = {proc: f"called: {call.what}" for call in tool_runtime().awaited_here() for proc in call.procs}
     procs = mesh._target().procs
     return {rank: waiting[ref.id] for rank, ref in enumerate(procs) if ref.id in waiting}
@@ -310,11 +310,11 @@ def _ask(future: Any) -> Any:
 
 
 def show_status(shell: Any, mesh: ProcMesh, ranks: Collection[int], seconds: float | None) -> None:
-    """Show the table of a mesh in the running cell until an interrupt, the end of the mesh, or for a time.
+    """Show the table of a mesh in the running cell until an interrupt, the end of the mesh, or a time limit.
 
     Args:
-        ranks: of the whole mesh; none: all.
-        seconds: None: no limit.
+        ranks: ranks of the whole mesh; none: all ranks.
+        seconds: the time limit; None: no limit.
     """
     publisher = publisher_for(shell)
     if not publisher.live:  # a terminal

@@ -122,7 +122,7 @@ class StopMagics(Subcommands):
         console = self._one_shot()
         mesh, ranks = self._stops_at(found)
         try:
-            if mesh is not None and command in ("pause", "unpause"):  # those ranks need not be stopped yet
+            if mesh is not None and command in ("pause", "unpause"):  # these ranks need not be stopped yet
                 _refused(console.pause if command == "pause" else console.unpause, mesh, ranks)
             elif mesh is not None and command.split()[0] not in ("pause", "unpause", "ranks", "mesh"):
                 console.run_on(mesh, ranks, command)
@@ -153,7 +153,7 @@ class StopMagics(Subcommands):
             )
 
     def _stops_at(self, found: Arguments) -> tuple[str | None, tuple[int, ...] | None]:
-        """The mesh and the ranks that `--on` and `-r` select; None for all stopped ranks."""
+        """Return the mesh and the ranks that `--on` and `-r` select; None for all stopped ranks."""
         if found.on is None and found.ranks is None:
             return None, None
         mesh = self._session.find(found.on, found.magic)
@@ -162,7 +162,7 @@ class StopMagics(Subcommands):
         return mesh.name, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
 
     def _one_shot(self) -> Console:
-        """The console for single commands. It keeps the frame, and the selection of `ranks` and `group`."""
+        """Return the console for single commands. It keeps the frame, and the selection of `ranks` and `group`."""
         from monarch_kernel.debugger.commands.console import Console
 
         debugger = get_debugger()

@@ -17,9 +17,9 @@ class Subcommands:
     """A group of subcommands. Each method with `magic_arguments("mesh NAME")` is one; it receives the parsed line.
 
     Args:
-        notebook: the notebook in which they run.
+        notebook: the notebook of the subcommands.
         say: called with each text for the user; by default, the cell prints it.
-        name: of what runs them, for other viewers of the debugger.
+        name: the name of the caller, shown to other viewers of the debugger.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Subcommands:
 
     @classmethod
     def functions(cls) -> dict[str, Callable[..., Any]]:
-        """The subcommands by name."""
+        """Return the subcommands by name."""
         found = ((getattr(each, "parser", None), each) for each in vars(cls).values())
         return {parser.prog.removeprefix(_PREFIX): each for parser, each in found if parser is not None}
 
     def addressed(self, found: Arguments) -> tuple[ProcMesh, tuple[int, ...]]:
-        """The mesh that a line names, or the one in use, and the ranks of it that `-r` selects."""
+        """Return the mesh on the line, or the one in use, and its ranks that `-r` selects."""
         mesh = self._session.find(found.name, found.magic)
         return mesh, select(found.magic, found.ranks, [], mesh.extent, mesh.name)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Ranks as a short text."""
+    """Format ranks as a short text."""
     return format_ranks(ranks, limit=6)

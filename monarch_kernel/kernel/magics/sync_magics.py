@@ -1,4 +1,4 @@
-"""`%mesh sync`: the notebook's folders and environment on all hosts of a mesh."""
+"""`%mesh sync`: sync the notebook's folders and environment to all hosts of a mesh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _DIGEST = re.compile("[0-9a-f]{4,64}")
 _WAYS: tuple[How, ...] = ("reload", "respawn", "restart")
-#: Options of which a line has at most one.
+#: Mutually exclusive options.
 _APART = (
     *(("dry_run", other) for other in ("rollback", "watch", "unwatch", *_WAYS)),
     *(("forget", other) for other in ("verify", "rollback", "watch", "unwatch", *_WAYS)),
@@ -77,7 +77,7 @@ class SyncMagics(Subcommands):
             return self._trees(found, hosts, workspace)
         how: How | None = next((way for way in _WAYS if getattr(found, way)), None)
         if found.rollback is not None:
-            how = how or "reload"  # hosts that have the old tree are of no use while ranks run the other one
+            how = how or "reload"  # hosts that keep the old tree are useless while ranks run the other one
         if found.watch:
             notebook.workspaces.watch(notebook, hosts, workspace, how or "reload")
             return None
@@ -89,7 +89,7 @@ class SyncMagics(Subcommands):
         return self._sync(found, hosts, workspace, how)
 
     def _trees(self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace) -> None:
-        """Show the trees that hosts can go back to."""
+        """Show the trees that hosts can roll back to."""
         from workspace_sync import status
 
         with sync_errors(found.magic, self.say):
@@ -100,7 +100,7 @@ class SyncMagics(Subcommands):
             self.say("These hosts have no tree of these folders: nothing was synced yet.")
 
     def _look(self, found: Arguments, hosts: HostMesh | ProcMesh, workspace: Workspace) -> SyncReport:
-        """What a sync would do, or with `--verify` what is damaged."""
+        """Show the effect of a sync, or with `--verify` what is damaged."""
         from workspace_sync import sync, verify
 
         with sync_errors(found.magic, self.say), shown_progress(self._notebook, self.say) as progress:

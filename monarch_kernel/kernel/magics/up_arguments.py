@@ -1,4 +1,4 @@
-"""Check the arguments of `%mesh up`: name, dimensions, options of processes and engines, environments."""
+"""Check the arguments of `%mesh up`: name, dimensions, options of processes and providers, environments."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ MOST_PROCS = 1024
 #: The dimension of `--procs N`.
 DEFAULT_DIM = "gpus"
 DEFAULT_NAME = "m"
-#: How long a kept mesh lives without a kernel (hours).
+#: The lifetime of a kept mesh without a kernel (hours).
 DEFAULT_IDLE = 12
 
 
-#: What makes sense with `--on` only.
+#: Options that require `--on`.
 _AMOUNTS = ("hosts", "gpus", "cpus", "memory", "walltime", "python", "key_file", "timeout")
 
 
 _FLAGS = ("all_devices", "trust", "no_wait")
 
 
-#: How long an interpreter may take to import what a rank needs (seconds).
+#: The time limit of an interpreter for importing what a rank needs (seconds).
 _TIMEOUT = 60.0
 
 
-#: What a rank imports before it can say that something is missing.
+#: What a rank imports before it can report missing packages.
 _NEEDED = "monarch_kernel.actor"
 
 
 def up_arguments(
     command: str, words: Sequence[str], procs: int | None, usual: int | None = None
 ) -> tuple[str, dict[str, int]]:
-    """The name and the dimensions of `up [NAME] --procs N | dim=size ...`; without any, `usual` processes."""
+    """Parse the name and dimensions of `up [NAME] --procs N | dim=size ...`; without dimensions, `usual` processes."""
     names = [word for word in words if "=" not in word]
     dims = dict(_dimension(command, word) for word in words if "=" in word)
     if len(names) > 1:
@@ -88,7 +88,7 @@ def _size(command: str, what: str, size: int) -> int:
 
 
 def idle_argument(command: str, hours: float | None, keep: bool) -> float:
-    """The seconds of `--idle HOURS`."""
+    """Return the seconds of `--idle HOURS`."""
     if hours is not None and not keep:
         raise usage_error(command, "--idle applies to kept meshes only; add --keep")
     if hours is None:
@@ -99,7 +99,7 @@ def idle_argument(command: str, hours: float | None, keep: bool) -> float:
 
 
 def env_arguments(command: str, items: Sequence[str]) -> tuple[dict[str, str], str]:
-    """The variables of repeated `--env K=V`, and the environment of `--env NAME`."""
+    """Return the variables of repeated `--env K=V`, and the environment of `--env NAME`."""
     env: dict[str, str] = {}
     names: list[str] = []
     for item in items:
@@ -116,7 +116,7 @@ def env_arguments(command: str, items: Sequence[str]) -> tuple[dict[str, str], s
 
 
 def provider_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Add the options of the engine or profile that the words of a line name."""
+    """Add the options of the provider or profile on the line."""
     for at, word in enumerate(words):
         on = word.removeprefix("--on=") if word.startswith("--on=") else ""
         on = words[at + 1] if word == "--on" and at + 1 < len(words) else on
@@ -126,7 +126,7 @@ def provider_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) ->
 
 
 def check_no_provider(found: Arguments) -> None:
-    """Raise UsageError if a line without an engine says what hosts it wants."""
+    """Raise UsageError if a line without a provider has options for hosts."""
     given = [name for name in _AMOUNTS if getattr(found, name) is not None]
     given += [name for name in _FLAGS if getattr(found, name)]
     if given:
@@ -135,10 +135,10 @@ def check_no_provider(found: Arguments) -> None:
 
 
 def asked_hosts(found: Arguments) -> AskedHosts | AskedJob:
-    """What a line with `--on` asks for.
+    """Return the request of a line with `--on`.
 
     Raises:
-        UsageError: there is no such engine, profile or job, or it does not take these options.
+        UsageError: there is no such provider, profile or job, or it does not accept these options.
     """
     if found.keep:
         raise usage_error(
@@ -161,14 +161,14 @@ def asked_hosts(found: Arguments) -> AskedHosts | AskedJob:
 
 
 def environment_prefix(command: str, name: str) -> str:
-    """The folder of an environment.
+    """Return the folder of an environment.
 
     Args:
-        command: for errors.
-        name: of an environment of conda, or the path of an environment or of a uv project.
+        command: the command, for errors.
+        name: the name of a conda environment, or the path of an environment or of a uv project.
 
     Raises:
-        UsageError: there is none; the message lists similar names.
+        UsageError: there is no such environment; the message lists similar names.
     """
     from workspace_sync.environment import environment
     from workspace_sync.model.errors import ScanError
@@ -210,7 +210,7 @@ def check_for_ranks(command: str, prefix: str) -> None:
 
 
 def _as_ranks() -> dict[str, str]:
-    """The environment variables of such a rank: a checkout of this package is on its import path."""
+    """Return the environment variables of a rank: a checkout of this package is on its import path."""
     root = programs.ROOT
     if os.path.basename(root) in ("site-packages", "dist-packages"):
         return dict(os.environ)
@@ -218,7 +218,7 @@ def _as_ranks() -> dict[str, str]:
 
 
 def _conda_environments() -> Iterator[tuple[str, str]]:
-    """The names and folders of environments that conda and its relatives have made for this user."""
+    """Yield the names and folders of environments that conda and compatible tools have made for this user."""
     folders: list[str] = []
     for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
         folders += filter(None, os.environ.get(variable, "").split(os.pathsep))

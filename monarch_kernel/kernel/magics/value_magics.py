@@ -193,7 +193,7 @@ class ValueMagics(Subcommands):
         return handle
 
     def _meant(self, name: str | None, command: str) -> tuple[Any, str]:
-        """The proc mesh of that name (or the one in use), or the actor mesh in the variable of that name."""
+        """Return the proc mesh of that name (or the one in use), or the actor mesh in the variable of that name."""
         if name is not None and name not in self._session.proc_meshes():
             value = self._notebook.shell.user_ns.get(name)
             if isinstance(value, ActorMesh):
@@ -203,9 +203,9 @@ class ValueMagics(Subcommands):
 
 
 def handle_named(expression: str, names: Mapping[str, Any]) -> Any:
-    """The handle that a name, or what is reached from one by attributes and constant indices, means; else None.
+    """Return the tensor handle that a name refers to, also through attributes and constant indices; otherwise None.
 
-    Nothing is called, so nothing happens that the user has not asked for.
+    The function calls no user code.
     """
     if "monarch_kernel.tensor" not in sys.modules:  # the notebook has no such tensor
         return None
@@ -217,7 +217,7 @@ def handle_named(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def is_handle(value: Any) -> bool:
-    """Whether a value is a handle of a tensor on a mesh."""
+    """Return whether a value is a handle of a tensor on a mesh."""
     from monarch_kernel.tensor import Tensor
 
     return isinstance(value, Tensor)

@@ -33,7 +33,7 @@ class VariableMagics(Subcommands):
         for name, value in values.items():
             try:
                 cloudpickle.dumps(value)
-            except TensorArgument:  # ranks get what they have of it
+            except TensorArgument:  # ranks receive their part of the tensor
                 pass
             except Exception as error:  # pickling runs user code
                 kind = type(value).__name__
@@ -42,12 +42,12 @@ class VariableMagics(Subcommands):
                 ) from None
         try:
             calls = [(part, part.mesh.push.call(values)) for part in managed.executors(ranks)]
-        except Exception as error:  # of a tensor that is on no rank of this mesh, or on a dead one
+        except Exception as error:  # a tensor that is on no rank of this mesh, or on a dead one
             raise usage_error(found.magic, str(error)) from None
         for part, call in calls:
             try:
                 call.get()
-            except ActorError as error:  # of an operation that has failed
+            except ActorError as error:  # the result of an operation that has failed
                 raise usage_error(found.magic, f"ranks of mesh {managed.name} did not get it: {error}") from None
             except SupervisionError as error:
                 more = "; the other ranks have it" if len(error.ranks) < len(ranks) else ""
@@ -100,7 +100,7 @@ class VariableMagics(Subcommands):
             self._notebook.shell.user_ns[found.target or name] = values
 
     def _handle(self, command: str, managed: ManagedMesh, ranks: tuple[int, ...], offers: Any) -> Any:
-        """A handle of what the ranks have offered."""
+        """Return a handle of the values that the ranks have offered."""
         from monarch_kernel.distributed import adopt
 
         found = managed.procs_at(ranks)
@@ -119,7 +119,7 @@ class VariableMagics(Subcommands):
 def _cannot_answer(
     command: str, mesh: str, ranks: Sequence[int], error: SupervisionError, more: str = ""
 ) -> UsageError:
-    """The error for a command that addresses dead ranks."""
+    """Return the error for a command that addresses dead ranks."""
     dead = [ranks[rank] for rank in error.ranks]
     who = f"rank {listed(dead)} of mesh {mesh}"
     return usage_error(command, f"{who} cannot answer: {error.cause}{more}; choose others with -r; {replacing(mesh)}")

@@ -1,1 +1,1 @@
-"""Routes the output of ranks to cells, folds it, renders it as text and HTML, and publishes it; also renders errors."""
+"""Route the output of ranks to cells, fold it, render it as text and HTML, and publish it. Render errors."""

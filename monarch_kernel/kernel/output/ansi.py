@@ -1,4 +1,4 @@
-"""Converts terminal colour codes to HTML, or strips them."""
+"""Convert terminal colour codes to HTML, or strip them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from html import escape
 from monarch_kernel.display.controls import SEQUENCE, UNSEEN
 from monarch_kernel.display.styles import ANSI_COLOURS
 
-#: No code has more than three digits, and no sequence more than a few codes; another one is dropped, as terminals do.
+#: Real codes have at most three digits, and sequences only a few codes. Longer ones are dropped, as terminals do.
 _COLOUR = re.compile(r"\x1b\[((?:[0-9]{0,3};){0,31}[0-9]{0,3})m")
 
 
 def strip_ansi(text: str) -> str:
-    """`text` without terminal control codes."""
+    """Return `text` without terminal control codes."""
     return UNSEEN.sub("", SEQUENCE.sub("", text)) if "\x1b" in text else text
 
 
 def ansi_to_html(text: str) -> str:
-    """`text` escaped for HTML, with colours and weights as spans; other control codes are dropped."""
+    """Return `text` escaped for HTML, with colours and weights as spans. Other control codes are dropped."""
     if "\x1b" not in text:
         return escape(UNSEEN.sub("", text), quote=False)
     return "".join(_spans(text))
@@ -82,7 +82,7 @@ def _apply(codes: list[int], style: dict[str, str]) -> None:
 
 
 def _extended(rest: Iterator[int]) -> str:
-    """The colour after a 38 or 48: `5;n` or `2;r;g;b`."""
+    """Parse the colour after a 38 or 48: `5;n` or `2;r;g;b`."""
     kind = next(rest, 0)
     if kind == 2:
         red, green, blue = (min(next(rest, 0), 255) for _ in range(3))

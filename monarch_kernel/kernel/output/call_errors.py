@@ -1,7 +1,7 @@
-"""Errors of calls and tensors as a notebook shows them: the user's lines, without the frames of the runtime below them.
+"""Show errors of calls and tensors in a notebook with the user's lines only, without the frames of the runtime.
 
-IPython renders an exception with its `_render_traceback_`, if it has one. The runtime does not depend on IPython, so
-this module adds the method to the runtime's error classes.
+IPython renders an exception with its `_render_traceback_` method, if it has one. The runtime does not depend on
+IPython, so this module adds the method to the runtime's error classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch_kernel.runtime.actor.errors import ActorError, SupervisionError
 
 _METHOD = "_render_traceback_"
 _TORCH = (f"{os.sep}torch{os.sep}",)
-#: The modules with tensors, which load torch.
+#: Modules with tensors; importing them loads torch.
 _OF_TENSORS = ("monarch_kernel.tensor", "monarch_kernel.distributed")
 
 _changed: set[type[BaseException]] = set()
@@ -23,7 +23,7 @@ _shell: Any = None
 
 
 def install(ip: Any) -> None:
-    """Show these errors in this shell's own traceback style, cut where the runtime begins."""
+    """Show these errors in the shell's own traceback style, without the frames of the runtime."""
     global _shell
     _shell = ip
     for cls in (ActorError, SupervisionError):
@@ -44,7 +44,7 @@ def _change(cls: type[BaseException], within: tuple[str, ...]) -> None:
         style = _shell.InteractiveTB
         return list(style.structured_traceback(type(error), error, traceback, tb_offset=style.tb_offset))
 
-    if _shell is not None:  # else the extension was unloaded before the module was loaded
+    if _shell is not None:  # otherwise the extension was unloaded before the module was loaded
         setattr(cls, _METHOD, render)
         _changed.add(cls)
 

@@ -23,7 +23,7 @@ from monarch_kernel.meshes import format_points, format_ranks, name_ranks
 from monarch_kernel.protocol.faults import Fault
 
 _MOST_GROUPS = 6
-# The limit on messages of one group, and on ranks of the groups that are not shown.
+# The maximum number of message lines per group, and of ranks listed for groups that are not shown.
 _MOST_LINES = 20
 
 
@@ -39,7 +39,7 @@ class CellFailure:
 
     @property
     def of_peer(self) -> bool:
-        """Whether it failed only because another rank failed: it waited for that rank in a collective."""
+        """Whether it failed only because it waited in a collective for another rank that failed."""
         return self.fault is not None and self.fault.of_peer
 
     @property
@@ -88,11 +88,11 @@ class MeshCellError(Exception):
 
     @property
     def headline(self) -> str:
-        """Which ranks failed, and how many ran the cell."""
+        """Return which ranks failed, and how many ran the cell."""
         return headline(self.mesh, self.extent, self.ran_on, [failure.rank for failure in self.failures])
 
     def _waited(self) -> str:
-        """The ranks that waited for those that failed, and where."""
+        """Return the ranks that waited for those that failed, and where."""
         ranks, one = _counted(self.released), len(self.released) == 1
         places = dict.fromkeys(self._place(failure.fault) for failure in self.released if failure.fault is not None)
         where = f" at {', '.join(list(places)[:3])}" if places else ""
@@ -109,7 +109,7 @@ class MeshCellError(Exception):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences beside the failures: the ranks that waited for those, and what to do."""
+        """Return sentences to show besides the failures: the ranks that waited for the failed ones, and what to do."""
         return [*([self._waited()] if self.released else []), *([self._note] if self._note else [])]
 
     def _render_traceback_(self) -> list[str]:
@@ -154,7 +154,7 @@ def cell_error(
     file_label: FileLabel | None = None,
     note: str = "",
 ) -> MeshCellError:
-    """The error for these failures; a `MeshCellInterrupt` if all of them are interrupts."""
+    """Return the error for these failures; a `MeshCellInterrupt` if all of them are interrupts."""
     stopped = interrupted and all(
         failure.of_peer or (failure.fault is not None and failure.fault.qualname == "KeyboardInterrupt")
         for failure in failures
@@ -164,7 +164,7 @@ def cell_error(
 
 
 def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[int]) -> str:
-    """Which ranks failed, and how many ran the cell."""
+    """Return which ranks failed, and how many ran the cell."""
     points = format_points(failed, extent, limit=6)
     noun = "rank" if len(failed) == 1 else "ranks"
     which = f"{noun} {format_ranks(failed, limit=6)}"
@@ -173,7 +173,7 @@ def headline(mesh: str, extent: Extent, ran_on: Sequence[int], failed: Sequence[
 
 
 def group_lines(group: Sequence[CellFailure], file_label: FileLabel) -> list[str]:
-    """One kind of failure: its ranks and their processes, then the traceback, then the messages."""
+    """Return the lines for one kind of failure: ranks and processes, then the traceback, then the messages."""
     first = group[0]
     head = f"{CYAN}{_label(group)}{OFF} {DIM}{_places(group)}{OFF}".rstrip()
     if first.fault is None:
@@ -203,7 +203,7 @@ def _places(group: Sequence[CellFailure]) -> str:
 
 
 def _own_and_released(failures: Iterable[CellFailure]) -> tuple[list[CellFailure], list[CellFailure]]:
-    """Split failures into those of their own and those caused by peers. If all were caused by peers, all are own."""
+    """Split failures into original ones and those caused by peers. Without an original one, all count as original."""
     everyone = list(failures)
     own = [failure for failure in everyone if not failure.of_peer]
     return (own, [failure for failure in everyone if failure.of_peer]) if own else (everyone, [])
@@ -214,10 +214,10 @@ def _counted(failures: Sequence[CellFailure]) -> str:
 
 
 def grouped(failures: Iterable[CellFailure]) -> list[list[CellFailure]]:
-    """Failures with equal tracebacks together, the smallest group first."""
+    """Group failures with equal tracebacks, the smallest group first."""
     alike: dict[Hashable, list[CellFailure]] = {}
     for failure in failures:
         key = ("fault", failure.fault.likeness()) if failure.fault is not None else ("death", failure.death)
         alike.setdefault(key, []).append(failure)
-    # The smallest group first: what only a few ranks do is the most informative.
+    # The behaviour of only a few ranks is the most informative.
     return sorted(alike.values(), key=len)

@@ -31,7 +31,7 @@ class RawText:
 
 
 class RawLines:
-    """The lines of `%%mesh --raw` that are still to be shown: prefixed with their rank, limited like folded output."""
+    """The pending lines of `%%mesh --raw`, prefixed with their rank and limited like folded output."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -44,7 +44,7 @@ class RawLines:
         """Add one event of a rank; see `monarch_kernel.output.RankOutput`."""
         self._meshes.add(source.mesh)
         if self._count.get(source, (0, 0))[0] > self._limits.lines:
-            return  # the notice that no more is shown has been added
+            return  # the notice that further output is hidden has been added
         if kind == "text":
             *lines, rest = (self._unfinished.pop((source, stream), "") + data).split("\n")
             while len(rest) >= LONGEST_LINE:
@@ -66,7 +66,7 @@ class RawLines:
                 self._line(source, "stderr", line)
 
     def take(self, final: bool) -> list[RawText]:
-        """The lines since the last call, and unfinished ones if `final`. Adjacent lines of one stream are joined."""
+        """Return the lines since the last call, with unfinished ones if `final`. Join adjacent lines of a stream."""
         if final:
             for (source, stream), rest in self._unfinished.items():
                 self._line(source, stream, rest)
@@ -95,7 +95,7 @@ class RawLines:
 
 
 def _without_movements(line: str) -> str:
-    """The text as a front end shows it that appends: without what steers a cursor, and what is overwritten."""
+    """Return the text as shown by a front end that only appends: without cursor movements and overwritten text."""
     return only_colours(line.rstrip("\r").rpartition("\r")[2]) if STEERING.search(line) else line
 
 

@@ -1,4 +1,4 @@
-"""Unhandled faults in a notebook: one notice below a cell, which interrupts nothing.
+"""Unhandled faults in a notebook: one notice below a cell, without interrupting any code.
 
 A script ends when a failure reaches the root of the supervision tree. A kernel continues: code that waited for the
 failed mesh has already received an error, and an unrelated cell is not interrupted.
@@ -67,7 +67,7 @@ class FaultNotices:
 
 
 def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
-    """One report for each event: the death of a process may end actors of several meshes."""
+    """Keep one report per event: the death of a process may end actors of several meshes."""
     events: dict[object, list[MeshFailure]] = {}
     for failure in failures:
         events.setdefault(failure.key if failure.key is not None else id(failure), []).append(failure)
@@ -82,7 +82,7 @@ def _once_each(failures: Sequence[MeshFailure]) -> list[str]:
 
 
 def render(reports: Sequence[str]) -> dict[str, str]:
-    """The notice as a MIME bundle."""
+    """Return the notice as a MIME bundle."""
     folded = "".join(_folded(report) for report in reports)
     return {
         "text/plain": "\n".join(reports),
@@ -91,7 +91,7 @@ def render(reports: Sequence[str]) -> dict[str, str]:
 
 
 def _folded(report: str) -> str:
-    """A report as HTML: its first line, which expands to the others."""
+    """Return a report as HTML: its first line, which expands to the others."""
     headline, _, rest = report.partition("\n")
     if not rest:
         return f"<div>{html.escape(headline)}</div>"

@@ -1,4 +1,4 @@
-"""A rank's exception in IPython's style for local ones: coloured frames with their source, then the message."""
+"""Format a rank's exception in IPython's style for local ones: coloured frames with their source, then the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FileLabel = Callable[[str], str | None]
 
 
 def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
-    """The lines of a fault; the exception itself is the last element."""
+    """Return the lines of a fault. The last element is the exception itself."""
     lines: list[str] = []
     if fault.cause is not None:
         lines += [*fault_lines(fault.cause, file_label), "", f"{DIM}caused this exception:{OFF}", ""]
@@ -41,19 +41,19 @@ def fault_lines(fault: Fault, file_label: FileLabel) -> list[str]:
 
 
 def exception_line(summary: str) -> str:
-    """The line that Python prints below the frames, with the exception's type in colour."""
+    """Return the line that Python prints below the frames, with the exception's type in colour."""
     first, newline, notes = summary.partition("\n")
     name, colon, rest = first.partition(":")
     return f"{RED}{name}{OFF}{colon}{rest}{newline}{notes}"
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package or the standard library."""
+    """Return whether a file belongs to an installed package or the standard library."""
     return any(part in file for part in _INSTALLED)
 
 
 def _source_lines(file: str, at: int, source: str) -> list[str]:
-    """The line ``at`` with its neighbours if this process has the same file, else the source that the rank sent."""
+    """Return line ``at`` with its context if this process has the same file, else the source that the rank sent."""
     sent = source.split("\n")[0].strip()
     here = linecache.getline(file, at)
     if not here.strip() or (sent and here.strip() != sent):

@@ -115,7 +115,7 @@ class Folding:
     # -- what to show ------------------------------------------------------------------------
 
     def take(self, progress: str = "") -> list[View]:
-        """The sections that changed since the last time, oldest first.
+        """Return the sections that changed since the last call, oldest first.
 
         Unfinished lines, notices of cut output, and `progress` are at the end of the last section.
         """
@@ -126,7 +126,7 @@ class Folding:
         return [self._view(section) for section in changed]
 
     def take_settled(self, expected: Collection[Source] = (), *, hold: float = 0.3) -> list[Block]:
-        """Rows that will gain no more ranks, for a display that can only append.
+        """Return rows that no further rank will join, for a display that can only append.
 
         A row is settled when each of `expected` has written it or a later row, or when it is `hold` seconds old. With
         `hold=0`, all rows are settled.
@@ -134,7 +134,7 @@ class Folding:
         return blocks_of(self._rows.take_settled(expected, hold), rich_text=True)
 
     def cut(self) -> list[CutOutput]:
-        """The output that was cut; ranks with the same cut share an entry."""
+        """Return the output that was cut. Ranks with the same cut share an entry."""
         alike: dict[tuple[int, int, int, tuple[str, ...]], set[Source]] = {}
         for source, writer in self._writers.items():
             lines = writer.lines
@@ -144,7 +144,7 @@ class Folding:
         return [CutOutput(frozenset(sources), *key) for key, sources in alike.items()]
 
     def new_notices(self) -> list[Block]:
-        """The notices of cut output, if they have changed since the last call."""
+        """Return the notices of cut output, if they have changed since the last call."""
         cut = self.cut()
         new, self._told = cut != self._told, cut
         return notices(cut) if new else []
@@ -174,7 +174,7 @@ class Folding:
         return writer
 
     def _cleared(self, source: Source) -> _Writer:
-        """The writer of `source`, which is about to write: `clear(wait=True)` takes effect now."""
+        """Return the writer of `source`, which is about to write: `clear(wait=True)` takes effect now."""
         writer = self._writer(source)
         if writer.clear_next:
             self.clear(source)
@@ -225,7 +225,7 @@ class Folding:
 
 
 def _first_lines(text: str) -> tuple[str, str]:
-    """The first lines of a text, as many as a section has room for, and the rest."""
+    """Split a text into the first lines, as many as fit into a section, and the rest."""
     end = rows = 0
     while rows < SECTION_ROWS and end < SECTION_BYTES:
         end = text.find("\n", end) + 1
@@ -236,7 +236,7 @@ def _first_lines(text: str) -> tuple[str, str]:
 
 
 def notices(cut: Collection[CutOutput]) -> list[Block]:
-    """A notice for each cut, followed by the last lines that were cut."""
+    """Return a notice for each cut, followed by the last lines that were cut."""
     blocks: list[Block] = []
     for each in cut:
         left = [f"{each.lines:,} line{'s' * (each.lines != 1)} ({text_size(each.bytes)})"] if each.lines else []

@@ -1,6 +1,6 @@
 """Format the runtime's objects as results of cells: tables for meshes and values, futures with their results, errors.
 
-The runtime does not depend on IPython, so this module registers its types with the shell's formatters.
+The runtime does not depend on IPython, so this module registers formatters for its types with the shell.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 #: A future that is a cell's result is shown with its value if it is done within this time (seconds).
 SOON = 0.3
-#: How many rows of a table are shown.
+#: The maximum number of rows of a table.
 MOST_ROWS = 64
-#: How much of a value is shown (characters).
+#: The maximum length of a displayed value (characters).
 LONGEST = 2_000
-#: How many kinds of failures of an error are shown, and how much of a message the line of each has (characters).
+#: The maximum number of kinds of failures shown for an error, and the maximum length of the message of each
+#: (characters).
 MOST_GROUPS, LONGEST_MESSAGE = 20, 160
-#: The receipt of a sync, whose package is loaded when it is first used.
+#: The report of a sync. Its package is loaded on first use.
 _RECEIPT = ("workspace_sync.model.sync_report", "SyncReport")
 _ERRORS = (ActorError, SupervisionError, MeshCellError)
 #: How long a table waits for the states of processes (seconds).
@@ -73,7 +74,7 @@ def remove(ip: Any) -> None:
 
 
 def _mesh_bundle(value: Any, **_options: Any) -> dict[str, Any]:
-    """A mesh, or its status: a live view, HTML that tells its state, and its table below; text as ever."""
+    """Return a mesh or its status as a MIME bundle: a live view, HTML with its state and table, and text."""
     table = value.table() if isinstance(value, MeshStatus) else _TABLES[type(value)](value)
     bundle: dict[str, Any] = {"text/plain": repr(value), "text/html": table_html(table)}
     display = _display_of(value)
@@ -81,7 +82,7 @@ def _mesh_bundle(value: Any, **_options: Any) -> dict[str, Any]:
 
 
 def _display_of(value: Any) -> MeshDisplay | None:
-    """The view of a mesh, or of the mesh of a status; None if it was stopped, or has no ranks."""
+    """Return the view of a mesh, or of the mesh of a status; None if it was stopped, or has no ranks."""
     from monarch_kernel.widgets import show
 
     mesh = value
@@ -110,7 +111,7 @@ def _receipt(report: Any, printer: Any, _cycle: bool) -> None:
 
 
 def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
-    """A future, with its value or error if available soon, so that a cell that ends in a call shows its answer."""
+    """Print a future, with its value or error if available soon. A cell that ends in a call then shows the answer."""
     if future.what == "recv()":  # reading its value would consume the message
         printer.text(repr(future))
         return
@@ -131,7 +132,7 @@ def _future(future: Future[Any], printer: Any, _cycle: bool) -> None:
 
 
 def value_mesh_table(values: ValueMesh[Any]) -> TableView:
-    """One row for each distinct value, with the ranks that have it."""
+    """Return one row per distinct value, with the ranks that have it."""
     extent = values.extent
     alike: dict[str, list[int]] = {}
     for rank, value in enumerate(values.values()):
@@ -144,12 +145,12 @@ def value_mesh_table(values: ValueMesh[Any]) -> TableView:
 
 
 def proc_mesh_table(mesh: ProcMesh) -> TableView:
-    """One row for each process."""
+    """Return one row per process."""
     title = f"ProcMesh {mesh.name} {_sizes(mesh)}"
     points = _points(mesh)
     try:
         states = mesh.status().get(STATUS_TIMEOUT)
-    except Exception:  # stopped, or its host does not answer: the table shows what is known locally
+    except Exception:  # stopped, or its host does not answer: show what is known locally
         return _table(title, ["rank", "at"], points, "ranks")
     told = [[one.state, str(one.pid or ""), one.host, one.cause] for one in states.values()]
     rows = [[*point, *rest] for point, rest in zip(points, told, strict=True)]
@@ -157,7 +158,7 @@ def proc_mesh_table(mesh: ProcMesh) -> TableView:
 
 
 def actor_mesh_table(mesh: ActorMesh[Any]) -> TableView:
-    """One row for each endpoint, with the first line of its docstring."""
+    """Return one row per endpoint, with the first line of its docstring."""
     spec = mesh._spec
     rows = [[name, _first_line(getattr(spec.cls, name, None))] for name in sorted(spec.endpoints)]
     title = f"ActorMesh {mesh._name} {_sizes(mesh)}: {spec.cls.__name__} on mesh {mesh._mesh_name}"
@@ -165,7 +166,7 @@ def actor_mesh_table(mesh: ActorMesh[Any]) -> TableView:
 
 
 def host_mesh_table(mesh: HostMesh) -> TableView:
-    """One row for each host."""
+    """Return one row per host."""
     hosts = [mesh._hosts[rank] for rank in mesh._region.ranks()]
     rows = [[*point, host.name] for point, host in zip(_points(mesh), hosts, strict=True)]
     return _table(f"HostMesh {_sizes(mesh)}", ["rank", "at", "host"], rows, "hosts")
@@ -206,7 +207,7 @@ _TABLES: dict[type, Callable[[Any], TableView]] = {
 
 
 def error_html(error: ActorError | SupervisionError | MeshCellError, file_label: FileLabel) -> str:
-    """An error with the failures of ranks in groups of equal tracebacks, the smallest first."""
+    """Return an error as HTML, with the failures of ranks in groups of equal tracebacks, the smallest first."""
     if isinstance(error, MeshCellError):
         title, failures, values = error.headline, list(error.failures), error.values
         notes = error.notes

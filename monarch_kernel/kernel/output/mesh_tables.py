@@ -16,11 +16,11 @@ from workspace_sync.receipt import DIGITS, names
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Which process holds a mesh that was started with `--keep`.
+    """The process that holds a mesh started with `--keep`.
 
     Attributes:
-        here: this kernel holds it.
-        lost: it ends with this kernel, because the host agent that kept it died.
+        here: whether this kernel holds it.
+        lost: whether it ends with this kernel, because its host agent died.
         holder: the process id of another holder; 0 if there is none.
         free_for: how long no process has held it (seconds).
         ends_in: the time until it ends if no process attaches (seconds); None if it never ends.
@@ -71,7 +71,7 @@ class MeshList(AsTable):
     meshes: Sequence[MeshSummary]
 
     def table(self) -> TableView:
-        """One row for each mesh; `*` marks the one in use."""
+        """Return one row per mesh; `*` marks the one in use."""
         rows = [
             [
                 "*" if mesh.in_use else "",
@@ -101,7 +101,7 @@ class RankSummary:
         host: the host of the process.
         doing: where its code is, or why it is not alive.
         older: the modules that it has imported in an older version than its host has now.
-        devices: the GPUs that it was given, if not all of its host.
+        devices: the GPUs assigned to it, if not all GPUs of its host.
         gpus: by the GPU's number on its host, the memory that the process uses there (bytes), and how busy that GPU is
             (percent).
         rss_bytes, cpu_percent, uptime: figures of the process, while it is alive.
@@ -131,14 +131,14 @@ class HostTree:
     """The synced tree of a host.
 
     Attributes:
-        host: its name.
-        digest: of the tree (hex); empty if it has none.
-        environment: of the synced environment (hex); empty if it has none.
+        host: the name of the host.
+        digest: the digest of the tree (hex); empty if there is none.
+        environment: the digest of the synced environment (hex); empty if there is none.
         age: the time since the host switched to them (seconds).
-        earlier: how many earlier trees a rollback can go to.
-        repair: why the next sync will look at all of its files; empty: it is in order.
-        left: what a sync that was interrupted has left; empty: nothing.
-        kept: the files of ranks that were in the way of a tree and are kept; empty: none.
+        earlier: the number of earlier trees that a rollback can return to.
+        repair: why the next sync will check all of its files; empty if it is intact.
+        left: remains of an interrupted sync; empty if there are none.
+        kept: files of ranks that were in the way of a tree and are kept; empty if there are none.
     """
 
     host: str
@@ -162,7 +162,7 @@ class HostTree:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MeshStatus(AsTable):
-    """The current state of the ranks of one mesh, the synced trees of its hosts, and what is to be known of these."""
+    """The current state of the ranks of one mesh and the synced trees of its hosts, with remarks."""
 
     mesh: str
     ranks: Sequence[RankSummary]
@@ -171,7 +171,7 @@ class MeshStatus(AsTable):
     warnings: Sequence[str] = ()
 
     def table(self) -> TableView:
-        """One row for each rank."""
+        """Return one row per rank."""
         rows = [
             [
                 str(rank.rank),
@@ -215,7 +215,7 @@ class MeshStatus(AsTable):
         )
 
     def _shared_gpus(self) -> list[str]:
-        """A sentence for each GPU that several ranks use."""
+        """Return a sentence for each GPU that several ranks use."""
         users: dict[tuple[str, int], list[int]] = {}
         for rank in self.ranks:
             for gpu in rank.gpus:
@@ -228,12 +228,12 @@ class MeshStatus(AsTable):
 
 
 def kept_here(host: KeptHost | None) -> KeptState | None:
-    """Whether a mesh of this notebook outlives it; `host` is the kept host of the mesh, if it has one."""
+    """Return whether a mesh of this notebook outlives it; `host` is the kept host of the mesh, if it has one."""
     return None if host is None else KeptState(here=True, lost=not host.is_kept)
 
 
 def kept_elsewhere(info: KeptInfo, now: float) -> list[MeshSummary]:
-    """The meshes of a kept host that this notebook does not hold.
+    """Return the meshes of a kept host that this notebook does not hold.
 
     Args:
         info: the description of the kept host.

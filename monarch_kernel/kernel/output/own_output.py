@@ -1,7 +1,7 @@
-"""Detects when a cell's own code shows output, so that earlier output of ranks can be shown above it.
+"""Detect when a cell's own code shows output, so that earlier output of ranks can be shown above it.
 
-All output of the cell itself goes through `sys.stdout` or `sys.stderr`: text is written there, while displays, results
-and tracebacks flush both first. So `write` and `flush` are wrapped, on the thread that runs the cell.
+All output of the cell goes through `sys.stdout` or `sys.stderr`: text is written to them, while displays, results and
+tracebacks flush both first. This module therefore wraps `write` and `flush` on the thread that runs the cell.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class OwnOutput:
             for name in ("write", "flush"):
                 method = getattr(stream, name)
                 watched = self._watched(method)
-                with suppress(AttributeError):  # a stream that does not accept attributes stays unwatched
+                with suppress(AttributeError):  # a stream that does not accept attributes is not watched
                     setattr(stream, name, watched)
                     self._put.append((stream, name, watched, method))
 
     def stop(self) -> None:
-        """Stop watching: the cell has ended. A method that replaced ours meanwhile, as IPython may do, stays."""
+        """Stop watching at the end of the cell. A method that has replaced the wrapper, as IPython may do, stays."""
         while self._put:
             stream, name, watched, method = self._put.pop()
             if getattr(stream, name) is watched:

@@ -1,4 +1,4 @@
-"""Publishes the output of a cell: as messages to a front end, or as text in a terminal."""
+"""Publish the output of a cell as messages to a front end, or as text in a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Publisher(Protocol):
 
 
 class NotebookPublisher:
-    """Sends Jupyter messages that belong to one cell, whichever cell runs at that time."""
+    """Sends Jupyter messages that belong to one cell, even if another cell is running."""
 
     live = True
 
@@ -109,7 +109,7 @@ class TerminalPublisher:
 
 
 def publisher_for(shell: Any) -> Publisher:
-    """The publisher for the running cell."""
+    """Return the publisher for the running cell."""
     if hasattr(shell, "get_parent") and hasattr(shell.display_pub, "publish") and hasattr(shell, "kernel"):
         return NotebookPublisher(shell, shell.get_parent())
     return TerminalPublisher()

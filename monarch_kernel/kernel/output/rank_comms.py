@@ -1,10 +1,11 @@
-"""Comms of ranks in the kernel: their messages go to the front end, and its messages to the rank.
+"""Connect comms of ranks to the front end: forward messages in both directions.
 
-The front end has one widget manager for the notebook's own widgets and those of all ranks: a comm's id is unique among
-all processes. Messages to the front end are sent on the thread that polls, so that a widget is there before its view.
+The front end has one widget manager for the notebook's own widgets and those of all ranks, because a comm's id is
+unique among all processes. Messages to the front end are sent on the polling thread, so that a widget arrives before
+its view.
 
-A page that is loaded again asks the kernel for the states of all widgets: those of ranks are kept here, since ranks may
-be busy.
+A reloaded page asks the kernel for the states of all widgets. The kernel keeps the states of ranks' widgets, because
+ranks may be busy.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from monarch_kernel.kernel.rank import name_lookup
 from monarch_kernel.kernel.session import MeshSession
 from monarch_kernel.output import RankOutput
 
-#: How often the state of a widget is sent (seconds): bars of many ranks would exceed the limits of servers.
+#: The interval between two updates of a widget's state (seconds). Progress bars of many ranks would otherwise exceed
+#: the limits of notebook servers.
 PERIOD = 0.1
-#: How long a rank may take to handle a message (seconds).
+#: The time for a rank to handle a message (seconds).
 ANSWER = 5.0
 
-#: The comms of widgets, and those by which a page asks for all of them.
+#: The target names of widget comms, and of the comms by which a page requests all widget states.
 _WIDGET = "jupyter.widget"
 _CONTROL = "jupyter.widget.control"
 _MODEL = ("_model_name", "_model_module", "_model_module_version")
@@ -37,7 +39,7 @@ _MODEL = ("_model_name", "_model_module", "_model_module_version")
 
 @dataclass(eq=False)
 class _Proxy:
-    """A rank's comm as ipykernel's manager has it."""
+    """A rank's comm, as registered with ipykernel's comm manager."""
 
     comm_id: str
     target_name: str
@@ -51,7 +53,7 @@ class _Proxy:
     _closed: bool = False
 
     def update(self, data: dict[str, Any], buffers: list[bytes]) -> None:
-        """Keep what a message says of the widget's state."""
+        """Update the stored widget state from a message."""
         state = data.get("state")
         if not isinstance(state, dict):
             return
@@ -85,7 +87,7 @@ class RankComms:
         self._session = session
         self._parent_of = parent_of
         self._proxies: dict[str, _Proxy] = {}
-        self._states: dict[str, dict[str, Any]] = {}  # updates that wait to be sent
+        self._states: dict[str, dict[str, Any]] = {}  # pending updates
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -161,7 +163,7 @@ class RankComms:
             self._send_state(number)
 
     def _send_state(self, number: str) -> None:
-        with self._lock:  # while it is sent too: a later state must not overtake it
+        with self._lock:  # held during the send, so that a later state does not overtake it
             state, proxy = self._states.pop(number, None), self._proxies.get(number)
             if state is not None and proxy is not None:
                 self._send(proxy, "comm_msg", {"data": {"method": "update", "state": state, "buffer_paths": []}})
@@ -189,9 +191,9 @@ class RankComms:
     # -- to a page that is loaded again --------------------------------------------------------
 
     def _answer_pages(self) -> None:
-        """Answer requests for the states of all widgets, which ipywidgets would answer with the kernel's own."""
+        """Answer requests for the states of all widgets. ipywidgets would answer only with the kernel's own widgets."""
         with suppress(ImportError):
-            import ipywidgets  # registers its answer; ours replaces that
+            import ipywidgets  # registers its own handler, which is replaced below
 
             del ipywidgets
             self._kernel.comm_manager.register_target(_CONTROL, self._page_asks)
@@ -231,7 +233,7 @@ class RankComms:
                 self._end(proxy)
 
     def _end(self, proxy: _Proxy) -> None:
-        """Tell the front end that nothing answers any more."""
+        """Notify the front end that the comm is closed."""
         if self._forget(proxy.comm_id):
             self._send(proxy, "comm_close", {})
 

@@ -1,4 +1,4 @@
-"""Splits what one rank writes into whole lines, and admits only as many as its limits allow. Pure."""
+"""Split the output of one rank into whole lines, and admit only as many as its limits allow. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RankLines:
         self._size = 0
         self.cut = 0
         self.cut_size = 0
-        self._goes_on = False  # the line that was cut last
+        self._goes_on = False  # whether the last cut line is still unfinished
         #: The number of admitted rich results; `cut_rich` were not admitted.
         self.rich = 0
         self._rich_size = 0
@@ -52,12 +52,12 @@ class RankLines:
         #: The last lines that were cut.
         self.tail: deque[str] = deque()
         self._tail_size = 0
-        #: The unfinished line of each stream that does not steer a terminal.
+        #: The unfinished line of each stream that does not move the cursor.
         self.unfinished: dict[str, str] = {}
         self._screens: dict[str, TerminalScreen] = {}
 
     def feed(self, stream: str, text: str) -> Sequence[str]:
-        """The lines that `text` completes and that may be shown. `text` may end in the middle of a line."""
+        """Return the lines that `text` completes and that may be shown. `text` may end in the middle of a line."""
         if stream in self._screens or STEERING.search(text):
             return [line for line in self._steered(stream, text) if self._admit(line)]
         if "\n" not in text and len(text) < _SHORT:
@@ -77,7 +77,7 @@ class RankLines:
         return shown
 
     def _begun(self, line: str, shown: list[str]) -> str:
-        """Add the first pieces of a line that is too long to what is shown; returns its last piece."""
+        """Append the first pieces of a line that is too long to `shown`, and return the last piece."""
         at = 0
         while len(line) - at >= LONGEST_LINE:
             piece = line[at : at + LONGEST_LINE]
@@ -87,7 +87,7 @@ class RankLines:
         return line[at:] if at else line
 
     def _steered(self, stream: str, text: str) -> list[str]:
-        """The lines that a text completes which moves the cursor, or follows one that did."""
+        """Return the lines completed by a text that moves the cursor, or follows a text that did."""
         screen = self._screens.get(stream)
         if screen is None:
             screen = self._screens[stream] = TerminalScreen()
@@ -100,10 +100,10 @@ class RankLines:
         return final
 
     def settle(self, without: str = "") -> Iterator[tuple[str, str]]:
-        """The lines above the cursors that may be shown, each with its stream: what comes next stands below them.
+        """Yield the lines above the cursors that may be shown, each with its stream: later output appears below them.
 
         Args:
-            without: a stream that is left as it is.
+            without: a stream to leave unchanged.
         """
         for stream, screen in list(self._screens.items()):
             if stream != without:
@@ -113,11 +113,11 @@ class RankLines:
 
     @property
     def steers(self) -> bool:
-        """Whether a stream has moved its cursor."""
+        """Return whether a stream has moved its cursor."""
         return bool(self._screens)
 
     def live(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """For each stream, its lines that may still change."""
+        """Yield the lines that may still change, by stream."""
         for stream, unfinished in self.unfinished.items():
             if line := unfinished.rstrip("\r"):
                 yield stream, (line,)
@@ -126,7 +126,7 @@ class RankLines:
                 yield stream, lines
 
     def finish(self) -> Iterator[tuple[str, str]]:
-        """The unfinished lines that may be shown, each with its stream."""
+        """Yield the unfinished lines that may be shown, each with its stream."""
         for stream, lines in list(self.live()):
             for line in lines:
                 if self._admit(line):
@@ -135,7 +135,7 @@ class RankLines:
         self._screens.clear()
 
     def admit_result(self, text: str) -> Sequence[str]:
-        """The part of a multi-line result that may be shown: all of it in one piece, or as many lines as fit."""
+        """Return the part of a multi-line result that may be shown: all of it in one piece, or as many lines as fit."""
         lines = text.split("\n")
         size = len(text) + 1
         if self.lines + len(lines) > self._limits.lines or self._size + size > self._limits.bytes:
@@ -145,7 +145,7 @@ class RankLines:
         return (text,)
 
     def admit_rich(self, size: int) -> bool:
-        """Whether a rich result of this size may be shown."""
+        """Return whether a rich result of this size may be shown."""
         if self.rich >= self._limits.rich or self._rich_size + size > self._limits.rich_bytes:
             self.cut_rich += 1
             return False
@@ -154,7 +154,7 @@ class RankLines:
         return True
 
     def release_rich(self, size: int) -> None:
-        """Admit another rich result, as one of this size is no longer shown."""
+        """Allow another rich result, because one of this size is no longer shown."""
         self.rich -= 1
         self._rich_size -= size
 
@@ -163,7 +163,7 @@ class RankLines:
         self._limits = replace(self._limits, lines=min(self.lines, self._limits.lines))
 
     def _admit(self, line: str, goes_on: bool = False) -> bool:
-        """Whether a line, or a piece of one that goes on, may be shown."""
+        """Return whether a line, or an unfinished piece of one (`goes_on`), may be shown."""
         size = len(line) + (not goes_on)
         if self.lines >= self._limits.lines or self._size + size > self._limits.bytes:
             self._cut(line, goes_on)
@@ -176,7 +176,7 @@ class RankLines:
         self.cut += not goes_on
         self.cut_size += len(line) + (not goes_on)
         line = line if len(line) <= _LONGEST_IN_TAIL else f"…{line[-_LONGEST_IN_TAIL:]}"
-        if self._goes_on and self.tail:  # the rest of the line of which a piece was cut before
+        if self._goes_on and self.tail:  # the rest of a line whose beginning was cut
             self._tail_size -= len(self.tail.pop())
         self._goes_on = goes_on
         self.tail.append(line)
@@ -185,7 +185,7 @@ class RankLines:
             self._tail_size -= len(self.tail.popleft())
 
     def _skip(self, stream: str, text: str) -> str:
-        """Count the lines of `text` without splitting it, except for the last few lines, which it returns."""
+        """Count the lines of `text` without splitting it. Return the last few lines."""
         end = len(text)
         for _ in range(self._limits.tail + 1):
             end = text.rfind("\n", 0, end)

@@ -1,4 +1,4 @@
-"""Renders folded output as text, for terminals and plain front ends, and as HTML, for notebooks. Pure."""
+"""Render folded output as text, for terminals and plain front ends, and as HTML, for notebooks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch_kernel.kernel.output.ansi import ansi_to_html, strip_ansi
 from monarch_kernel.kernel.output.transcript import Block, MimeBundle, RichView, Source, TextView, View
 from monarch_kernel.meshes import format_ranks
 
-# Longer rank sets are truncated: a label must be readable at a glance, and the tooltip has the rest.
+# Longer rank sets are truncated so that labels stay readable; the tooltip has the full set.
 _LABEL_RUNS = 6
 
 _STREAMS = {
@@ -19,12 +19,12 @@ _STREAMS = {
     "progress": f";{styles.DIM}",
 }
 
-#: Marks figures of ranks, which the extension of JupyterLab shows side by side, each with the label that this has.
+#: Marks figures of ranks. The JupyterLab extension shows them side by side, each with the label in this value.
 FIGURE_MIME = "application/vnd.monarch-kernel.figure+json"
-#: Beside an output with progress: the same without it, for the extension of JupyterLab, which shows that in a notebook
-#: that it opens. It was saved while the cell ran, and nothing updates the progress any more.
+#: Accompanies an output with progress: the same output without it. The JupyterLab extension shows it in a saved
+#: notebook, where the progress is no longer updated.
 PROGRESS_MIME = "application/vnd.monarch-kernel.progress+json"
-#: The class of HTML that has nothing but labels: those of figures are repeated at the figures.
+#: The class of HTML that contains only labels. Labels of figures are repeated at the figures.
 _ONLY_LABELS = "mk-OnlyLabels"
 
 #: Returns the text of a label's tooltip for some ranks.
@@ -32,7 +32,7 @@ Tooltip = Callable[[frozenset[Source]], str]
 
 
 def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int | None = _LABEL_RUNS) -> str:
-    """A set of ranks in brackets, `[0-3,7]`; with `name_meshes`, after the name of each mesh."""
+    """Format a set of ranks in brackets, `[0-3,7]`; with `name_meshes`, after the name of each mesh."""
     meshes: dict[str, list[int]] = {}
     for source in sources:
         meshes.setdefault(source.mesh, []).append(source.rank)
@@ -42,7 +42,7 @@ def label(sources: Collection[Source], *, name_meshes: bool = False, limit: int 
 
 
 def blocks_text(blocks: Sequence[Block], *, name_meshes: bool = False, colours: bool = True) -> str:
-    """Blocks as text: each begins with its label, and its lines are aligned after it."""
+    """Format blocks as text: each begins with its label, and its lines are aligned after it."""
     labels = [label(block.sources, name_meshes=name_meshes) for block in blocks]
     width = max(map(len, labels), default=0)
     lines: list[str] = []
@@ -56,12 +56,12 @@ def blocks_text(blocks: Sequence[Block], *, name_meshes: bool = False, colours: 
 
 
 def raw_line(source: Source, line: str, *, name_mesh: bool = False) -> str:
-    """One line as `--raw` shows it."""
+    """Format one line for `--raw`."""
     return f"{label((source,), name_meshes=name_mesh)} {line}"
 
 
 def bundle(view: View, *, name_meshes: bool = False, tooltip: Tooltip | None = None) -> MimeBundle:
-    """The MIME bundle for the current state of a section; an empty section shows nothing."""
+    """Return the MIME bundle for the current state of a section. An empty section shows nothing."""
     if isinstance(view, RichView):
         data = dict(view.data) or {"text/plain": "", "text/html": ""}
         if any(mime.startswith("image/") for mime in data) and "text/html" not in data:

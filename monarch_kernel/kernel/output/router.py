@@ -1,8 +1,8 @@
-"""Routes every rank's output live to the cell that caused it, whatever cell is running, and even after its cell's end.
+"""Route every rank's output live to the cell that caused it, even if another cell runs or the cell has ended.
 
-`monarch_kernel.output.subscribe` calls `OutputRouter.on_event` on the thread that polls, which only records the event.
-The router's own thread shows changes a few times a second. The thread that runs a cell shows the rest when the cell
-ends, so the final state is exact.
+`monarch_kernel.output.subscribe` calls `OutputRouter.on_event` on the polling thread; it only records the event. The
+router's own thread shows changes a few times a second. When a cell ends, its own thread shows the rest, so the final
+state is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_kernel.output import RankOutput
 
 #: The shortest time between two updates of what a cell shows (seconds).
 PERIOD = 0.12
-#: How long output waits for output of other ranks before it is shown (seconds).
+#: The time that output waits for output of other ranks before it is shown (seconds).
 GATHER = 0.03
 
 _MOST_CELLS = 500
@@ -74,11 +74,11 @@ class OutputRouter:
             self.touch(output)
 
     def get(self, cell: str) -> CellOutput | None:
-        """The output that `cell` was opened with."""
+        """Return the output that `cell` was opened with; None if it is unknown."""
         return self._cells.get(cell)
 
     def whereabouts(self, source: Source) -> tuple[str, int]:
-        """Host and pid of a rank that has run a cell; "" and 0 if it has not."""
+        """Return host and pid of a rank that has run a cell; "" and 0 for other ranks."""
         return self._places.get(source, ("", 0))
 
     def touch(self, output: CellOutput) -> None:

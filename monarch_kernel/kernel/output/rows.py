@@ -1,12 +1,13 @@
 """The rows of folded output: which row a line joins, and the order of the rows.
 
-Pure. A line that several ranks write is one *row* with the set of ranks that wrote it; the rows of one rank are in the
-order in which it wrote them. A rank joins the first row after its own last one that has the same content, so ranks that
-print the same at different speeds fold. Otherwise it joins an earlier such row if its own rows since then can be moved
-before that row without changing any rank's order, so common lines after differing lines also fold. Otherwise it appends
-a row.
+Pure. A *row* is one line with the set of ranks that wrote it. The rows of one rank are in the order in which it wrote
+them. A rank joins the first row after its own last one that has the same content, so ranks that print the same lines at
+different speeds fold. Otherwise it joins an earlier row with the same content, if its own rows since then can be moved
+before that row without changing any rank's order; common lines after differing lines then also fold. Otherwise it
+appends a row.
 
-Rows are grouped in *sections*, each shown separately: runs of text rows of bounded size, and single rich results.
+Rows are grouped in *sections*, which are displayed separately: runs of text rows of bounded size, and single rich
+results.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from operator import attrgetter
 
 from monarch_kernel.kernel.output.transcript import Block, MimeBundle, Source
 
-#: A section that has so many rows, or so many characters, takes no further ones.
+#: A section with this many rows or characters is full.
 SECTION_ROWS = 100
 SECTION_BYTES = 16_384
-#: How many sections of text a cell shows: JupyterLab hides what follows a cell's first 50 outputs, and the last section
-#: says what was cut.
+#: The maximum number of text sections of a cell. JupyterLab hides outputs after the first 50 of a cell, and the last
+#: section lists what was cut.
 MOST_SECTIONS = 40
 # How many rows back a rank may join one, and how many rows a section may reach as a result.
 _WINDOW = 400
@@ -31,7 +32,7 @@ _SECTION_MOST_ROWS = 3 * SECTION_ROWS
 _TRIED = 8
 _SMALLEST_GAP = 1e-6
 
-#: What rows with the same content have in common.
+#: Equal for rows with the same content.
 Key = tuple[str, ...]
 
 
@@ -201,7 +202,7 @@ class Rows:
         return row
 
     def _partner(self, source: Source, key: Key) -> Row | None:
-        """The row with this content that `source` can join; None if there is none."""
+        """Return the row with this content that `source` can join; None if there is none."""
         rows = self._alike.get(key)
         if not rows:
             return None
@@ -245,7 +246,7 @@ class Rows:
     # -- new rows ----------------------------------------------------------------------------
 
     def _append(self, source: Source, key: Key, data: MimeBundle | None, metadata: MimeBundle | None) -> Row:
-        """A new row below all that `source` has written: where rows were removed, or else below all others."""
+        """Create a row below all rows of `source`: where rows were removed, or else below all others."""
         vacant = self._vacant(source, rich=data is not None)
         if data is None:
             row = self._new_row(vacant or self._text_section(), key, key[1], key[2])
@@ -260,7 +261,7 @@ class Rows:
         return row
 
     def _vacant(self, source: Source, *, rich: bool) -> Section | None:
-        """The first section below all rows of `source` whose rows were removed."""
+        """Return the first section below all rows of `source` whose rows were removed."""
         if not self._has_vacant:
             return None
         last = self._last.get(source)
@@ -385,7 +386,7 @@ class Rows:
             _touch(row)
 
     def _movable(self, new: Row) -> list[Row]:
-        """The rich rows above `new` that may move to its place: none of their ranks wrote lines in between."""
+        """Return the rich rows above `new` that may move to its place: none of their ranks wrote lines in between."""
         found: list[Row] = []
         wrote: set[Source] = set()
         seen = 0
@@ -406,7 +407,7 @@ class Rows:
 
 
 def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
-    """Rows as blocks: neighbouring rows of the same ranks and stream are joined."""
+    """Return rows as blocks. Neighbouring rows of the same ranks and stream are joined."""
     blocks: list[Block] = []
     sources: frozenset[Source] = frozenset()
     stream = ""
@@ -430,7 +431,7 @@ def blocks_of(rows: Iterable[Row], *, rich_text: bool = False) -> list[Block]:
 
 
 def _in_rank_order(rows: Iterable[Row]) -> Iterator[Row]:
-    """Sort each run of rows with disjoint ranks, which have no order among themselves, by rank."""
+    """Sort each run of rows with disjoint ranks by rank; such rows have no order among themselves."""
     run: list[Row] = []
     seen: set[Source] = set()
     for row in rows:

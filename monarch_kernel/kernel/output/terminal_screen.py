@@ -1,4 +1,4 @@
-"""The last lines of a stream as a terminal shows them: progress bars overwrite lines, also earlier ones. Pure."""
+"""The last lines of a stream as a terminal shows them, for progress bars that overwrite earlier lines. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.display.controls import SEQUENCE
 
-#: The most lines that a cursor can return to; those above are final.
+#: The number of lines that a cursor can return to. Lines above are final.
 HEIGHT = 50
 #: A longer line continues in the next one (characters).
 WIDTH = 32_768
@@ -21,7 +21,8 @@ _TOKEN = re.compile(
 )
 _MOVES = re.compile(r"\x1b\[[0-9;]{0,64}[ABEFHf]")
 _BEGUN = re.compile(r"\x1b(?:\[[0-?]*)?\Z")
-#: What only a screen can show: an overwritten line, or a movement. A carriage return before a line feed is neither.
+#: Text that requires a screen: overwriting a line, or moving the cursor. A carriage return before a line feed requires
+#: none.
 STEERING = re.compile(r"\r(?!\n)|\x08|\x1b\[[0-9;]{0,64}[A-HJKf]")
 
 
@@ -47,10 +48,11 @@ class _Row:
 
 
 class TerminalScreen:
-    """A stream that steers the cursor.
+    """The state of a stream that moves the cursor.
 
-    A line that a line feed ended stays here as long as the stream may return to it: the latest one if it was
-    overwritten, as a progress bar's is, and every one of the last `HEIGHT` once the cursor has moved up.
+    A line that ended in a line feed is kept as long as the stream may return to it: the latest line if it was
+    overwritten,
+    like a progress bar, and each of the last `HEIGHT` lines once the cursor has moved up.
     """
 
     __slots__ = ("_begun", "_column", "_moves", "_pen", "_row", "_rows")
@@ -64,7 +66,7 @@ class TerminalScreen:
         self._begun = ""  # the beginning of a control sequence
 
     def write(self, text: str) -> list[str]:
-        """Write text; returns the lines that are final now."""
+        """Write text. Return the lines that are now final."""
         final: list[str] = []
         text = self._begun + text
         begun = _BEGUN.search(text, max(0, len(text) - _LONGEST_SEQUENCE))
@@ -80,19 +82,19 @@ class TerminalScreen:
         return final
 
     def lines(self) -> tuple[str, ...]:
-        """All lines that are not final, without empty ones at the end."""
+        """Return all lines that are not final, without empty ones at the end."""
         found = [row.text() for row in self._rows]
         while found and not found[-1]:
             found.pop()
         return tuple(found)
 
     def take_above(self) -> Sequence[str]:
-        """Take the lines above the cursor: what comes next stands below them."""
+        """Remove and return the lines above the cursor: later output appears below them."""
         above, self._rows, self._row = self._rows[: self._row], self._rows[self._row :], 0
         return [row.text() for row in above]
 
     def plain(self) -> str | None:
-        """The last line if nothing was overwritten and nothing else is here, so that no screen is needed."""
+        """Return the last line if nothing was overwritten and there are no other lines, so that no screen is needed."""
         row = self._rows[0]
         if self._begun or len(self._rows) > 1 or row.overwritten or self._column != len(row.cells) or self._pen:
             return None

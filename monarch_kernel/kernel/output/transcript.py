@@ -1,6 +1,6 @@
-"""Folded output as plain data: what a front end shows for a cell, with the ranks that wrote each part.
+"""Folded output as plain data: the output of a cell with the ranks that wrote each part.
 
-`render.py` turns it into text and HTML; other views (a panel, a widget) may read it directly.
+`render.py` converts it to text and HTML; other views (a panel, a widget) may read it directly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ View = TextView | RichView
 
 @dataclass(frozen=True, slots=True)
 class CutOutput:
-    """Output of some ranks beyond their limits, which is not shown.
+    """Output of some ranks that exceeds their limits and is not shown.
 
     Attributes:
         sources: the ranks, all with the same cut.

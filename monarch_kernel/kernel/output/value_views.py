@@ -1,4 +1,4 @@
-"""The values of ranks as HTML: a chart of numbers beside their table, summaries of arrays with their distributions."""
+"""Show the values of ranks as HTML: a chart of numbers next to a table, and summaries of arrays with distributions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from monarch_kernel.display.outliers import outliers
 from monarch_kernel.display.tables import TableView, table_html
 from monarch_kernel.meshes import format_points, format_ranks
 
-#: Fewer numbers than this are read faster in the table than in a chart.
+#: The minimum count of numbers for a chart. Fewer are easier to read in the table.
 FEWEST = 4
-#: How many rows a table of arrays has, at most.
+#: The maximum number of rows in a table of arrays.
 MOST_ROWS = 32
-#: A longer table is below the chart, and opens.
+#: The maximum number of rows of a table next to a chart. A longer table is placed below the chart, collapsed.
 MOST_BESIDE = 12
 _NAMED = 6
-#: How many different tables are shown.
+#: The maximum number of different tables.
 MOST_TABLES = 8
 
 
-#: Of larger arrays, only so many elements are read.
+#: The maximum number of elements read from an array.
 MOST_ELEMENTS = 1_000_000
 
 
@@ -35,11 +35,11 @@ BINS = 24
 
 
 def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
-    """A value mesh.
+    """Return a value mesh as HTML.
 
     Args:
         values: the values.
-        table: them as a table.
+        table: the same values as a table.
     """
     held = list(values.values())
     numbers = {rank: number for rank, value in enumerate(held) if (number := number_of(value)) is not None}
@@ -54,12 +54,12 @@ def value_mesh_html(values: ValueMesh[Any], table: TableView) -> str:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a value is a data frame, or another object with an HTML form of its own that has rows."""
+    """Return whether a value is a data frame, or another object with rows and its own HTML form."""
     return hasattr(type(value), "_repr_html_") and hasattr(type(value), "columns") and hasattr(type(value), "__len__")
 
 
 def _tables(values: Sequence[Any], extent: Extent, caption: str) -> str:
-    """Tables as such: each different one once, with its ranks, in rank order."""
+    """Show tables: each distinct one once, with its ranks, in rank order."""
     alike: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         alike.setdefault(value._repr_html_() or escape(repr(value)), []).append(rank)
@@ -78,13 +78,13 @@ def _tables(values: Sequence[Any], extent: Extent, caption: str) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """A value as a number, if it is one, or an array with one element and no dimensions; None for anything else."""
+    """Return a number, or the element of a zero-dimensional array, as a number; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
         try:
             return float(value)
-        except OverflowError:  # an integer beyond all floats
+        except OverflowError:  # an integer beyond the range of floats
             return None
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         if str(getattr(value, "device", "cpu")) != "cpu":
@@ -109,7 +109,7 @@ def _chart(numbers: dict[int, float], extent: Extent) -> str:
 
 
 def _with_chart(table: TableView, chart: str) -> str:
-    """A chart, with a short table beside it, or a long one that opens below it."""
+    """Return a chart with a short table next to it, or with a long one below that can be expanded."""
     if len(table.rows) <= MOST_BESIDE:
         style = "display:flex;flex-wrap:wrap;gap:8px 28px;align-items:flex-start"
         return f'<div style="{styles.VIEW};{style}"><div>{table_html(table)}</div>{chart}</div>'
@@ -120,7 +120,7 @@ def _with_chart(table: TableView, chart: str) -> str:
 
 
 def _arrays(summaries: Sequence[ArraySummary], extent: Extent, caption: str) -> str:
-    """One row for each rank, those with elements that are not finite first, then those that stand out."""
+    """Return one row per rank: first those with elements that are not finite, then outliers, then the others."""
     out = {
         rank
         for of in ("low", "mean", "high")
@@ -158,16 +158,16 @@ def _array_row(rank: int, found: ArraySummary, extent: Extent, out: bool) -> str
 
 @dataclass(frozen=True, slots=True)
 class ArraySummary:
-    """An array or a tensor in figures, by which arrays differ at a glance.
+    """Summary statistics of an array or tensor, for comparing arrays at a glance.
 
-    Elements that are not finite are counted, and left out of the other figures.
+    Elements that are not finite are counted, and left out of the other statistics.
 
     Attributes:
-        kind: its type and shape: `float32 [128, 64]`.
-        low, mean, high: of its finite elements; NaN if there is none.
-        bad: the share of elements that are not finite.
-        counts: how many elements are in each equal part of the range.
-        sampled: not all elements were read.
+        kind: type and shape: `float32 [128, 64]`.
+        low, mean, high: of the finite elements; NaN if there is none.
+        bad: the fraction of elements that are not finite.
+        counts: a histogram: the number of elements in each equal part of the range.
+        sampled: whether only some elements were read.
     """
 
     kind: str
@@ -180,11 +180,11 @@ class ArraySummary:
 
 
 def summary_of(value: Any) -> ArraySummary | None:
-    """The summary of a numpy array, or of a tensor in this process's memory; None for anything else."""
+    """Return the summary of a numpy array, or of a tensor in this process's memory; None for anything else."""
     kind = f"{str(getattr(value, 'dtype', '')).removeprefix('torch.')} {list(getattr(value, 'shape', ()))}"
     try:
         elements = _elements(value)
-    except Exception:  # a tensor without data, or of a kind that numpy does not know
+    except Exception:  # a tensor without data, or of a type that numpy does not support
         return ArraySummary(kind)
     if elements is None:
         return None
@@ -207,7 +207,7 @@ def summary_of(value: Any) -> ArraySummary | None:
 
 
 def _elements(value: Any) -> Any:
-    """The elements as a flat numpy array; None if it is no array with at least one dimension."""
+    """Return the elements as a flat numpy array; None unless the value is an array with at least one dimension."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if not value.dim():

@@ -1,4 +1,4 @@
-"""The end of the walltime of hosts in a notebook: one notice below the cell that runs, and which hosts it concerns."""
+"""Notify a notebook when the walltime of hosts ends soon: one notice below the running cell."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class WalltimeNotices:
-    """Shows each notice of a job of this process once, at once, and keeps those whose hosts have not ended.
+    """Shows each notice of a job of this process once, immediately, and keeps it until the hosts have ended.
 
-    A job with an ``on_walltime`` of its own has told whoever it concerns: it gets no notice here, but its hosts are
-    told of as any others.
+    A job with its own ``on_walltime`` callback has handled the event, so no notice is shown for it. Its hosts are still
+    reported by `near`.
 
     Args:
-        notebook: where they are shown.
+        notebook: the notebook that shows the notices.
     """
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._near: list[WalltimeNotice] = []
-        self._waiting: list[str] = []  # what no cell can show yet
+        self._waiting: list[str] = []  # notices that no cell can show yet
         self._lock = threading.Lock()
         self._subscription: Subscription | None = None
-        #: Notified of each notice, with its text.
+        #: Called with each notice and its text.
         self.changed: Subscribers[[WalltimeNotice, str]] = Subscribers("a callback on a notice of a walltime")
 
     def install(self) -> None:
@@ -46,26 +46,26 @@ class WalltimeNotices:
             self._subscription.close()
 
     def near(self) -> list[WalltimeNotice]:
-        """The notices whose hosts have not ended yet."""
+        """Return the notices whose hosts have not ended yet."""
         now = time.time()
         with self._lock:
             self._near = [notice for notice in self._near if notice.ends_at > now]
             return list(self._near)
 
     def of_mesh(self, mesh: ProcMesh) -> list[str]:
-        """Sentences about the hosts on which a mesh has ranks now."""
+        """Return sentences about the hosts on which a mesh has ranks now."""
         return [
             notice.text(self.otherwise(notice)) for notice in self.near() if mesh.name in self._meshes(notice, [mesh])
         ]
 
     def otherwise(self, notice: WalltimeNotice) -> str:
-        """What to do in this notebook if nobody has asked for other hosts."""
+        """Return the remedy in this notebook if no replacement hosts were requested."""
         names = self._placed(notice)
         how = f"%mesh heal {names[0]}" if names else "heal(hosts=job)"
         return f"save what you need; when they have ended, {how} asks {notice.engine} for others in their places"
 
     def show_waiting(self) -> None:
-        """Show what came while no cell could show it."""
+        """Show the notices that arrived while no cell could show them."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for text in waiting:
@@ -87,11 +87,11 @@ class WalltimeNotices:
                 self._waiting.append(text)
 
     def _placed(self, notice: WalltimeNotice) -> list[str]:
-        """The names of meshes that `%mesh up` has started on hosts of that job, or is to start there."""
+        """Return the names of meshes that `%mesh up` has started, or will start, on hosts of that job."""
         return [name for name, place in self._notebook.session.provider_hosts.items() if place.job.job_id == notice.job]
 
     @staticmethod
     def _meshes(notice: WalltimeNotice, meshes: Iterable[ProcMesh]) -> list[str]:
-        """The names of those of these meshes that have ranks on the hosts of a notice."""
+        """Return the names of those of these meshes that have ranks on the hosts of a notice."""
         workers = {host.worker for host in notice.hosts}
         return [mesh.name for mesh in meshes if any(ref.agent in workers for ref in mesh._target().procs)]

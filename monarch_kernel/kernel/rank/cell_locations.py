@@ -1,4 +1,4 @@
-"""Cells that run elsewhere than on their own thread: in a stopped frame, after a step, or before a collective."""
+"""Run cells outside the usual thread: in a stopped frame, after an optimizer step, or before a collective."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from monarch_kernel.kernel.cell import CellLocation
 T = TypeVar("T")
 Names = dict[str, Any]
 
-#: How often a cell that waits for a step looks whether it was interrupted (seconds).
+#: The interval at which a cell that waits for a step checks for an interrupt (seconds).
 LOOK = 0.1
-#: How long a cell may take to begin to wait (seconds), and of how many points it is kept that it does.
+#: The time for a cell to begin to wait (seconds), and the number of points for which this is recorded.
 BEGIN, _MOST_TOLD = 8.0, 64
-#: A cell in a stopped frame may take as long as it likes (seconds).
+#: The time limit of a cell in a stopped frame: practically none (seconds).
 _ENDLESS = 1e6
 
 
 class CellLocationError(LookupError):
-    """There is no such place in this process now; the message says why."""
+    """The requested location does not exist in this process now. The message has the reason."""
 
 
 def run_at(place: CellLocation, me: ActorHere, work: Callable[[Names | None], T]) -> T:
-    """Call ``work(names)`` at a place: ``names`` are the globals there, or None for those of cells.
+    """Call ``work(names)`` at a location: ``names`` are the globals there, or None for those of cells.
 
     Raises:
-        PlaceError: there is no such place.
-        KeyboardInterrupt: the cell was interrupted while it waited for its place.
+        CellLocationError: the location does not exist.
+        KeyboardInterrupt: the cell was interrupted while it waited for its location.
     """
     if place.step:
         return _at_point(place, me, lambda: work(_names_of(place)))
@@ -87,11 +87,11 @@ class _Waiting:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Run it on the calling thread, which is the program's: nothing that it raises gets there."""
+        """Run the cell on the calling thread of the program. No exception reaches the program."""
         self.begun = True
         try:
             with self.me.borrowing():
-                # In a context of its own: what the program writes later is not the cell's.
+                # A separate context: later output of the program does not belong to the cell.
                 self.result = contextvars.copy_context().run(self.work)
         except BaseException as error:
             self.error = error
@@ -100,7 +100,7 @@ class _Waiting:
 
 
 class _Gate:
-    """Cells that wait until the program comes to a place."""
+    """Cells that wait until the program reaches a point."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
@@ -111,13 +111,13 @@ class _Gate:
             self._waiting[key] = waiting
 
     def drop(self, key: str) -> bool:
-        """Let a cell wait no longer; returns whether it has not begun."""
+        """Remove a waiting cell. Return whether it had not begun."""
         with self._lock:
             waiting = self._waiting.pop(key, None)
         return waiting is not None and not waiting.begun
 
     def _run(self, key: str) -> None:
-        """Run a cell on the calling thread, which is the program's."""
+        """Run a cell on the calling thread of the program."""
         waiting = self._waiting.get(key)
         if waiting is not None and self.drop(key):
             waiting.run()
@@ -126,7 +126,8 @@ class _Gate:
 class StepGate(_Gate):
     """Runs cells right after an optimizer step of the program.
 
-    Its hook stays once a cell has needed it: removing one while a step calls hooks would fail that step.
+    The hook is never removed once a cell has needed it, because removing it while a step calls hooks would fail that
+    step.
     """
 
     def __init__(self) -> None:
@@ -135,10 +136,10 @@ class StepGate(_Gate):
 
     @contextmanager
     def open(self, key: str, waiting: _Waiting) -> Generator[None]:
-        """Let a cell wait for the point ``key``.
+        """Register a cell to wait for the point ``key``.
 
         Raises:
-            PlaceError: the program has no optimizers yet.
+            CellLocationError: the program has no optimizers yet.
         """
         optimizers: Any = sys.modules.get("torch.optim.optimizer")
         if optimizers is None:
@@ -158,23 +159,24 @@ class StepGate(_Gate):
             for key, waiting in list(self._waiting.items()):
                 if not waiting.begun and common_point.is_reached(key):
                     self._run(key)
-        except BaseException:  # nothing of a tool gets into the program
+        except BaseException:  # no exception of a tool reaches the program
             pass
 
 
 class CollectiveGate(_Gate):
     """Runs cells right before a collective that the program calls, where a breakpoint would stop it.
 
-    So it works without an optimizer, and also in the middle of a step. Collectives that C++ issues (DDP's, those of
-    compiled code) are not seen, but counted: the cell then runs at the next one of Python.
+    It needs no optimizer and also works in the middle of a step. Collectives issued by C++ code (DDP, compiled code)
+    cannot
+    be intercepted, but are counted. The cell then runs at the next collective issued by Python code.
     """
 
     @contextmanager
     def open(self, key: str, waiting: _Waiting) -> Generator[None]:
-        """Let a cell wait for the point ``key``.
+        """Register a cell to wait for the point ``key``.
 
         Raises:
-            PlaceError: the program has no process group, or this PyTorch has no such place.
+            CellLocationError: the program has no process group, or this PyTorch version has no hook for collectives.
         """
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_initialized():
@@ -190,7 +192,7 @@ class CollectiveGate(_Gate):
 
 
 def _code_of_collectives() -> CodeType:
-    """The function that PyTorch has around each of its collectives."""
+    """Return the code of the function that PyTorch wraps around each of its collectives."""
     logger: Any = sys.modules.get("torch.distributed.c10d_logger")
     around = getattr(logger, "_exception_logger", None)
     if around is not None:
@@ -203,7 +205,7 @@ def _code_of_collectives() -> CodeType:
 
 
 _steps, _collectives = StepGate(), CollectiveGate()
-#: By point, set when its cell waits there, or never will; the latest ones.
+#: By point: set when its cell waits there or never will. Holds the latest points.
 _told: OrderedDict[str, threading.Event] = OrderedDict()
 _told_lock = threading.Lock()
 
@@ -217,7 +219,7 @@ def _told_of(point: str) -> threading.Event:
 
 
 def waits(point: str) -> bool:
-    """Wait until the cell of this point waits there, before it is decided when that is; returns whether it will."""
+    """Wait until the cell of this point waits there, before the point is chosen. Return whether it will wait."""
     return not _told_of(point).wait(BEGIN) or common_point.report(point) is not None
 
 
@@ -239,7 +241,7 @@ def _at_point(place: CellLocation, me: ActorHere, work: Callable[[], T]) -> T:
         except KeyboardInterrupt:
             if gate.drop(key):
                 raise
-            waiting.done.wait()  # it has begun: its own interrupt ends it
+            waiting.done.wait()  # it has begun, so its own interrupt ends it
     if waiting.error is not None:
         raise waiting.error
     return waiting.result

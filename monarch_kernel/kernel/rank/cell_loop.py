@@ -36,7 +36,7 @@ class CellLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def get(self) -> asyncio.AbstractEventLoop:
-        """The loop, created on first use."""
+        """Return the loop, created on first use."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
@@ -61,7 +61,7 @@ class CellLoop:
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():  # KeyboardInterrupt left the loop; the next cell must not resume this one
+            if not task.done():  # KeyboardInterrupt left the loop; the next cell must not resume this task
                 task.cancel()
                 try:
                     loop.run_until_complete(task)
@@ -71,7 +71,7 @@ class CellLoop:
 
     @property
     def existing(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, if it exists: tasks, servers and timers of earlier cells may need to run in it."""
+        """Return the loop if it exists: tasks, servers and timers of earlier cells may need to run in it."""
         return self._loop
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs a cell in a namespace, as IPython would. Independent of actors and meshes.
+"""Run a cell in a namespace, like IPython. Independent of actors and meshes.
 
 A cell's source is plain Python (the kernel has transformed it). Its last expression is shown, `await` works at the top
 level, and its traceback begins at the cell's own first frame.
@@ -45,10 +45,10 @@ class CellRunner:
         self.loop = CellLoop()
 
     def run(self, cell: Cell, names: dict[str, Any] | None = None) -> Outcome:
-        """Run `cell`. The outcome contains whatever it raises, even SystemExit and KeyboardInterrupt.
+        """Run `cell`. The outcome contains any exception that it raises, including SystemExit and KeyboardInterrupt.
 
         Args:
-            names: the globals of this cell, if they are others.
+            names: the globals of this cell, if they differ from those of all cells.
         """
         remember_source(cell.filename, cell.raw)
         outcome = Outcome()
@@ -94,7 +94,7 @@ class CellRunner:
 
 
 def _from_file(traceback: Any, filename: str) -> Any:
-    """A traceback without the frames above the first one in `filename`; the whole traceback if there is none."""
+    """Return a traceback without the frames above the first one in `filename`; the whole traceback if there is none."""
     at = traceback
     while at is not None:
         if at.tb_frame.f_code.co_filename == filename:

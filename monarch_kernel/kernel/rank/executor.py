@@ -28,7 +28,7 @@ from monarch_kernel.spmd import are_broken, meetings, tidy_up
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 #: Only the beginning of a longer string (or bytes) is shown (characters).
 TEXT_LIMIT = 100_000
-#: The length of that beginning (characters).
+#: The length of the displayed beginning (characters).
 SHOWN = 1_000
 
 
@@ -63,9 +63,9 @@ class CellExecutor(Actor):
     """Runs cells in the `__main__` of this rank, on its main thread."""
 
     __tool__ = True
-    #: The endpoints that give values of the program; the others give data.
+    #: Endpoints that return values of the program; the others return data.
     __values__ = frozenset({"pull", "offer"})
-    #: Other viewers of a joined job look on: see `joined_process.JoinedProcess`.
+    #: Endpoints that other viewers of a joined job cannot call: see `joined_process.JoinedProcess`.
     __of_driver__ = frozenset({"run", "push", "set_up", "leave_group"})
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class CellExecutor(Actor):
         self._names = main_names()
         known = {"rank": point.rank, "world_size": point.extent.nelements, "point": point}
         for name, value in known.items():
-            if not of_program or name not in self._names:  # a program's own `rank` stays what it is
+            if not of_program or name not in self._names:  # keep a program's own `rank`
                 self._names[name] = value
         self._shell = process_shell()
         if of_program:
@@ -99,7 +99,7 @@ class CellExecutor(Actor):
 
     @endpoint
     def set_up(self, rendezvous: Rendezvous, threads: int) -> None:
-        """Set torchrun's environment, and join the process group if one is wanted."""
+        """Set torchrun's environment variables, and join the process group if requested."""
         self._owns_group = set_up(rendezvous, self._rank, threads)
 
     @endpoint
@@ -129,7 +129,7 @@ class CellExecutor(Actor):
             if cell.place is None:
                 reply = self._run(cell, started)
             else:
-                from monarch_kernel.kernel.rank.cell_locations import run_at  # few cells need it
+                from monarch_kernel.kernel.rank.cell_locations import run_at  # imported here because few cells need it
 
                 reply = run_at(cell.place, self._me, lambda names: self._run(cell, started, names))
         except BaseException as error:  # an interrupt that hit this code instead of the cell
@@ -148,7 +148,7 @@ class CellExecutor(Actor):
         cell_streams.begin_cell(cell.id)
         CellActivity.file, CellActivity.since = cell.filename, time.time()
         CellActivity.cell = cell.id
-        if cell.id in CellActivity.stopped:  # it was interrupted while it was queued behind another cell
+        if cell.id in CellActivity.stopped:  # it was interrupted while it waited behind another cell
             raise KeyboardInterrupt
         self._shell.before_cell(cell.raw, cell.source)
         outcome = self._runner.run(cell, names)
@@ -162,7 +162,7 @@ class CellExecutor(Actor):
             fault = fault or fault_of(error)
         # Its frames refer to user objects, which must be freed when user code drops them.
         outcome.error = None
-        if not tool_runtime().OF_PROGRAM:  # which may be about to make its groups
+        if not tool_runtime().OF_PROGRAM:  # a joined program may be about to create its groups
             tidy_up()
         if fault is not None:
             return self._reply(started, fault=fault)
@@ -204,7 +204,7 @@ class CellExecutor(Actor):
 
     @endpoint
     def pull(self, names: list[str]) -> dict[str, Any]:
-        """Variables of the cells' namespace, without those that do not exist."""
+        """Return variables of the cells' namespace, without those that do not exist."""
         found = {name: self._names[name] for name in names if name in self._names}
         for value in found.values():
             check_not_bound(value)
@@ -212,7 +212,7 @@ class CellExecutor(Actor):
 
     @endpoint
     def offer(self, names: list[str]) -> dict[str, Any]:
-        """The same, for handles in the notebook: tensors stay here."""
+        """Return variables as offers for handles in the notebook; tensors stay on this rank."""
         from monarch_kernel.distributed import offer  # loads torch
 
         return {name: offer(self._names[name]) for name in names if name in self._names}

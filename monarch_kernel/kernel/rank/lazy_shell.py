@@ -1,4 +1,4 @@
-"""Creates the IPython shell of a rank when IPython is first imported there, and not before.
+"""Create the IPython shell of a rank when IPython is first imported there.
 
 Some libraries check at import whether they run in IPython (matplotlib's inline backend does), so the shell must exist
 as soon as the package is imported. `get_ipython` and `display` are builtins from the start.
@@ -56,11 +56,11 @@ class LazyShell:
 
     @property
     def existing(self) -> Any:
-        """The shell, or None if nothing has needed it yet."""
+        """Return the shell, or None if it was not needed yet."""
         return self._shell
 
     def get(self) -> Any:
-        """The shell, created on first use; None if IPython is not installed."""
+        """Return the shell, created on first use; None if IPython is not installed."""
         if self._shell is None:
             try:
                 from monarch_kernel.kernel.rank.rank_shell import make_shell
@@ -71,7 +71,7 @@ class LazyShell:
         return self._shell
 
     def bundle(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The MIME bundle of `value` and its metadata; empty if `value` displays itself, None without IPython."""
+        """Return a value's MIME bundle and its metadata; empty if it displays itself, None without IPython."""
         shell = self.get()
         if shell is None:
             return None
@@ -147,7 +147,7 @@ _shell: LazyShell | None = None
 
 
 def process_shell() -> LazyShell:
-    """The shell of this process, which has one at most."""
+    """Return the shell of this process. There is at most one."""
     global _shell
     if _shell is None:
         _shell = LazyShell()

@@ -17,7 +17,7 @@ from monarch_kernel.spmd import in_process_group, release
 
 
 class CellActivity:
-    """What `CellExecutor` is doing, on which thread of this process, and what `Monitor` requests from it."""
+    """The state of `CellExecutor` on its thread, and the requests of `Monitor` to it."""
 
     cell: str = ""
     file: str = ""
@@ -75,7 +75,7 @@ class Monitor(Actor):
 
     @endpoint
     def where(self) -> Whereabouts | None:
-        """Where this rank is in its cell, or in an endpoint; None while neither runs."""
+        """Return where this rank is in its cell, or in an endpoint; None while neither runs."""
         if not CellActivity.cell:
             return self._in_endpoint()
         place = where_is(CellActivity.thread or self._main, is_foreign)
@@ -105,13 +105,14 @@ class Monitor(Actor):
         self._release(cell, frozenset(failed))
 
     def _release(self, cell: str, failed: frozenset[int] | None) -> None:
-        if tool_runtime().OF_PROGRAM:  # its process groups are not ours to break
+        if tool_runtime().OF_PROGRAM:  # the process groups of a joined program must not be broken
             return
 
         def thread() -> int:
             return self._main if CellActivity.cell == cell else 0
 
-        # An interrupt's own request: it ends more waits than that for ranks that failed, which may run already.
+        # An interrupt makes a separate request: it ends more waits than a request for failed ranks, which may be active
+        # already.
         release((cell, failed is None), thread, lambda: cell not in CellActivity.ended, failed)
 
     @endpoint
@@ -120,12 +121,12 @@ class Monitor(Actor):
         return self._drop(cell)
 
     def _drop(self, cell: str) -> Interrupted:
-        # The order matters, since a cell that begins sets its id before it checks whether it was stopped.
+        # The order matters: a cell that begins sets its id before it checks whether it was stopped.
         CellActivity.stopped.add(cell)
         return Interrupted(self._rank, CellActivity.cell == cell or cell in CellActivity.ended)
 
     def _waits(self) -> bool:
-        """Whether the main thread is in torch and a process group, and has used no CPU time since the last call."""
+        """Return whether the main thread is in torch and a process group, and was idle since the last call."""
         ticks, self._ticks = self._ticks, cpu_ticks(os.getpid())
         if ticks != self._ticks or not in_process_group():
             return False

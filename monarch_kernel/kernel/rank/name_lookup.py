@@ -16,7 +16,7 @@ from monarch_kernel.kernel.rank.value_size import shortened
 
 #: Names with this prefix are hidden.
 _HIDDEN = "_"
-#: How many variables `variables_here` lists, and how much of a value it shows (characters).
+#: The maximum number of variables that `variables_here` lists, and the maximum length of a value (characters).
 MOST, _LONGEST = 200, 200
 
 
@@ -34,12 +34,12 @@ def receive_comm(number: str, kind: str, content: dict[str, Any], buffers: list[
 
 
 def variables(shell: LazyShell) -> list[str]:
-    """The variables of user code in the namespace of the cells."""
+    """Return the variables of user code in the namespace of the cells."""
     return sorted(name for name in shell.names if not name.startswith(_HIDDEN) and name not in GIVEN)
 
 
 def completions(shell: LazyShell, code: str, cursor: int) -> tuple[str, list[tuple[str, str]]] | None:
-    """Completions at a position in the body of a cell.
+    """Return completions at a position in the body of a cell.
 
     Returns:
         The prefix that the completions replace, and each completion with its type; None without IPython.
@@ -57,7 +57,7 @@ def completions(shell: LazyShell, code: str, cursor: int) -> tuple[str, list[tup
 
 
 def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...]) -> dict[str, Any] | None:
-    """The output of `name?` as a MIME bundle; None for an unknown name, or without IPython."""
+    """Return the output of `name?` as a MIME bundle; None for an unknown name, or without IPython."""
     ip = shell.get()
     if ip is None:
         return None
@@ -70,7 +70,7 @@ def description(shell: LazyShell, name: str, detail: int, omit: tuple[str, ...])
 
 
 def variables_here() -> list[tuple[str, str, str]]:
-    """Name, type and short value of the variables of cells, then of the attributes of actors: `trainer.loss`."""
+    """Return name, type and short value of the variables of cells, then of the attributes of actors: `trainer.loss`."""
     found: list[tuple[str, str, str]] = []
     shell = CellActivity.shell
     if shell is not None:

@@ -1,4 +1,4 @@
-"""Displays a value without IPython: as text, or as the MIME bundle of its own methods, as JSON can hold it."""
+"""Display a value without IPython: as text, or as the JSON-compatible MIME bundle of its own methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RICH = (
 
 
 def plain_text(value: Any) -> str | None:
-    """The text of a value that has no other representation; None if IPython has to decide."""
+    """Return the text of a value that has no other representation; None if IPython has to decide."""
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
@@ -35,7 +35,7 @@ def plain_text(value: Any) -> str | None:
 
 
 def fallback_bundle(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The MIME bundle of a value, and its metadata, without IPython."""
+    """Return the MIME bundle of a value, and its metadata, without IPython."""
     data: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     if _has(value, "_repr_mimebundle_"):
@@ -56,7 +56,7 @@ def _has(value: Any, name: str) -> bool:
 
 
 def jsonable(data: dict[str, Any]) -> dict[str, Any]:
-    """A MIME bundle, or its metadata, in a form that JSON can hold; bytes become base64, as in notebooks."""
+    """Convert a MIME bundle, or its metadata, to JSON-compatible values; bytes become base64, as in notebooks."""
     return {key: value if isinstance(value, str) else _jsonable(value) for key, value in data.items()}
 
 

@@ -1,4 +1,4 @@
-"""Sets up `torch.distributed` on a rank: the environment of torchrun, and a process group if requested."""
+"""Set up `torch.distributed` on a rank: the environment of torchrun, and a process group if requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.spmd import Meeting, are_broken, count_meetings, join, leave
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where ranks rendezvous, and the backend of their process group ("" for none)."""
+    """The address where ranks rendezvous, and the backend of their process group ("" for none)."""
 
     meeting: Meeting
     backend: str
@@ -49,7 +49,7 @@ def set_up(meet: Rendezvous, rank: int, threads: int) -> bool:
     if torch is not None and not set_by_user:
         torch.set_num_threads(threads)  # torch was imported before the variable was set
     if not meet.backend:
-        if are_broken():  # an unusable group that user code created
+        if are_broken():  # an unusable group created by user code
             leave()
         return False
     if meet.backend == "nccl":
@@ -69,7 +69,7 @@ def _choose_gpu(local_rank: int) -> None:
 
 
 def _refuse_shared_gpus(rank: int, world_size: int) -> None:
-    """Leave the group and raise on all ranks if two of them use the same GPU: NCCL would, in their first collective."""
+    """Leave the group and raise on all ranks if two ranks use one GPU; NCCL would fail in their first collective."""
     import torch
     import torch.distributed
 
@@ -93,7 +93,7 @@ def end_process_group() -> None:
 
 
 def cpu_ticks(thread: int) -> int:
-    """The CPU time that a thread of this process has used, in clock ticks; -1 if unknown."""
+    """Return the CPU time that a thread of this process has used, in clock ticks; -1 if unknown."""
     try:
         with open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()

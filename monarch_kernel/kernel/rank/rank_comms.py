@@ -1,8 +1,8 @@
-"""Comms of a rank, by which widgets reach the front end: their messages go the way of the rank's output.
+"""Comms of a rank, which connect widgets to the front end. Their messages travel like the rank's output.
 
-Imported once a rank has imported the package `comm`, which `ipywidgets` does.
+This module is imported after a rank has imported the package `comm`, which `ipywidgets` does.
 
-Where a front end has no live widgets, an output shows the widget's text. That is replaced when the cell ends, and the
+If a front end has no live widgets, an output shows the widget's text. The text is updated when the cell ends, and the
 output of a closed widget is removed.
 """
 
@@ -20,7 +20,7 @@ from monarch_kernel.display import OUTPUT_MIME
 from monarch_kernel.kernel.rank import cell_streams
 from monarch_kernel.kernel.rank.plain_display import jsonable
 
-#: What cells show of each widget: MIME bundle and metadata by cell, by the widget's model.
+#: The outputs in which cells show each widget: MIME bundle and metadata by cell, by the widget's model.
 _shown: defaultdict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(dict)
 
 
@@ -42,7 +42,7 @@ class RankComm(BaseComm):
                 _replace(cell, self.comm_id, {}, {})
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
-        """Call what the widget has registered; not IPython's hooks, which would show a cell's unfinished figures."""
+        """Call the widget's callback, but not IPython's hooks, which would show a cell's unfinished figures."""
         if self._msg_callback is not None:
             self._msg_callback(msg)
 
@@ -53,7 +53,7 @@ def use() -> None:
 
 
 def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> str | None:
-    """Note that the running cell shows a MIME bundle with the view of the widget that has this model.
+    """Record that the running cell shows a MIME bundle with the view of the widget that has this model.
 
     Returns:
         The display id by which the output is replaced; None if no widget of this rank has that view.
@@ -66,7 +66,7 @@ def note_shown(model: str, data: dict[str, Any], metadata: dict[str, Any]) -> st
 
 
 def update_texts() -> None:
-    """Replace the texts of widgets that the running cell shows, where they have changed."""
+    """Replace the texts of widgets in the running cell that have changed."""
     cell = cell_streams.current_cell()
     for model, outputs in list(_shown.items()):
         found = comm.get_comm_manager().comms.get(model)
@@ -76,7 +76,7 @@ def update_texts() -> None:
         data, metadata = outputs[cell]
         try:
             text = widget._repr_mimebundle_()["text/plain"]
-        except Exception:  # a widget of user code
+        except Exception:  # user code of a widget
             continue
         if text != data["text/plain"]:
             outputs[cell] = {**data, "text/plain": text}, metadata
@@ -97,11 +97,11 @@ def receive(number: str, kind: str, content: dict[str, Any], buffers: list[bytes
     Args:
         number: the id of the comm.
         kind: `comm_msg` or `comm_close`.
-        content: of the message.
-        buffers: of the message.
+        content: the content of the message.
+        buffers: the buffers of the message.
 
     Returns:
-        Whether there is such a comm.
+        Whether the comm exists.
     """
     manager = comm.get_comm_manager()
     found = manager.comms.get(number)

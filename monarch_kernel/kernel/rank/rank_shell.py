@@ -84,7 +84,7 @@ class RankShell(InteractiveShell):
         self.set_hook("show_in_pager", page.as_hook(_print_page), 99)
 
     def init_prompts(self) -> None:
-        """Set no `sys.ps1`: libraries refuse what needs several processes where it says that a person types."""
+        """Set no `sys.ps1`: some libraries take it as a sign of an interactive session and refuse multiprocessing."""
 
     def init_sys_modules(self) -> None:
         """Do nothing: `__main__` is already the namespace of the cells."""
@@ -120,7 +120,7 @@ class RankShell(InteractiveShell):
             self._magics -= 1
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Raise the error that a magic has caught instead of only showing it: other ranks may wait for this one."""
+        """Raise the error that a magic has caught, instead of only showing it: other ranks may wait for this one."""
         value = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if self._magics and value is not None:
             raise value

@@ -1,4 +1,4 @@
-"""Pickles the value of a cell for the notebook; for a large value, only a short text is sent."""
+"""Pickle the value of a cell for the notebook. Of a large value, only a short text is sent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from monarch_kernel.introspection import by_value_pickler
 from monarch_kernel.kernel.rank.value_size import shortened, size_at_least
 
-#: The largest pickle of a value that a cell sends (bytes).
+#: The maximum size of a value's pickle (bytes).
 VALUE_LIMIT = 16_000_000
 
 
 def pickled(value: Any) -> tuple[bytes | None, str]:
-    """The pickle of a value, or None and the reason why it is not sent."""
+    """Return the pickle of a value, or None and the reason why it is not sent."""
     size = size_at_least(value, VALUE_LIMIT)
     if size > VALUE_LIMIT:
         return None, _too_large(size)
@@ -30,7 +30,7 @@ def pickled(value: Any) -> tuple[bytes | None, str]:
 
 
 def check_not_bound(value: object) -> None:
-    """Raise TypeError if a value is nothing away from the process groups of its rank: a DTensor, or a device mesh."""
+    """Raise TypeError if a value depends on the process groups of its rank: a DTensor, or a device mesh."""
     kind = type(value)
     if kind.__name__ == "DTensor" and kind.__module__.startswith("torch."):
         raise _Stays("a DTensor stays on its rank; %mesh pull NAME --as-handle makes a handle of it")
@@ -39,27 +39,27 @@ def check_not_bound(value: object) -> None:
 
 
 class _Stays(TypeError):
-    """A value belongs to its rank."""
+    """Raised for a value that cannot leave its rank."""
 
 
 class _ValuePickler(by_value_pickler()):  # type: ignore[misc]  # a class that cloudpickle's import makes
-    with_names = False  # the notebook has them
+    with_names = False  # the notebook already has them
 
     def reducer_override(self, obj: Any) -> Any:
         check_not_bound(obj)
         kind = type(obj)
         if kind.__name__ == "Tensor" and kind.__module__ == "torch" and obj.is_cuda:
-            # The notebook may have no GPU, and one that has would hold a context on it for a value that it shows.
+            # The notebook may have no GPU. If it has one, a displayed value must not create a CUDA context there.
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         return super().reducer_override(obj)
 
 
 class _Full(Exception):
-    """A pickle is too large to send."""
+    """Raised when a pickle is too large to send."""
 
 
 class _Limited(io.BytesIO):
-    """Accepts a pickle up to the limit, so that the rest of it is never produced."""
+    """A file that accepts a pickle up to the limit, so that the rest is never produced."""
 
     def write(self, data: Any, /) -> int:
         if self.tell() + len(data) > VALUE_LIMIT:
@@ -76,5 +76,5 @@ NONE = pickled(None)[0]
 
 
 def short(value: Any) -> str:
-    """A short text for a value that the notebook may show without rebuilding it."""
+    """Return a short text for a value that the notebook may show without unpickling it."""
     return shortened(value, 200)

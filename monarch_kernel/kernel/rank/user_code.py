@@ -1,4 +1,4 @@
-"""Finds user code on a rank: where a thread is in it, and its faults without frames of this package."""
+"""Find user code on a rank: where a thread is in it, and its faults without frames of this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_kernel.thread_frames import current_frames
 
 _PACKAGE = programs.PACKAGE + os.sep
 _KERNEL = os.path.join(_PACKAGE, "kernel", "")
-# Not user code: the location of a rank is the innermost line outside these folders.
+# Folders without user code: the location of a rank is the innermost line outside these folders.
 _FOREIGN = tuple(
     {
         _PACKAGE,
@@ -30,7 +30,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame of `thread` in a file that is not foreign."""
+    """Return file, line and function of the innermost frame of `thread` in a file that is not foreign."""
     frames: Mapping[int, Any] = current_frames()
     frame = frames.get(thread)
     innermost = None
@@ -44,13 +44,13 @@ def where_is(thread: int, is_foreign: Callable[[str], bool]) -> tuple[str, int, 
 
 
 def is_foreign(file: str) -> bool:
-    """Whether a file is part of this package, Python or an installed package, rather than user code."""
-    # What libraries make as text has no lines to show: the line that runs it has.
+    """Return whether a file is part of this package, Python or an installed package, rather than user code."""
+    # Code that libraries generate as text has no source lines; use the line that runs it.
     return file.startswith((*_FOREIGN, "<frozen", "<string>")) or any(part in file for part in _INSTALLED)
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of an exception that ended a cell."""
+    """Return the fault of an exception that ended a cell."""
     interrupt_first(error)
     # For an interrupt, the line of user code matters, not the waiting code below it.
     waits = WAITING if isinstance(error, KeyboardInterrupt) else ()

@@ -1,4 +1,7 @@
-"""Lower bounds for the size of a value, without copying it: they decide whether a cell sends and shows it. Pure."""
+"""Compute lower bounds for the size of a value without copying it, to decide whether a cell sends and shows it.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import Any, cast
 _FLAT = (str, bytes, bytearray, memoryview)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _SCALARS = (int, float, complex, bool, type(None), type)
-#: How many objects are visited; the rest are not counted.
+#: The maximum number of objects visited; the rest are not counted.
 _MOST = 20_000
 
 
 def size_at_least(value: Any, limit: int) -> int:
-    """A lower bound for the number of bytes in `value`. Stops counting beyond `limit`.
+    """Return a lower bound for the number of bytes in `value`. Stop counting beyond `limit`.
 
     Counts strings, bytes and objects with `nbytes` (arrays, tensors), including those inside containers and attributes
     of objects (modules and their parameters).
@@ -26,12 +29,12 @@ def size_at_least(value: Any, limit: int) -> int:
 
 
 def text_at_least(value: Any, limit: int) -> int:
-    """A lower bound for the length of the strings in `repr(value)`. Stops counting beyond `limit`."""
+    """Return a lower bound for the length of the strings in `repr(value)`. Stop counting beyond `limit`."""
     return _total((size for one, size in _parts(value, attributes=False) if isinstance(one, _FLAT)), limit)
 
 
 def shortened(value: Any, limit: int) -> str:
-    """`repr(value)` in at most about `limit` characters, without building a long one in full."""
+    """Return `repr(value)` in at most about `limit` characters, without building a long one in full."""
     if isinstance(value, _FLAT):
         if len(value) <= limit:
             return repr(value)
@@ -62,7 +65,7 @@ def _total(sizes: Iterable[int], limit: int) -> int:
 
 
 def _parts(value: Any, *, attributes: bool) -> Iterator[tuple[Any, int]]:
-    """The objects in `value`, beginning with `value` itself, and the bytes that each holds itself."""
+    """Yield the objects in `value`, beginning with `value` itself, and the bytes that each holds itself."""
     seen: set[int] = set()
     todo: deque[Any] = deque([value])
     while todo and len(seen) < _MOST:

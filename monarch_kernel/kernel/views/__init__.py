@@ -1,1 +1,1 @@
-"""What the kernel gives to views of meshes: the panel's comm, answers, actions, logs (docs/watching.md)."""
+"""The kernel's side of mesh views: the panel's comm, answers, actions, logs (docs/watching.md)."""

@@ -1,8 +1,8 @@
 """The comm `monarch_kernel.views`: one for each page that shows this kernel's meshes.
 
-Messages of the page bypass IPython's hooks, which would run `pre_execute` in the middle of a cell, and the kernel does
-not say that it is busy or idle for them. Those to the page are sent from threads of the connection. So a running cell
-neither delays them, nor is its kernel shown as idle.
+Messages from the page bypass IPython's hooks, which would run `pre_execute` in the middle of a cell, and the kernel
+publishes no busy or idle status for them. Messages to the page are sent from threads of the connection. A running cell
+therefore does not delay them, and they do not show its kernel as idle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CommTarget:
         self._comms.register_target(TARGET, self._on_open)
 
     def close(self) -> None:
-        """End all connections, and accept no more."""
+        """End all connections, and accept no new ones."""
         self._comms.targets.pop(TARGET, None)
         self._status.close()
         for connection in list(self._open.values()):
@@ -59,18 +59,19 @@ class CommTarget:
 
         comm.handle_msg = on_message
         comm.on_close(on_close)
-        on_message(message)  # a page may send its first lease with the opening
+        on_message(message)  # a page may send its first lease with the comm_open
 
 
 class QuietStatus:
     """Keep the kernel from publishing busy and idle for the messages of a page.
 
-    The kernel publishes them around each message, also one on a subshell. JupyterLab shows the last status, so a page
-    that renews its lease would show a kernel in the middle of a cell as idle.
+    The kernel publishes the status around each message, also on a subshell. JupyterLab shows the last status, so each
+    renewed lease of a page would show a kernel in the middle of a cell as idle.
 
     Args:
         kernel: the kernel.
-        is_quiet: whether nothing is published for a message; called before the message is handled, on any thread.
+        is_quiet: returns whether to publish no status for a message; called before the message is handled, on any
+            thread.
     """
 
     def __init__(self, kernel: Any, is_quiet: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The `%mesh` line for what a person clicks: what runs then, and what is put into a cell on request. Pure."""
+"""Translate a click into a `%mesh` line, which is executed, or inserted into a cell on request. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from monarch_kernel.meshes import format_ranks
 
-#: How many lines of a log are asked for, unless the front end says so.
+#: The default number of requested log lines.
 LOG_LINES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """What a person asks for in a view.
+    """An action requested in a view.
 
     Attributes:
         what: the word of the message, such as "heal".
-        mesh: the name of the mesh; "" for what concerns none.
-        size: how many ranks it has.
-        ranks: those that are meant, sorted; all of them if there are none.
+        mesh: the name of the mesh; "" if no mesh is involved.
+        size: the number of ranks of the mesh.
+        ranks: the selected ranks, sorted; empty: all ranks.
         options: the other fields of the message.
     """
 
@@ -33,16 +33,16 @@ class Click:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """The ranks that are meant."""
+        """Return the selected ranks."""
         return self.ranks or tuple(range(self.size))
 
 
 def line_of(click: Click) -> str:
-    """What stands behind `%mesh` to do the same.
+    """Return the arguments of the equivalent `%mesh` line.
 
     Raises:
         LookupError: there is no such action.
-        ValueError: it lacks something, such as the rank.
+        ValueError: a required field, such as the rank, is missing.
     """
     if click.what not in _LINES:
         raise LookupError(f"there is nothing called {click.what!r} that a view can do")
@@ -85,7 +85,7 @@ def _log(click: Click) -> str:
 
 
 def lines_wanted(click: Click) -> int:
-    """How many lines of each rank's log are meant."""
+    """Return how many log lines per rank are requested."""
     lines = click.options.get("lines")
     return lines if isinstance(lines, int) and lines > 0 else LOG_LINES
 
@@ -115,7 +115,7 @@ def _sync(click: Click) -> str:
 
 
 def _up(click: Click) -> str:
-    """`%mesh up` with the fields of a form: name, procs or dims, dist, env, preload, keep, idle, sync."""
+    """Return `%mesh up` with the fields of a form: name, procs or dims, dist, env, preload, keep, idle, sync."""
     options = _options(click)
     words = ["up"]
     if options.get("name"):
@@ -173,7 +173,7 @@ _LINES: dict[str, Callable[[Click], str]] = {
     "hang": _with_ranks("hang"),
     "plot": _plot,
 }
-#: What changes something; `ask` gives none of it.
+#: Actions that change state. `ask` rejects them.
 ACTIONS = frozenset(_LINES) - {"stack", "log", "variables", "breakpoints", "hang", "plot"}
-#: What concerns no mesh that is here.
+#: Actions that need no mesh of this notebook.
 OF_NO_MESH = frozenset(("up", "attach", "stop_kept", "kill_job", "breakpoints", "jobs"))

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from monarch_kernel.debugger.events import RankStop
     from monarch_kernel.debugger.model.stacks import StackFrame
 
-#: How long ranks may take to list their variables (seconds).
+#: The time for ranks to list their variables (seconds).
 VARIABLES_TIMEOUT = 5.0
-#: How other viewers of the debugger see a view.
+#: The name of a view for other viewers of the debugger.
 NAME = "a view in the front end"
 
 
-#: Lines are pushed at most this often (seconds).
+#: The minimum interval between pushes of lines (seconds).
 PERIOD = 0.2
 
 
-#: How many lines are pushed at a time; of more, the older ones are dropped and counted.
+#: The maximum number of lines per push; older lines beyond it are dropped and counted.
 MOST_LINES = 500
 
 
-#: How much of a line is pushed (characters).
+#: The maximum length of a pushed line (characters).
 LONGEST = 4_000
 
 
@@ -158,7 +158,7 @@ class NotebookServices:
         texts = tool_runtime().logs(mesh, ranks=click.all_ranks, tail=lines)
         found: list[list[Any]] = []
         for rank in click.all_ranks:
-            # What the agent keeps is one text: which stream a line came from is only known as it is written.
+            # The agent keeps one text: the stream of a line is known only while it is written.
             found += [[rank, "stdout", line] for line in texts.get(rank).splitlines()]
         return {"lines": found[-lines * len(click.all_ranks) :], "dropped": 0}
 
@@ -234,12 +234,12 @@ def _nothing(_text: str) -> None:
 
 
 class LogFollower:
-    """Push the lines that ranks of one mesh write, from construction until `close`.
+    """Pushes the lines that ranks of one mesh write, from construction until `close`.
 
     Args:
         mesh: the name of the mesh.
         ranks: the ranks; None for all.
-        search: only lines that contain this, as a regular expression if it is a valid one.
+        search: only push lines that contain this, or match it if it is a valid regular expression.
         push: called with `lines` and `dropped`, on a thread of this object.
     """
 
@@ -253,20 +253,20 @@ class LogFollower:
         self._changed = threading.Condition()
         self._lines: deque[tuple[int, str, str]] = deque()
         self._dropped = 0
-        self._begun: dict[tuple[str, str], str] = {}  # the line that has no end yet, by process and stream
+        self._begun: dict[tuple[str, str], str] = {}  # the unfinished line, by process and stream
         self._closed = False
         self._subscription = tool_runtime().subscribe(self._on_output)
         threading.Thread(target=self._run, name="monarch-log", daemon=True).start()
 
     def close(self) -> None:
-        """Push no more. Closing again does nothing."""
+        """Stop pushing. Closing again has no effect."""
         self._subscription.close()
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def _on_output(self, output: RankOutput) -> None:
-        """Take output. Called on the polling thread, so it only keeps it."""
+        """Store output. Called on the polling thread, so it must be fast."""
         if output.mesh != self._mesh or (self._ranks is not None and output.rank not in self._ranks):
             return
         if output.kind != "text":
@@ -275,7 +275,7 @@ class LogFollower:
         *whole, rest = f"{self._begun.get(key, '')}{output.data}".split("\n")
         self._begun[key] = rest[-LONGEST:]
         for line in whole:
-            # A bar of tqdm returns to the beginning of its line: its last state is what counts.
+            # A tqdm bar returns to the beginning of its line; only its last state is shown.
             text = line.rstrip("\r").rpartition("\r")[2]
             if self._found(text):
                 with self._changed:

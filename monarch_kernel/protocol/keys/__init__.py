@@ -2,7 +2,7 @@
 
 Each process that uses TCP has one key, in a file that only its owner can read: a private key, its certificate, and a
 name. Two processes can make a link if they trust each other's certificate and each proves that it owns its own (mutual
-TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. So there are two setups: one key
+TLS 1.3). A process trusts its own key, and those on its allow-list, if it has one. Two setups are possible: one key
 file that a team copies to all its hosts, or one key per person and per worker with lists of accepted keys.
 
 ``identity`` defines keys and their files, ``allow_list`` the lists, and ``trust`` combines both for links.

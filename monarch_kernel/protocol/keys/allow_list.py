@@ -1,9 +1,9 @@
 """Allow-lists: the keys that a process trusts besides its own, one public line each, like ``authorized_keys``.
 
-A list is reread when it changes. An added key is trusted at once. A removed key is revoked once the file has not
-changed for a moment, because an editor may empty a file before it writes it. The file's own date tells that, not when
-the change was seen: nobody may have looked for days. A list with an error has no effect: the previous list stays in
-force, and the log reports the error. If the file is removed, no key is listed.
+A list is read again when it changes. An added key is trusted at once. A removed key is revoked once the file has not
+changed for a moment, because an editor may empty a file before it writes it. This uses the modification time of the
+file and not the time of the check, because days may pass between two checks. A list with an error has no effect: the
+previous list stays in force, and the log reports the error. If the file is removed, no key is listed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _Stamp = tuple[int, int, int, int]
 
 
 class AllowList:
-    """The keys on a list, kept in step with its file.
+    """The keys on a list, updated when its file changes.
 
     Args:
         path: the file.
         required: whether the file must exist at the start.
 
     Raises:
-        KeyFileError: the list is missing though required, others may write to it, or it has an error.
+        KeyFileError: the list is required and missing, others may write to it, or it has an error.
     """
 
     def __init__(self, path: str, required: bool) -> None:
@@ -57,7 +57,7 @@ class AllowList:
             self.keys = self._pending = _keys_in(path, text)
 
     def refresh(self) -> bool:
-        """Check the file; returns whether the allowed keys have changed."""
+        """Check the file. Return whether the allowed keys have changed."""
         before, now = self.keys, time.monotonic()
         try:
             self._look(now)
@@ -77,20 +77,22 @@ class AllowList:
         found = _keys_in(self.path, text)
         if stamp != self._stamp:
             self._stamp, self._changed_at = stamp, now - self._age(stamp)
-        elif found != self._pending:  # a change may leave the stamp the same, so it is read while it may be changing
+        elif found != self._pending:  # a change may not change the stamp, so the file is read while it may be changing
             self._changed_at = now
         self._pending = found
         self.keys = self.keys | found
         self._complaint = ""
 
     def _age(self, stamp: _Stamp | None) -> float:
-        """How long ago the file changed, or was removed, in seconds. What is dated in the future is of a clock that
-        differs, and not of this moment."""
+        """Return the time since the file was changed or removed (seconds).
+
+        A date in the future comes from another clock, and does not count as a change just now.
+        """
         changed = stamp[0] / 1e9 if stamp is not None else _removed_at(self.path)
         return abs(time.time() - changed)
 
     def _read(self) -> tuple[_Stamp, str]:
-        """The file's stamp and text."""
+        """Return the file's stamp and text."""
         fd = open_guarded(self.path, _WHAT, secret=False)  # open it each time: over NFS, only that finds a new version
         with open(fd, "rb") as file:
             found = os.fstat(fd)
@@ -105,7 +107,7 @@ class AllowList:
 
 
 def _removed_at(path: str) -> float:
-    """When a file was removed at the latest: the date of its folder, or of the nearest one that exists."""
+    """Return the latest time at which a file can have been removed: the date of its nearest existing folder."""
     folder = os.path.dirname(os.path.abspath(path))
     while folder != "/":
         with contextlib.suppress(OSError):
@@ -119,10 +121,10 @@ def _keys_in(path: str, text: str) -> dict[bytes, Public]:
 
 
 def parse_list(path: str, text: str) -> Iterator[tuple[str, Public | None]]:
-    """The lines of a list, each with its key, or None for a comment and an empty line.
+    """Yield the lines of a list, each with its key, or None for a comment or an empty line.
 
     Raises:
-        KeyFileError: a line is none of these; the message names it.
+        KeyFileError: a line is invalid; the message has the line.
     """
     if text and not text.endswith("\n"):
         raise KeyFileError(f"the allow-list {path} ends in the middle of a line: end it with a newline")
@@ -140,7 +142,7 @@ def parse_list(path: str, text: str) -> Iterator[tuple[str, Public | None]]:
 
 
 def read_list(path: str) -> list[Public]:
-    """The keys on a list, in its order.
+    """Return the keys on a list, in its order.
 
     Raises:
         KeyFileError: the list cannot be read, others may write to it, or it has an error.
@@ -205,7 +207,7 @@ def revoke_keys(path: str, which: str) -> list[Public]:
 
 @contextlib.contextmanager
 def _opened(path: str, create: bool) -> Generator[list[tuple[str, Public | None]], None, None]:
-    """The lines of a list, locked against other writers; changes are written at the end of the context."""
+    """Yield the lines of a list, locked against other writers. Changes are written at the end of the context."""
     try:
         fd = _locked(path, create)
     except FileNotFoundError:
@@ -225,7 +227,7 @@ def _opened(path: str, create: bool) -> Generator[list[tuple[str, Public | None]
 
 
 def _locked(path: str, create: bool) -> int:
-    """Open and lock the list. Writes replace the file, so a lock on an old version is released and taken again."""
+    """Open and lock the list. A write replaces the file, so a lock on an old version is released and taken again."""
     while True:
         if create:
             with contextlib.suppress(FileExistsError):

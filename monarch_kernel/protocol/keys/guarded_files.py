@@ -1,4 +1,4 @@
-"""Reads and writes files that decide which keys are trusted: only this user or root may be able to change them.
+"""Read and write the files that determine which keys are trusted. Only this user or root may be able to change them.
 
 Their folders are not checked. Another user with write access to a folder can remove a file, or replace it by one that
 also belongs to this user or root; without a list no key is accepted.
@@ -12,12 +12,12 @@ import stat
 
 from monarch_kernel.protocol.private_files import user_name, write_beside, write_own_file
 
-#: More bytes than any of these files has; limits the read of a wrong file.
+#: Larger than any of these files; limits the read of a wrong file (bytes).
 LARGEST = 4 << 20
 
 
 class KeyFileError(ValueError):
-    """No usable key file or allow-list; the message says which, why, and what to do."""
+    """There is no usable key file or allow-list. The message names the file, the cause and a remedy."""
 
 
 class KeyFileExistsError(KeyFileError):
@@ -25,7 +25,7 @@ class KeyFileExistsError(KeyFileError):
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """The path with ``~`` replaced.
+    """Return the path with ``~`` replaced.
 
     Raises:
         KeyFileError: there is no such user, or this user has no home folder.
@@ -79,9 +79,9 @@ def _check(fd: int, path: str, what: str, secret: bool) -> None:
 
 
 def _is_mounted_secret(found: os.stat_result) -> bool:
-    """Whether this is root's file that, beside root, only a nameless group of this process may read.
+    """Return whether the file belongs to root and is otherwise readable only by an unnamed group of this process.
 
-    So is a Secret that Kubernetes mounts into a Pod with ``fsGroup``: the group exists for this Pod alone.
+    A Secret that Kubernetes mounts into a Pod with ``fsGroup`` is such a file: the group exists only for this Pod.
     """
     if found.st_uid != 0 or found.st_mode & 0o037 or found.st_gid not in {os.getegid(), *os.getgroups()}:
         return False
@@ -120,7 +120,7 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Replace a file atomically; a reader gets the old or the new content. A link is kept and its target replaced.
+    """Replace a file atomically: a reader gets the old or the new content. A link is kept and its target replaced.
 
     Raises:
         OSError: it cannot be written.

@@ -69,7 +69,7 @@ class Identity(msgspec.Struct, frozen=True):
         return [("public", self.public)]
 
     def pem(self) -> bytes:
-        """The private key and the certificate, in the form that TLS libraries load."""
+        """Return the private key and the certificate, in the form that TLS libraries load."""
         return _armoured("PRIVATE KEY", self.private) + _armoured("CERTIFICATE", self.public.certificate)
 
 
@@ -78,7 +78,7 @@ def _armoured(what: str, der: bytes) -> bytes:
 
 
 def default_name() -> str:
-    """The default name of a key: this user and host."""
+    """Return the default name of a key: this user and host."""
     import getpass
 
     try:
@@ -93,7 +93,7 @@ def check_name(name: str) -> str:
     """Return the name if it is valid for a key.
 
     Raises:
-        KeyFileError: it has characters that would not survive in lists and logs.
+        KeyFileError: it has characters that are not allowed in lists and logs.
     """
     known = name.isascii() and all(c.isalnum() or c in _PUNCTUATION for c in name)
     if not known or not name[:1].isalnum() or len(name) > _LONGEST_NAME:
@@ -105,7 +105,7 @@ def check_name(name: str) -> str:
 
 
 def new_identity(name: str | None = None) -> Identity:
-    """Make a key.
+    """Create a key.
 
     Raises:
         KeyFileError: the name is invalid.
@@ -151,7 +151,7 @@ def new_identity(name: str | None = None) -> Identity:
 
 
 def make_key_file(path: str | os.PathLike[str], name: str | None = None) -> Identity:
-    """Make a key and write it to a new file that only this user can read.
+    """Create a key and write it to a new file that only this user can read.
 
     Args:
         path: the file; it must not exist yet.
@@ -200,7 +200,7 @@ def read_key_file(path: str) -> Identity:
 
 
 def new_key_text(name: str | None = None) -> str:
-    """A new key as one line, which is in no file yet.
+    """Create a key and return it as one line, without writing a file.
 
     Raises:
         KeyFileError: the name is invalid.
@@ -209,7 +209,7 @@ def new_key_text(name: str | None = None) -> str:
 
 
 def key_text(path: str | os.PathLike[str]) -> str:
-    """The key in a file as one line.
+    """Return the key in a file as one line.
 
     Raises:
         KeyFileError: the file is missing or cannot be read, others may use it, or it holds no key.
@@ -221,7 +221,7 @@ def key_text(path: str | os.PathLike[str]) -> str:
 
 
 def key_line(identity: Identity) -> str:
-    """A key with its private part as one line, for a pipe; what a key file has, without line breaks."""
+    """Return a key with its private part as one line, for a pipe: the content of a key file without line breaks."""
     import json
 
     return json.dumps(json.loads(_encode(identity)), separators=(",", ":"))
@@ -231,10 +231,10 @@ def parse_key(data: bytes | str, path: str) -> Identity:
     """Read the contents of a key file, or the result of ``key_line``.
 
     Args:
-        path: where it comes from, for messages.
+        path: its origin, for messages.
 
     Raises:
-        KeyFileError: it is no key.
+        KeyFileError: it is not a key.
     """
     try:
         fields: Any = msgspec.json.decode(data)
@@ -263,7 +263,7 @@ def _load_once(identity: Identity) -> None:
 
 
 def load_pair(context: Any, identity: Identity) -> None:
-    """Load this key into a TLS context; ``ssl`` loads only files, so use an anonymous one that is gone at once.
+    """Load this key into a TLS context. ``ssl`` loads only files, so this uses a temporary anonymous file.
 
     Raises:
         ssl.SSLError: the certificate does not belong to this private key, or one of them is invalid.
@@ -277,7 +277,7 @@ def parse_line(line: str) -> Public:
     """Read a public line, ``monarch-key NAME BASE64``.
 
     Raises:
-        ValueError: the line is invalid; the message says why.
+        ValueError: the line is invalid; the message has the reason.
     """
     words = line.split()
     if len(words) != 3 or words[0] != LINE_TYPE:

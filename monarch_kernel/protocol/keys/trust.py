@@ -1,4 +1,4 @@
-"""The keys that a process needs for links: its own, those that it trusts, and TLS contexts made of both."""
+"""The keys that a process needs for links: its own key, the keys that it trusts, and TLS contexts with both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.protocol.private_files import user_name
 
 log = logging.getLogger(__name__)
 
-#: How long a check of a list may block the caller (seconds).
+#: The maximum time that checking a list may block the caller (seconds).
 PATIENCE = 0.2
 #: The suffix of a key file's own list.
 ALLOW_SUFFIX = ".allow"
@@ -26,8 +26,8 @@ ALLOW_SUFFIX = ".allow"
 class Keys:
     """A process's own key, and the keys that it trusts: its own, and those on the allow-list.
 
-    ``load_keys`` makes these. An owner of links calls ``refresh()`` periodically (such as twice a second). When
-    ``generation`` has changed, it ends the links whose certificate ``name_of`` no longer knows.
+    ``load_keys`` creates an instance. An owner of links calls ``refresh()`` periodically (such as twice a second). When
+    ``generation`` has changed, it ends the links whose certificate ``name_of`` no longer returns.
 
     Args:
         path: the key file.
@@ -61,13 +61,14 @@ class Keys:
         return self._identity.public.fingerprint
 
     def same_as(self, other: Keys) -> bool:
-        """Whether this is the same key, with the same list."""
+        """Return whether this is the same key, with the same list."""
         return (self.fingerprint, self.allow) == (other.fingerprint, other.allow)
 
     def refresh(self) -> int:
-        """Check whether the allow-list has changed; returns ``generation``.
+        """Check whether the allow-list has changed. Return ``generation``.
 
-        Another thread does the check: a file system may not answer for minutes, and the caller does not wait for it.
+        Another thread does the check, because a file system may take minutes to answer, and the caller must not wait
+        for it.
         """
         with self._lock:
             look = self._look
@@ -95,35 +96,40 @@ class Keys:
 
     @property
     def described(self) -> str:
-        """This key and the keys that it trusts, for a log."""
+        """Describe this key and the trusted keys, for a log."""
         listed = len(self._allowed.keys)
         others = f" and {listed} on {self.allow}" if listed else ""
         return f"the key {self.name} ({self.fingerprint[:16]}) of {self.path}, which trusts itself{others}"
 
     def name_of(self, der: bytes) -> str | None:
-        """The name of this certificate's key on the list (as of the last ``refresh()``); None: it is not trusted.
+        """Return the name of this certificate's key on the list (as of the last ``refresh()``); None if it is not
+        trusted.
 
         Call this for each link when ``generation`` has changed.
         """
         return self._trusted.get(der)
 
     def admitted(self, der: bytes) -> str | None:
-        """The same as of now, for a certificate that TLS has proved: a peer may take its time until then, and nobody
-        else may have looked at the list."""
+        """Return the name of this certificate's key on the current list, for a certificate that TLS has proved.
+
+        The list is read again, because the handshake may have taken a long time.
+        """
         self.refresh()
         return self._trusted.get(der)
 
     def client_context(self) -> ssl.SSLContext:
-        """The context for connecting; recreated when the list has changed."""
+        """Return the context for connecting; recreated when the list has changed."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def server_context(self) -> ssl.SSLContext:
-        """The context for listening; recreated when the list has changed. No session is resumed: each handshake
-        proves the key."""
+        """Return the context for listening; recreated when the list has changed.
+
+        No session is resumed: each handshake proves the key.
+        """
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def refusal_hint(self, host: str) -> str:
-        """Advice for when a process of another host has refused this key, or has one that is not trusted here."""
+        """Return advice after a process of another host has refused this key, or has a key that is not trusted here."""
         there = self.path
         with contextlib.suppress(KeyFileError):
             there = there.removeprefix(expanded("~") + "/")  # relative to that host's home folder
@@ -134,7 +140,7 @@ class Keys:
 
     @property
     def trust_hint(self) -> str:
-        """The same advice where nothing is known of the other process but what it says itself."""
+        """Return the same advice if nothing is known of the other process except its own unverified data."""
         return (
             "let each trust the other's key: put the line that 'monarch-kernel keys show' prints of each on the "
             f"other's list with 'monarch-kernel keys add' (the list here: {self.allow})"
@@ -172,10 +178,10 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
     """Read a key and the list of those that it trusts.
 
     Args:
-        path: the key file; by default the one that ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own, which is
+        path: the key file; by default the file in ``MONARCH_KERNEL_KEY_FILE``, or this user's own key file, which is
             created on first use.
-        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, or, if it exists, the key file's
-            own, which has its name with the suffix ``.allow``.
+        allow: the allow-list; by default the file in ``MONARCH_KERNEL_ALLOW``, or, if it exists, the key file's own
+            list, which has its name with the suffix ``.allow``.
 
     Raises:
         KeyFileError: a named file is missing, others may use it, or it holds no key or no list.
@@ -193,15 +199,15 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
 
 
 def keys_in(text: bytes | str, where: str, allow: str | os.PathLike[str] | None = None) -> Keys:
-    """A key that came by a pipe or a variable instead of a file, and the list of those that it trusts.
+    """Return a key from a pipe or a variable instead of a file, with its allow-list.
 
     Args:
         text: the contents of a key file, as one line or several.
-        where: where it came from, for messages.
-        allow: the allow-list; by default the one that ``MONARCH_KERNEL_ALLOW`` names, if any.
+        where: its origin, for messages.
+        allow: the allow-list; by default the file in ``MONARCH_KERNEL_ALLOW``, if it is set.
 
     Raises:
-        KeyFileError: the text is no key, or the list cannot be used.
+        KeyFileError: the text is not a key, or the list cannot be used.
     """
     listed = allow if allow is not None else environment.ALLOW.get()
     allowed = AllowList(expanded(listed), True) if listed else AllowList(os.devnull + ALLOW_SUFFIX, False)
@@ -209,7 +215,7 @@ def keys_in(text: bytes | str, where: str, allow: str | os.PathLike[str] | None 
 
 
 def key_file_named() -> str:
-    """The default key file of this process: the one that the environment names, or this user's own.
+    """Return the default key file of this process: the one that the environment names, or this user's own.
 
     Raises:
         KeyFileError: this user's own file cannot be created.
@@ -219,7 +225,7 @@ def key_file_named() -> str:
 
 
 def default_key_file() -> str:
-    """This user's own key file, created if there is none: ``~/.config/monarch_kernel/key``.
+    """Return this user's own key file, created if there is none: ``~/.config/monarch_kernel/key``.
 
     Raises:
         KeyFileError: it cannot be created.

@@ -1,8 +1,9 @@
-"""Makes classes and functions of cells and scripts work in processes that `multiprocessing` starts from here.
+"""Make classes and functions of cells and scripts available in child processes of `multiprocessing`.
 
-A process that was forked has them, by name, if they were here by then. A process that was spawned has none of them,
-and one that was forked earlier lacks the latest: to these they go by value, each with a key by which the receiver
-recognizes what it has already. They are found by name in the child's `__main__`.
+A forked process has those, by name, that existed before the fork. A spawned process has none, and an earlier fork lacks
+later ones. For these processes they are pickled by value, each with a key by which the receiver recognises those that
+it
+already has. They are found by name in the child's `__main__`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from monarch_kernel.runtime.actor.import_hooks import after_import
 #: Keys of classes and functions that have been sent or received, and the reverse.
 _keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _objects: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-#: What has come from the process that started this one, by key.
+#: Objects received from the parent process, by key.
 _from_parent: dict[str, Any] = {}
 
 
 class _Children:
     """The children of this process."""
 
-    #: Whether one was started that is no fork, and has nothing.
+    #: Whether a child was started without a fork, so that it has no objects.
     spawned = False
-    #: What has arrived before this number is in all forks; 0: there is none yet.
+    #: Objects that arrived before this number are in all forks; 0: there is no fork yet.
     forked = 0
 
 
@@ -87,7 +88,7 @@ def _reduce(_pickler: Any, value: Any) -> Any:
 
 
 def restore(key: str, pickled: bytes) -> Any:
-    """In the receiver: the class or function of this key, which is loaded if it is new."""
+    """In the receiver: return the class or function of this key, unpickling it if it is new."""
     value = _objects.get(key)
     if value is None:
         import pickle
@@ -101,7 +102,7 @@ def restore(key: str, pickled: bytes) -> Any:
 
 
 def find(key: str, qualname: str) -> Any:
-    """In the parent: what a child got from here."""
+    """In the parent: return an object that a child received from this process."""
     value = _objects.get(key)
     if value is None:
         raise AttributeError(f"{qualname} of a child process is no longer in the process that started it")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The actor and the message for which the running code runs.
+    """The actor and the message that the running code belongs to.
 
     Attributes:
         actor_instance: the running actor; outside any actor, the client.
@@ -25,7 +25,7 @@ class Context:
 
     def __init__(self, actor_instance: Instance, rank: int, extent: Extent, endpoint: str = "", since: int = 0) -> None:
         self.actor_instance = actor_instance
-        self._since = since  # how many calls the actor had begun before those of this context
+        self._since = since  # the number of calls that the actor had begun before
         self._endpoint = endpoint
         self._rank = rank
         self._extent = extent
@@ -46,33 +46,33 @@ class Context:
 
 current: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
 
-#: The origin on whose behalf the code runs, such as a notebook cell; None if unknown. Calls carry it along, so that an
-#: actor's output is attributed to the origin that caused it, through any number of actors.
+#: The origin of the running code, such as a notebook cell; None if unknown. Calls carry it along, so that output of an
+#: actor is attributed to the origin that caused it, through any number of actors.
 origin: ContextVar[str | None] = ContextVar("monarch_kernel_origin", default=None)
 _latest_origin = ""
 
 
 def set_origin(name: str) -> None:
-    """Set the origin of the calling thread or task, and of all that have no origin of their own, to ``name``."""
+    """Set the origin of the calling thread or task, and of all without an origin, to ``name``."""
     global _latest_origin
     _latest_origin = name
     origin.set(name)
 
 
 def calling_origin() -> str:
-    """The origin of a call made here; empty if there is none."""
+    """Return the origin of a call made here; empty if there is none."""
     return origin.get() or _latest_origin
 
 
 def caller() -> tuple[str, str]:
-    """The actor that makes a call here, by the unique name of its mesh, and the call's origin; "" for none."""
+    """Return the actor that makes a call here, by the unique name of its mesh, and the call's origin; "" for none."""
     here = current.get()
     return here.actor_instance.mesh_id if here is not None else "", origin.get() or _latest_origin
 
 
 @contextmanager
 def on_behalf_of(name: str) -> Generator[None]:
-    """Calls made in this block have the origin ``name``, even if another cell runs by now."""
+    """Give calls made in this block the origin ``name``, even if another cell runs meanwhile."""
     token = origin.set(name or None)
     try:
         yield
@@ -81,7 +81,10 @@ def on_behalf_of(name: str) -> Generator[None]:
 
 
 def context() -> Context:
-    """The context of the running code; outside any actor, the client's context (starts the runtime if necessary)."""
+    """Return the context of the running code; outside any actor, the client's context.
+
+    Starts the runtime if necessary.
+    """
     here = current.get()
     if here is None:
         global _outside
@@ -96,10 +99,10 @@ _outside: Context | None = None  # the client's context
 
 
 class RunningContext:
-    """What Monarch has in a private context variable: programs ask it whether a runtime has been started."""
+    """Stands for a private context variable of Monarch. Programs read it to check whether a runtime was started."""
 
     def get(self, default: Any = None) -> Any:
-        """The context of the running code, or ``default`` before the runtime has started."""
+        """Return the context of the running code, or ``default`` before the runtime has started."""
         return context() if current.get() is not None or started() else default
 
 
@@ -123,7 +126,7 @@ def current_actor_name() -> str:
 
 
 def shared(labels: Any, sizes: Any) -> Extent:
-    """An extent for a header's labels and sizes (the same object for the same values)."""
+    """Return an extent for a header's labels and sizes (the same object for the same values)."""
     key = (labels, sizes)
     extent = _extents.get(key)
     if extent is None:

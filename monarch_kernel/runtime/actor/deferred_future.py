@@ -23,12 +23,15 @@ T = TypeVar("T")
 def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Future[T]]:
     """Make an async function return a ``Future`` instead of a coroutine.
 
-    A call starts nothing; it captures the caller's context variables, which include the running actor. The first
-    ``await`` runs the body on the caller's event loop, and cancelling that ``await`` does not cancel the body. The
-    first ``get()`` runs the body on the calling thread, as ``asyncio.run`` does, or on a helper thread if an event loop
-    runs on the calling one. If that ``get()`` times out, the body is cancelled and the future fails; the same happens
-    if Ctrl-C interrupts the calling thread in the body. Every later ``get()`` and ``await`` has the same outcome.
-    ``done()`` and callbacks start nothing.
+    A call only captures the caller's context variables, which include the running actor. The first ``await`` runs the
+    body
+    on the caller's event loop; cancelling that ``await`` does not cancel the body. The first ``get()`` runs the body on
+    the
+    calling thread, like ``asyncio.run``, or on a helper thread if an event loop runs on the calling one. If that
+    ``get()``
+    times out, or Ctrl-C interrupts the calling thread in the body, the body is cancelled and the future fails. Every
+    later
+    ``get()`` and ``await`` has the same outcome. ``done()`` and callbacks do not start the body.
 
     Raises:
         TypeError: ``function`` is not an async function.
@@ -55,13 +58,13 @@ class _Deferred(Future[Any]):
         self._task: asyncio.Task[Any] | None = None  # the loop holds only weak references to its tasks
 
     def _claim(self) -> Coroutine[Any, Any, Any] | None:
-        """The body, for the first caller that needs its result; None for later callers."""
+        """Return the body, for the first caller that needs its result; None for later callers."""
         with self._lock:
             body, self._body = self._body, None
         return body
 
     def _wait(self, timeout: float | None) -> None:
-        """The first wait runs the body."""
+        """Run the body if this is the first wait."""
         __tracebackhide__ = True
         body = self._claim()
         if body is None:
@@ -118,7 +121,7 @@ class _Deferred(Future[Any]):
             self._resolve(task.result())
 
     def then(self, convert: Callable[[Any], Any]) -> Future[Any]:
-        """A future of ``convert(result)``; waiting for it starts the body, too."""
+        """Return a future of ``convert(result)``; waiting for it starts the body, too."""
 
         async def converted() -> Any:
             return convert(await self)

@@ -50,14 +50,16 @@ class Actor:
 
     Optional hooks, of the same kind as the endpoints (``__supervise__`` of an async actor may be a plain ``def``):
 
-    * ``__supervise__(self, failure) -> bool``: a mesh that this actor spawned failed; true means handled. It is called
-      before waiting messages. Calls still pending when the actor is stopped are dropped.
-    * ``__cleanup__(self, error)``: the actor ends; ``error`` is None if it was stopped on purpose.
-    * ``__restore__(self, state)``: this actor replaces a dead one; ``state`` is the last result of the ``checkpoint``
-      endpoint of its predecessor.
+    * ``__supervise__(self, failure) -> bool``: called when a mesh that this actor spawned has failed, before waiting
+      messages. Return true if the failure is handled.
+    * ``__cleanup__(self, error)``: called when the actor ends; ``error`` is None if it was stopped on purpose. Calls
+      that
+      are still pending then are dropped.
+    * ``__restore__(self, state)``: called when this actor replaces a dead one; ``state`` is the last result of the
+      ``checkpoint`` endpoint of its predecessor.
     * ``_handle_undeliverable_message(self, envelope) -> bool``: see below.
 
-    The proc's main thread drives its first actor; every other actor has a separate thread.
+    The proc's main thread runs its first actor. Every other actor has a separate thread.
     """
 
     #: Set in tools that run on a program's procs (a debugger, a cell runner): if a proc dies, its owner is notified of
@@ -76,9 +78,10 @@ class Actor:
         return logging.getLogger(f"monarch_kernel.actors.{instance.name}.{instance.rank.rank}")
 
     def _handle_undeliverable_message(self, envelope: Undeliverable) -> bool:
-        """Handle a message from this actor whose receiver is known to be dead; true means handled.
+        """Handle a message from this actor whose receiver is known to be dead. Return true if it is handled.
 
-        Called inside ``broadcast()`` or ``Port.send()``, which then return normally. If it returns false, a broadcast
+        This is called inside ``broadcast()`` or ``Port.send()``, which then return normally. If it returns false, a
+        broadcast
         is dropped anyway, and ``send`` raises ``ConnectionError``. Messages lost in transit are not reported.
         """
         return False
@@ -166,7 +169,7 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Like ``endpoint``, for ``async def`` only: each call runs as a task while the actor takes further messages.
+    """Mark an ``async def`` endpoint whose calls run concurrently: each is a task beside further messages.
 
     Tasks that still run when the actor ends are cancelled before ``__cleanup__``.
     """
@@ -207,7 +210,7 @@ class EndpointSpec:
         self.describe(prop)
 
     def describe(self, prop: EndpointProperty) -> None:
-        """Take over the description of a method; handles that callers have follow it."""
+        """Adopt the description of a method. Existing handles of callers follow it."""
         self.function = prop.function
         self.explicit_port = prop.explicit_response_port
         self.concurrent = prop.concurrent
@@ -218,7 +221,10 @@ class EndpointSpec:
         self.least, self.most = self._counts()
 
     def _counts(self) -> tuple[int, int]:
-        """How many positional arguments a call may have; (1, 0), which no call matches, if they must be bound."""
+        """Return how many positional arguments a call may have.
+
+        (1, 0), which no call matches, if they must be bound.
+        """
         skipped = self._skipped
         function = self.function
         if type(function) is FunctionType and function.__dict__.keys() <= {"_method"}:  # then it is as its code says
@@ -267,10 +273,10 @@ class ActorSpec:
         self._read(reserved)
 
     def reread(self) -> None:
-        """Describe the class again, as its definition has changed in place. Specs of endpoints that it keeps stay.
+        """Describe the class again after its definition was changed in place. Specs of remaining endpoints are kept.
 
         Raises:
-            ValueError: the class is not valid any more, or has become async or sync; nothing has changed here then.
+            ValueError: the class is no longer valid, or has become async or sync. Nothing is changed then.
         """
         new = ActorSpec(self.cls, frozenset())
         if new.is_async != self.is_async and self.endpoints:
@@ -318,7 +324,7 @@ class ActorSpec:
 
 
 def _static_attributes(cls: type) -> dict[str, Any]:
-    """The attributes of a class, without what descriptors make of them."""
+    """Return the attributes of a class, without invoking descriptors."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         found.update(vars(base))
@@ -326,7 +332,7 @@ def _static_attributes(cls: type) -> dict[str, Any]:
 
 
 def class_label(cls: type) -> str:
-    """The name of a class in fault reports."""
+    """Return the name of a class in fault reports."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -334,7 +340,7 @@ _specs: dict[type, ActorSpec] = {}
 
 
 def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
-    """The (cached) description of an actor class.
+    """Return the (cached) description of an actor class.
 
     Raises:
         ValueError: not an ``Actor``, sync and async mixed, or a reserved name.
@@ -350,7 +356,7 @@ def spec_of(cls: Any, reserved: frozenset[str]) -> ActorSpec:
 
 
 def known_specs(cls: type) -> list[ActorSpec]:
-    """The descriptions that this process has of an actor class and of classes derived from it."""
+    """Return the descriptions that this process has of an actor class and of classes derived from it."""
     return [spec for each, spec in list(_specs.items()) if issubclass(each, cls)]
 
 

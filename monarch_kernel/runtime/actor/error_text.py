@@ -1,4 +1,4 @@
-"""The text of errors over a mesh. It is compact for a thousand ranks: equal failures are shown once."""
+"""Format errors over a mesh compactly, also for a thousand ranks: equal failures are shown once."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _WHAT_NEXT = {
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The actors that a call addressed, as texts name them: by their ranks in the mesh as spawned.
+    """The actors that a call addressed, as messages name them: by their ranks in the mesh as spawned.
 
     Attributes:
         extent: the shape of that mesh.
-        sliced: the ranks there of the slice that was called, in its order; None if the whole mesh was called.
+        sliced: the ranks in that mesh of the called slice, in its order; None if the whole mesh was called.
     """
 
     extent: Extent
     sliced: tuple[int, ...] | None = None
 
     def ranks(self, ranks: Iterable[int]) -> list[int]:
-        """The ranks in the mesh of ranks in the slice."""
+        """Convert ranks of the slice to ranks of the mesh."""
         return list(ranks) if self.sliced is None else [self.sliced[rank] for rank in ranks]
 
     def name(self, ranks: Iterable[int]) -> str:
@@ -52,7 +52,7 @@ class Called(msgspec.Struct, frozen=True):
         return name_ranks(self.ranks(ranks), limit=_MAX_RUNS)
 
     def points(self, ranks: Iterable[int]) -> str:
-        """Their coordinates in the mesh: `gpus=2`."""
+        """Return their coordinates in the mesh: `gpus=2`."""
         return format_points(self.ranks(ranks), self.extent, limit=_MAX_RUNS)
 
     def _in_brackets(self, ranks: Iterable[int]) -> str:
@@ -71,7 +71,7 @@ def headline(what: str, called: Called, ranks: Sequence[int]) -> str:
 
 
 def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
-    """The tracebacks of ranks that raised, each once, with its ranks."""
+    """Return the tracebacks of ranks that raised, each once, with its ranks."""
     groups: dict[Any, list[RankFailure]] = {}
     for failure in failures:
         if failure.fault is not None:
@@ -96,7 +96,7 @@ def tracebacks(failures: Iterable[RankFailure], called: Called) -> list[str]:
 
 
 def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Called) -> list[str]:
-    """Which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
+    """Return which ranks cannot answer, why, and what to do; ``head`` says what failed as a result."""
     mesh = f" of mesh {mesh_name!r}" if mesh_name else ""
     groups: dict[Any, list[RankFailure]] = {}
     for failure in dead:
@@ -119,26 +119,26 @@ def deaths(head: str, mesh_name: str, dead: Sequence[RankFailure], called: Calle
 
 
 def actor_label(cls: str, name: str, rank: int, extent: Extent) -> str:
-    """An actor in Monarch's notation: its class, the name of its mesh, and its position there."""
+    """Return an actor in Monarch's notation: its class, the name of its mesh, and its position there."""
     place = str(Point(rank, extent)) if extent.names else ""
     return f"<{cls} {name}{place}>"
 
 
 def rank_numbers(ranks: Sequence[int], limit: int = 8) -> str:
-    """The first of these ranks, as programs written for Monarch look for them: ``rank=0, rank=3``."""
+    """Return the first of these ranks, as programs written for Monarch look for them: ``rank=0, rank=3``."""
     shown = [f"rank={rank}" for rank in ranks[:limit]]
     return ", ".join(shown + ["..."] * (len(ranks) > limit))
 
 
 def have_failed(cls: str, name: str, ranks: Sequence[int], called: Called) -> str:
-    """A line that reports dead actors, in the wording that programs written for Monarch search for."""
+    """Return a line that reports dead actors, in the wording that programs written for Monarch search for."""
     others = f" ({len(ranks) - 1} more of the mesh too)" if len(ranks) > 1 else ""
     label = actor_label(cls, name, called.ranks(ranks)[0], called.extent)
     return f"  The actor {label} and all its descendants have failed{others}"
 
 
 def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called: Called) -> list[str]:
-    """Which ranks waited for the failed ones, and what to do about their process group."""
+    """Return which ranks waited for the failed ones, and what to do about their process group."""
     if not ranks:
         return []
     who = called.name(each.rank for each in ranks).capitalize()
@@ -151,7 +151,7 @@ def released(ranks: Sequence[RankFailure], failed: Sequence[RankFailure], called
 
 
 def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called) -> list[str]:
-    """Which ranks had answered, and which had not."""
+    """Return which ranks had answered, and which had not."""
     lines: list[str] = []
     if values:
         results = "its result is" if len(values) == 1 else "their results are"
@@ -163,7 +163,7 @@ def answers(values: Mapping[int, Any], unanswered: Sequence[int], called: Called
 
 
 def mesh_failure(mesh: str, ranks: Sequence[int], extent: Extent | None, reason: str, death: Death | None) -> str:
-    """One line about a part of a mesh that died."""
+    """Return one line about a part of a mesh that died."""
     text = f"Mesh {mesh!r} failed"
     if ranks:
         text = f"Mesh {mesh!r} lost {name_ranks(ranks, limit=_MAX_RUNS)}"
@@ -192,7 +192,7 @@ def _hosts(group: Sequence[RankFailure]) -> str:
 
 
 def _other_messages(group: Sequence[RankFailure], called: Called) -> list[str]:
-    """The messages of a group that differ from the one shown, which its first rank raised."""
+    """Return the messages of a group that differ from the one shown, which its first rank raised."""
     by_message: dict[str, list[int]] = {}
     for failure in group:
         if failure.fault is not None:

@@ -1,7 +1,7 @@
 """Errors of calls on meshes: what failed on which ranks, where, and which ranks answered.
 
-`ActorError`: an endpoint raised. `SupervisionError`: a rank can no longer answer. `MeshFailure`: the owner of a mesh
-gets it when a part of the mesh dies. `error_text` writes their messages.
+`ActorError`: an endpoint raised. `SupervisionError`: a rank can no longer answer. `MeshFailure`: passed to the owner of
+a mesh when a part of the mesh dies. `error_text` formats their messages.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _set_args = BaseException.__dict__["args"].__set__
 class ActorError(Exception):
     """An endpoint raised on one or more ranks of a call.
 
-    `str()` shows every failing rank, and equal tracebacks once. Where this is safe, the error is also an instance of
-    the original exception's type, so that `except ValueError` catches a remote ValueError; `exception` is the original
+    `str()` shows every failing rank, and equal tracebacks once. If this is safe, the error is also an instance of the
+    original exception's type, so that `except ValueError` catches a remote ValueError. `exception` is the original
     exception itself.
     """
 
@@ -84,7 +84,7 @@ class ActorError(Exception):
     __hash__ = object.__hash__
 
     def __init_subclass__(cls) -> None:
-        """Does nothing; the foreign type's version is not called."""
+        """Do nothing, so that the foreign type's version is not called."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ActorError:
         """Create the error with the C base class only, without the foreign type's `__new__`."""
@@ -137,7 +137,7 @@ class ActorError(Exception):
         return self._outcome.extent
 
     def without_values(self) -> ActorError:
-        """The same error without the results of the ranks that answered, which may be large."""
+        """Return the same error without the results of the ranks that answered, which may be large."""
         outcome = self._outcome
         if outcome.extent is None:
             return ActorError(outcome.exception, outcome.message)
@@ -177,7 +177,7 @@ def build_actor_error(
     called: Called | None = None,
     plain: bool = False,
 ) -> ActorError:
-    """The error for a call that failed on at least one rank.
+    """Return the error for a call that failed on at least one rank.
 
     `call_name` is as in `actor.endpoint`; `called` names the ranks, by default as in `extent`. When all
     failing ranks raised the same type, the error is also an instance of that type, unless that could run foreign code
@@ -224,14 +224,14 @@ def _actor_error_text(outcome: _Outcome) -> str:
 
 
 class MeshFailure(Exception):
-    """The death of a part of a mesh; the argument of its owner's `__supervise__` and of the fault hook."""
+    """The death of a part of a mesh. It is the argument of the owner's `__supervise__` and of the fault hook."""
 
     #: For the runtime: the key under which a pending call marks this failure as reported.
     key: Any = None
 
     @staticmethod
     def was_raised() -> bool:
-        """Whether a call has already raised this failure."""
+        """Return whether a call has already raised this failure."""
         return False
 
     def __init__(
@@ -256,7 +256,7 @@ class MeshFailure(Exception):
         self.ranks = tuple(ranks)
         self.extent = extent
         self.death = death
-        #: The owner of the mesh, which is asked to handle the failure, or did not handle it.
+        #: The owner of the mesh, which may handle the failure, or did not handle it.
         self.owner = owner
         #: What died, where and why, in one line.
         self.headline = error_text.mesh_failure(self.mesh, self.ranks, extent, reason, death)
@@ -273,7 +273,7 @@ class MeshFailure(Exception):
         owner: str = "",
         actor_class: str = "",
     ) -> MeshFailure:
-        """The failure of ranks of one mesh that died in the same way."""
+        """Return the failure of ranks of one mesh that died in the same way."""
         return cls(
             mesh_name,
             death.cause,
@@ -286,7 +286,7 @@ class MeshFailure(Exception):
         )
 
     def report(self) -> str:
-        """A report in several lines: what died, where and why, its owner, and its last output."""
+        """Return a report in several lines: what died, where and why, its owner, and its last output."""
         lines = [self.headline]
         if self.actor_class and self.ranks and self.extent is not None:
             text = error_text.have_failed(self.actor_class, self.mesh, self.ranks, Called(self.extent))
@@ -314,10 +314,11 @@ class MeshFailure(Exception):
 
 
 class SupervisionError(MeshFailure, RuntimeError):
-    """A call that cannot be answered, because a rank's process, actor or host died or was stopped.
+    """A call cannot be answered, because a rank's process, actor or host died or was stopped.
 
-    It is a `MeshFailure`, so a loop can catch that, heal the mesh, and repeat the failed step; and a `RuntimeError`, as
-    in Monarch.
+    It is a `MeshFailure`, so that a loop can catch it, heal the mesh and repeat the failed step. As in Monarch, it is
+    also a
+    `RuntimeError`.
     """
 
     def __init__(
@@ -354,7 +355,7 @@ class SupervisionError(MeshFailure, RuntimeError):
         self.owner = ""
 
     def without_values(self) -> SupervisionError:
-        """The same error without the results of the ranks that answered, which may be large."""
+        """Return the same error without the results of the ranks that answered, which may be large."""
         error = copy(self)
         error.values = {}
         return error
@@ -387,7 +388,7 @@ def build_supervision_error(
     actor_class: str = "",
     called: Called | None = None,
 ) -> SupervisionError:
-    """The error for a call over at least one dead rank; ranks that raised are listed, too.
+    """Return the error for a call over at least one dead rank; ranks that raised are listed, too.
 
     `called` names the ranks, by default as in `extent`.
     """
@@ -421,7 +422,7 @@ def build_supervision_error(
 
 
 def build_port_error(groups: Sequence[tuple[str, Extent, Sequence[RankFailure]]]) -> SupervisionError:
-    """The error of a `recv()` if all holders of the port are gone: for each mesh, its extent and dead ranks."""
+    """Return the error of a `recv()` if all holders of the port are gone: for each mesh, its extent and dead ranks."""
     lines: list[str] = []
     for mesh_name, extent, failures in groups:
         head = "  " if lines else "recv() failed, as all holders of the port are gone: "
@@ -458,8 +459,8 @@ def _mesh_failure(
 
 
 # Types whose handlers would mistake a remote failure for something else: the end of an iteration, a file that does not
-# parse (tracebacks then print its line instead of our text), a group to split, or the caller's own timeout, whose
-# handler retries for a result that never changes.
+# parse (tracebacks then print its line instead of the message), a group to split, or the caller's own timeout, which
+# the handler would retry although the result never changes.
 _MISLEADING = (StopIteration, StopAsyncIteration, SyntaxError, BaseExceptionGroup, TimeoutError)
 
 

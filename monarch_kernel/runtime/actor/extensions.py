@@ -1,6 +1,6 @@
 """Tools that extend the runtime's public classes. The runtime depends on no tool: it loads each by name on first use.
 
-This file lists all tools that the runtime knows by name, each with a Protocol for the functions it must provide.
+This file lists all tools that the runtime knows by name, each with a Protocol for the functions that it must provide.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BreakpointHandler(Protocol):
 
 
 class Display(Protocol):
-    """What shows figures and rich values of a rank in the front end that its controller is."""
+    """Shows figures and rich values of a rank in the controller's front end."""
 
     def install(self) -> None: ...
 
@@ -100,7 +100,7 @@ class ViewFunctions(Protocol):
 
 
 class TensorArgument(TypeError):
-    """Raised where a tensor of a mesh is pickled. An endpoint then sends its arguments by the tensor engine's means."""
+    """Raised if a mesh tensor is pickled. An endpoint then sends its arguments through the tensor engine."""
 
 
 class TensorCall(Protocol):
@@ -114,11 +114,14 @@ class TensorCall(Protocol):
     stays: bool
 
     def pickling(self) -> AbstractContextManager[None]:
-        """A block that pickles the arguments: ranks get what they have in place of handles."""
+        """Return a context in which arguments are pickled: handles are replaced by the ranks' values."""
         ...
 
     def sent(self) -> Any:
-        """The call is on its way: later operations wait for it. Returns handles of its result, if that stays there."""
+        """Record that the call was sent, so that later operations wait for it.
+
+        Return handles of results that stay there.
+        """
         ...
 
 
@@ -148,8 +151,8 @@ class TensorFunctions(Protocol):
     def call_ended(self, tensors: Any, error: BaseException | str | None = None) -> None: ...
 
 
-#: The module that has the display of ranks which this process starts, as ``process_shell()``; "": none shows anything.
-#: The front end that shows it gives its name.
+#: The module with the display of ranks that this process starts, as ``process_shell()``; "": no display. The front end
+#: that shows it sets the name.
 display_module = ""
 
 #: The module that provides the functions of each Protocol.
@@ -166,38 +169,38 @@ MODULES: dict[type[Any], str] = {
 
 
 def use_display(module: str) -> None:
-    """Name the module whose ``process_shell()`` is the display of ranks that this process starts from now on."""
+    """Set the module whose ``process_shell()`` is the display of ranks that this process starts from now on."""
     global display_module
     display_module = module
 
 
 def display() -> Display:
-    """The display of this process."""
+    """Return the display of this process."""
     return cast("Display", import_module(display_module).process_shell())
 
 
 def debugger_functions() -> DebuggerFunctions:
-    """The debugger's functions, for the methods of a proc mesh."""
+    """Return the debugger's functions, for the methods of a proc mesh."""
     return cast("DebuggerFunctions", import_module(MODULES[DebuggerFunctions]))
 
 
 def debug_hub() -> DebugHubAccess:
-    """The debugger's hub, for Monarch's ``debug_controller()``."""
+    """Return the debugger's hub, for Monarch's ``debug_controller()``."""
     return cast("DebugHubAccess", import_module(MODULES[DebugHubAccess]))
 
 
 def console_server() -> ConsoleServer:
-    """The debugger's console, for a controller that receives a request for it."""
+    """Return the debugger's console, for a controller that receives a request for it."""
     return cast("ConsoleServer", import_module(MODULES[ConsoleServer]))
 
 
 def rank_debugger() -> BreakpointHandler:
-    """The debugger of a rank, for ``breakpoint()``."""
+    """Return the debugger of a rank, for ``breakpoint()``."""
     return cast("BreakpointHandler", import_module(MODULES[BreakpointHandler]))
 
 
 def pool_functions() -> PoolFunctions:
-    """The pool, for ``map``, ``submit``, ``scatter`` and ``gather`` of a proc mesh."""
+    """Return the pool, for ``map``, ``submit``, ``scatter`` and ``gather`` of a proc mesh."""
     return cast("PoolFunctions", import_module(MODULES[PoolFunctions]))
 
 
@@ -212,5 +215,5 @@ def view_functions() -> ViewFunctions:
 
 
 def tensor_functions() -> TensorFunctions:
-    """The tensor engine, for ``activate``, ``rank_tensor`` and ``rank_tensors`` of a proc mesh."""
+    """Return the tensor engine, for ``activate``, ``rank_tensor`` and ``rank_tensors`` of a proc mesh."""
     return cast("TensorFunctions", import_module(MODULES[TensorFunctions]))

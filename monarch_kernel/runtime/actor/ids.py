@@ -56,17 +56,17 @@ class Uid:
 
     @staticmethod
     def instance(label: str | None = None) -> Uid:
-        """A new instance, with a random number."""
+        """Return a new instance, with a random number."""
         return Uid._make(label, int.from_bytes(os.urandom(8), "little"))
 
     @staticmethod
     def anonymous() -> Uid:
-        """A new instance without a label."""
+        """Return a new instance without a label."""
         return Uid.instance()
 
     @staticmethod
     def instance_from_value(value: int, label: str | None = None) -> Uid:
-        """The instance with this number.
+        """Return the instance with this number.
 
         Raises:
             OverflowError: the number does not fit into 64 bits.
@@ -134,7 +134,7 @@ class ActorId(str):
 
     @classmethod
     def of(cls, text: str, actor_name: str, uid: str, proc_id: str, rank: int) -> ActorId:
-        """The id with this text and these parts."""
+        """Return the id with this text and these parts."""
         actor_id = cls(text)
         actor_id.actor_name, actor_id.uid, actor_id.proc_id, actor_id.rank = actor_name, uid, proc_id, rank
         return actor_id

@@ -1,4 +1,4 @@
-"""Callbacks that run once a module has been imported, without importing it."""
+"""Call functions after a module has been imported, without importing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stand-ins for actor classes and tensor engines, for tests of programs: ``patch_actor`` and ``patch_tensor_engine``.
+"""Replace actor classes and tensor engines in tests of programs: ``patch_actor`` and ``patch_tensor_engine``.
 
-A stand-in holds in this process, and in the procs that this process spawns while it is set.
+A replacement applies in this process, and in the procs that this process spawns while it is active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _engines: dict[type, Callable[[Any], Any] | None] = {}
 
 
 class _Patch(ContextDecorator):
-    """An entry of a table while a block runs, or a decorated function of either kind."""
+    """A temporary entry of a table: a context manager, and a decorator for sync and async functions."""
 
     def __init__(self, table: dict[type, Any], key: type, value: Any) -> None:
         self._table = table
@@ -60,12 +60,12 @@ class patch_actor(_Patch):  # noqa: N801  # Monarch's name
 
 
 class patch_tensor_engine(_Patch):  # noqa: N801  # Monarch's name
-    """Give actors of a class another tensor engine: what they activate is the mesh that a factory makes.
+    """Replace the tensor engine for actors of a class: they activate a mesh from a factory.
 
     Args:
-        actor_class: the class whose actors get it.
-        mock_factory: called with the proc mesh that the actor activates; it returns the mesh that is activated. None
-            simulates a mesh of the same number of ranks, which computes shapes only.
+        actor_class: the class of these actors.
+        mock_factory: called with the proc mesh that the actor activates; returns the mesh to activate instead. None
+            simulates a mesh with the same number of ranks, which computes only shapes.
     """
 
     def __init__(self, actor_class: type, mock_factory: Callable[[Any], Any] | None = None) -> None:
@@ -73,12 +73,12 @@ class patch_tensor_engine(_Patch):  # noqa: N801  # Monarch's name
 
 
 def stand_in(cls: Any) -> Any:
-    """The class that is spawned in the place of this one."""
+    """Return the class to spawn in place of this one."""
     return _actors.get(cls, cls) if _actors else cls
 
 
 def mock_mesh(procs: Any) -> Any:
-    """The mesh that the running actor activates in the place of these procs; None: the procs themselves."""
+    """Return the mesh that the running actor activates in place of these procs; None: the procs themselves."""
     here = current.get() if _engines else None
     running = getattr(here.actor_instance, "object", None) if here is not None else None
     for cls in type(running).__mro__:
@@ -93,7 +93,7 @@ def _simulated(procs: Any) -> Any:
 
 
 class _WithStandIns:
-    """A bootstrap of new procs that first sets the stand-ins of the process that spawns them."""
+    """A bootstrap of new procs that first sets the replacements of the process that spawns them."""
 
     def __init__(self, bootstrap: Callable[[], Any] | None) -> None:
         self._bootstrap = bootstrap
@@ -107,5 +107,5 @@ class _WithStandIns:
 
 
 def bootstrap_with_stand_ins(bootstrap: Callable[[], Any] | None) -> Callable[[], Any] | None:
-    """The bootstrap of new procs, which also sets the stand-ins that hold here, if any do."""
+    """Return the bootstrap of new procs, extended by the replacements that are active here, if there are any."""
     return _WithStandIns(bootstrap) if _actors or _engines else bootstrap

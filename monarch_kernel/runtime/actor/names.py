@@ -1,4 +1,4 @@
-"""Unique names that stay readable."""
+"""Create unique, readable names."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import re
 
 
 def unique(name: str) -> str:
-    """``name``, made safe for file names and log lines, with a random suffix."""
+    """Return ``name``, made safe for file names and log lines, with a random suffix."""
     return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[:24]}-{os.urandom(3).hex()}"

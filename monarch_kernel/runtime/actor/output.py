@@ -1,8 +1,8 @@
-"""Output of ranks in the controller: decoded, labelled with its rank, and forwarded to subscribers or the terminal.
+"""Output of ranks in the controller: decode it, label it with its rank, and forward it to subscribers or the terminal.
 
 Host agents forward the raw bytes of each rank's pipes. The hub decodes them in order and labels them with mesh and
-rank. Without a subscriber (in a plain script) whole lines go to this process's stdout and stderr. ``logs`` reads what
-host agents have kept.
+rank. Without a subscriber (in a plain script), whole lines go to this process's stdout and stderr. ``logs`` reads the
+output that host agents have stored.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ScriptTerminal:
     def __init__(self, system: System) -> None:
         self._system = system
         self._partial: dict[tuple[str, str], _Line] = {}
-        #: By mesh: what is held of each stream, and what shows it at the end of its window.
+        #: By mesh: the held lines of each stream, and the timer that shows them at the end of the window.
         self._held: dict[str, tuple[Timer, dict[str, dict[str, set[int]]]]] = {}
         self._prefixed: dict[str, tuple[int, LoggingOption]] = {}
         #: By stream: the proc whose unfinished line was shown last.
@@ -248,7 +248,7 @@ class OutputHub:
         system.output_sinks.append(self.on_chunk)
 
     def on_chunk(self, proc: str, stream: int, data: bytes | None) -> None:
-        """Take bytes from one pipe; None means that both pipes have ended."""
+        """Handle bytes from one pipe; None means that both pipes have ended."""
         if data is None:
             for fd in (1, 2):
                 decoder = self._decoders.pop((proc, fd), None)
@@ -299,7 +299,7 @@ _subscribers: Subscribers[[RankOutput]] = Subscribers("an output subscriber")
 
 
 def hub(system: System) -> OutputHub:
-    """The output hub of this process's system."""
+    """Return the output hub of this process's system."""
     global _hub
     if _hub is None or _hub._system is not system:
         _hub = OutputHub(system)
@@ -309,8 +309,8 @@ def hub(system: System) -> OutputHub:
 def subscribe(callback: Callable[[RankOutput], None]) -> Subscription:
     """Call ``callback(RankOutput)`` for all output of any rank of this controller.
 
-    The polling thread calls it, in order for each rank: it must be quick, must not block, and must not raise. Does not
-    start the runtime.
+    The polling thread calls it, in order for each rank. It must be fast, must not block, and must not raise. This
+    function does not start the runtime.
 
     Returns:
         The subscription; close (or call) it to unsubscribe.
@@ -326,11 +326,11 @@ def flush_default() -> None:
 
 
 def set_option(mesh: Any, stream_to_client: bool, window: float | None, level: int) -> CoroutineFuture[None]:
-    """The implementation of ``ProcMesh.logging_option``."""
+    """Return the implementation of ``ProcMesh.logging_option``."""
     system = get_system()
     output = hub(system)
     output.options[mesh._mesh_uid] = LoggingOption(stream_to_client and PREFIX_WITH_RANK, window)
-    output.terminal.flush(mesh._mesh_uid)  # what was held for the old window is not held for the new one
+    output.terminal.flush(mesh._mesh_uid)  # lines held for the old window are not held for the new one
     asked = mesh._ask_procs(lambda call, rank: _level_message(call, rank, level), "logging_option")
     return CoroutineFuture(asked.then(nothing))
 
@@ -343,11 +343,11 @@ class LoggingMeshClient:
 
     @staticmethod
     def spawn(instance: Any, proc_mesh: Any) -> Future[LoggingMeshClient]:
-        """The logging of a proc mesh; ``instance`` is not used."""
+        """Return the logging of a proc mesh; ``instance`` is not used."""
         return resolved(get_system().node.poller, "LoggingMeshClient.spawn", LoggingMeshClient(proc_mesh))
 
     def set_mode(self, instance: Any, stream_to_client: bool, aggregate_window_sec: int | None, level: int) -> None:
-        """Do what ``ProcMesh.logging_option`` does, without waiting for it; ``instance`` is not used."""
+        """Do the same as ``ProcMesh.logging_option``, without waiting for it; ``instance`` is not used."""
         self._mesh.logging_option(stream_to_client, aggregate_window_sec, level)
 
     def flush(self, instance: Any) -> Future[None]:
@@ -363,11 +363,11 @@ def _level_message(call: int, rank: int, level: int) -> Any:
 
 
 def logs(mesh: Any, ranks: Any = None, tail: int | None = None) -> ValueMesh[str]:
-    """The output of the ranks of a proc mesh (or slice) that their host agents have kept.
+    """Return the output of the ranks of a proc mesh (or slice) that their host agents have stored.
 
     Args:
         ranks: positions in the mesh; None for all.
-        tail: return only this many lines from the end of each rank's output.
+        tail: the maximum number of lines from the end of each rank's output.
     """
     target = mesh._target()
     wanted = set(range(len(target.procs))) if ranks is None else set(ranks)

@@ -1,7 +1,7 @@
-"""The actor system of this process, and the protocols through which the modules below it use it.
+"""Hold the actor system of this process, and define the protocols through which the modules below it use it.
 
 ``system.ActorSystem`` is built from actors, ports, meshes and healing, and each of these needs the system of its
-process. So they all import this module, and use the system through the protocol ``System``; only this module holds the
+process. They all import this module, and use the system through the protocol ``System``; only this module holds the
 object. It does not know how to create one: ``system`` registers a factory when it is imported.
 """
 
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 
 
 class SpawnedMesh(Protocol):
-    """What an actor needs of a mesh of procs or actors that it spawned."""
+    """The part of a spawned mesh of procs or actors that its actor uses."""
 
     def _target(self) -> Target: ...
     def _stop(self, reason: str) -> Future[Any]: ...
 
 
 class MeshHealer(Protocol):
-    """Records and repairs the meshes of this process: ``healing.healer``. Meshes are ``Any``, as they are above it."""
+    """Records and repairs the meshes of this process: ``healing.healer``.
+
+    Meshes are ``Any``, because they are above it.
+    """
 
     healing: set[str]
     on_healing: Subscribers[[frozenset[str], bool]]
@@ -64,7 +67,7 @@ class MeshHealer(Protocol):
 
 
 class System(Protocol):
-    """What the parts of the actor runtime need of their system; ``system.ActorSystem`` documents the attributes."""
+    """The part of the system that the actor runtime uses; ``system.ActorSystem`` documents the attributes."""
 
     node: Node
     root: ProcRef
@@ -118,14 +121,14 @@ class System(Protocol):
 
 _system: System | None = None
 _make_controller: Callable[[], System] | None = None
-#: The id of the actor that makes the singletons of a job, in its controller.
+#: The id of the actor that creates the singletons of a job, in its controller.
 CONTROLLERS = "controllers"
 #: Held while the system of this process is created or ended.
 lock = threading.RLock()
 
 
 def get_system() -> System:
-    """This process's system; a process that has none becomes a controller.
+    """Return this process's system; a process that has none becomes a controller.
 
     Raises:
         RuntimeError: the runtime is not loaded, or this process is a fork of a process that has a system.
@@ -139,12 +142,12 @@ def get_system() -> System:
 
 
 def current_system() -> System | None:
-    """This process's system, or the system of the process it was forked from; None if there is none."""
+    """Return this process's system, or the system of the process it was forked from; None if there is none."""
     return _system
 
 
 def started() -> bool:
-    """Whether this process has a running system."""
+    """Return whether this process has a running system."""
     return _system is not None and not _system._closed
 
 

@@ -1,7 +1,7 @@
 """Settings of this process that can be changed while it runs, under Monarch's names.
 
-The module that uses a setting holds its value; this module has the names, and the text forms of the values. All of
-Monarch's settings exist: those that mean nothing here are checked and kept, so that programs can set and read them.
+The module that uses a setting holds its value. This module has the names, and the text forms of the values. All of
+Monarch's settings exist: those without an effect here are checked and stored, so that programs can set and read them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Encoding(enum.Enum):
-    """Monarch's names for encodings of messages, for ``default_encoding``; here there is one."""
+    """Monarch's names for encodings of messages, for ``default_encoding``. Here there is only one encoding."""
 
     Bincode = "bincode"
     Json = "json"
@@ -158,7 +158,7 @@ class _TcpFallback(_Setting):
 
 
 class _Kept(_Setting):
-    """A setting of Monarch that means nothing here: it is checked, kept and returned.
+    """A setting of Monarch without an effect here: it is checked, stored and returned.
 
     Args:
         value: Monarch's default.
@@ -185,15 +185,15 @@ def _kept(read: Callable[[Any], Any], show: Callable[[Any], Any] = _same, **defa
 
 
 _SETTINGS: dict[str, _Setting] = {
-    # How long the __cleanup__ of an actor of this process may take.
+    # The time limit for the __cleanup__ of an actor of this process.
     "cleanup_timeout": _Setting("CLEANUP_TIMEOUT", (instance,), _seconds, _duration),
-    # How long a proc that this process stops may take before it is killed.
+    # The time limit for a proc that this process stops, after which it is killed.
     "process_exit_timeout": _Setting("STOP_GRACE", (meshes, hosts), _seconds, _duration),
-    # How long a host agent may take to start.
+    # The time limit for the start of a host agent.
     "host_spawn_ready_timeout": _Setting("START_TIMEOUT", (hosts,), _start_limit, _duration),
-    # How long procs that this process spawns may take to start.
+    # The time limit for the start of procs that this process spawns.
     "mesh_proc_spawn_max_idle": _Setting("START_LIMIT", (hosts,), _start_limit, _show_start_limit),
-    # How long a worker may take to answer when this process attaches to it.
+    # The time limit for a worker to answer when this process attaches to it.
     "mesh_attach_config_timeout": _Setting("ATTACH_TIMEOUT", (attachment,), _start_limit, _duration),
     "prefix_with_rank": _Setting("PREFIX_WITH_RANK", (output,), _boolean),
     "rdma_allow_tcp_fallback": _TcpFallback(),
@@ -364,12 +364,12 @@ _WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _variable(name: str) -> str:
-    """The environment variable of a setting in Monarch; "": there is none."""
+    """Return the environment variable of a setting in Monarch; "": there is none."""
     return _VARIABLES.get(name, f"HYPERACTOR_MESH_{name.upper()}")
 
 
 def _take_environment() -> None:
-    """Set what Monarch's variables in the environment say; those that cannot be read change nothing, as there."""
+    """Apply Monarch's environment variables. Like in Monarch, unreadable values are ignored."""
     for name, setting in _SETTINGS.items():
         variable = _variable(name)
         text = os.environ.get(variable) if variable else None
@@ -421,7 +421,7 @@ def configured(**settings: Any) -> Generator[dict[str, Any]]:
 
 
 def get_global_config() -> dict[str, Any]:
-    """All settings of this process and their current values."""
+    """Return all settings of this process and their current values."""
     return {name: setting.show(setting.get()) for name, setting in _SETTINGS.items()}
 
 
@@ -436,7 +436,7 @@ def clear_runtime_config() -> None:
 
 
 def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of a test for pytest: it runs once with each of these groups of settings."""
+    """Return a pytest decorator that runs a test once with each of these groups of settings."""
     import functools
 
     import pytest
@@ -469,7 +469,7 @@ def parametrize_config_pointwise(*settings: dict[str, Any]) -> Callable[[Callabl
 
 
 def parametrize_config(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator of a test for pytest: it runs once with each combination of these values of settings.
+    """Return a pytest decorator that runs a test once with each combination of these values of settings.
 
     Args:
         options: for each setting the values to test, in any collection.

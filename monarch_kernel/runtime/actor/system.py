@@ -1,8 +1,8 @@
 """The actor system of one process: its node, its actors, its meshes and their owners, from start to end.
 
 There is one ``ActorSystem`` in a process, and ``process`` holds it. A rank creates it from its configuration; any other
-process becomes a controller when it first needs a system. It is long because all that a process has begins and ends
-here, in one order.
+process becomes a controller when it first needs a system. The file is long because everything in a process begins and
+ends here, in one order.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class OutputMarks(Protocol):
     used: bool
 
     def mark(self, peer: str, cell: str) -> int:
-        """The number of the last mark before an answer to this process, on behalf of this cell; 0 if there is none."""
+        """Return the number of the last mark before an answer to this process, on behalf of this cell.
+
+        0 if there is none.
+        """
         ...
 
 
@@ -174,11 +177,11 @@ class ActorSystem:
     # -- messages for actors ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Hold messages for actors of other processes until ``release``, as a bootstrap is about to run."""
+        """Hold messages for actors of other processes until ``release``, because a bootstrap is about to run."""
         self._hold = BootstrapHold(self._handle_now, lambda actor: actor in self.actors or actor in self.ended)
 
     def release(self) -> None:
-        """Handle the held messages in order, and hold no more."""
+        """Handle the held messages in order, and hold no further messages."""
         hold = self._hold
         if hold is not None:
             hold.release()
@@ -243,7 +246,7 @@ class ActorSystem:
         return Death.of(DeathKind.NO_ACTOR, cause, self.node.id, self.node.ref.host, self.pid)
 
     def _keep_early(self, link: MessageLink, message: Call, body: Body) -> None:
-        """Keep a call whose actor does not exist yet, as a reference may arrive before the actor's Create message."""
+        """Keep a call whose actor does not exist yet: a reference may arrive before the actor's Create message."""
         early = self._early.setdefault(message.actor, [])
         early.append((link, message, body))
         if len(early) == 1:
@@ -373,11 +376,11 @@ class ActorSystem:
         acknowledge(link, message.call, message.rank, names)
 
     def note_interrupt(self, instance: ActorInstance) -> None:
-        """Note that a KeyboardInterrupt in this actor was requested."""
+        """Record that a KeyboardInterrupt in this actor was requested."""
         self._interrupted[instance.mesh_id] = self._interrupted.get(instance.mesh_id, 0) + 1
 
     def was_interrupted(self, instance: ActorInstance) -> bool:
-        """Whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
+        """Return whether a KeyboardInterrupt (or cancellation) in this actor was requested; resets the request."""
         return self._interrupted.pop(instance.mesh_id, 0) > 0
 
     def signal_main_thread(self, attempts: int = 20) -> None:
@@ -400,7 +403,7 @@ class ActorSystem:
     # -- ownership and faults --------------------------------------------------------------------------
 
     def instance(self, actor_id: str) -> Instance:
-        """An actor of this process, or its client."""
+        """Return an actor of this process, or its client."""
         return self.actors.get(actor_id) or self.client
 
     def _on_actor_failed(self, _link: MessageLink, message: ActorFailed, body: ReplyBody) -> None:
@@ -491,7 +494,7 @@ class ActorSystem:
     # -- hosts -----------------------------------------------------------------------------------------
 
     def ensure_agent(self) -> ProcRef:
-        """The host agent of this host, started if this is a controller without one."""
+        """Return the host agent of this host, started if this is a controller without one."""
         agent = self.agent
         if agent is None:
             from monarch_kernel.runtime.host.launch import launch_local_agent
@@ -506,17 +509,17 @@ class ActorSystem:
         return agent
 
     def this_proc(self) -> Any:
-        """This process as a proc mesh of one."""
+        """Return this process as a proc mesh of one."""
         if self._this_proc is None:
             self._this_proc = proc_mesh_of_this_process(self)
         return self._this_proc
 
     def proc_mesh_of(self, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> Any:
-        """The proc mesh with these procs, which another process may have spawned."""
+        """Return the proc mesh with these procs, which another process may have spawned."""
         return proc_mesh_of(self, name, procs, extent)
 
     def this_host(self) -> Any:
-        """This host as a host mesh of one."""
+        """Return this host as a host mesh of one."""
         if self._this_host is None:
             from monarch_kernel.runtime.actor.hosts.host_mesh import host_mesh_of_this_host
 
@@ -560,7 +563,7 @@ mesh_changes: Subscribers[[]] = Subscribers("a callback of meshes.on_change")
 
 
 def get_actor_system() -> ActorSystem:
-    """This process's system with its concrete type, for modules above it; see ``process.get_system``."""
+    """Return this process's system with its concrete type, for modules above it; see ``process.get_system``."""
     system = process.get_system()
     assert isinstance(system, ActorSystem)
     return system

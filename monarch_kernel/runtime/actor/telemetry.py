@@ -1,11 +1,11 @@
-"""``span``, ``traced`` and ``get_meter``: a program's own telemetry, through OpenTelemetry if that is installed.
+"""``span``, ``traced`` and ``get_meter``: telemetry of programs, through OpenTelemetry if it is installed.
 
 This package configures no exporter. With ``opentelemetry-api`` installed, spans and instruments use the tracer and
 meter providers that the process has configured. Without it, they are no-ops that cost almost nothing. A trace of this
 package (``monarch_kernel.watch.trace``) records spans in either case.
 
-Calls carry the current span of their caller in a W3C ``traceparent``, and the endpoint runs in a span below it. So one
-trace spans all processes. A process that has not imported ``opentelemetry.trace`` pays nothing for this.
+Calls carry the current span of their caller in a W3C ``traceparent``, and the endpoint runs in a span below it. One
+trace therefore spans all processes. A process that has not imported ``opentelemetry.trace`` pays nothing for this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRACEPARENT = r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
 
 @functools.cache
 def _opentelemetry(part: str) -> Any:
-    """``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
+    """Return ``opentelemetry.trace`` or ``opentelemetry.metrics``; None if it is not installed."""
     try:
         return importlib.import_module(f"opentelemetry.{part}")
     except ImportError:
@@ -81,7 +81,7 @@ class span:  # noqa: N801  # Monarch's name
 
 
 def _where() -> dict[str, Any]:
-    """The running actor as attributes; does not start the runtime."""
+    """Return the running actor as attributes. Does not start the runtime."""
     here = current.get()
     if here is None:
         return {}
@@ -96,12 +96,12 @@ def _where() -> dict[str, Any]:
 
 
 def loaded() -> bool:
-    """Whether this process has imported OpenTelemetry's traces."""
+    """Return whether this process has imported OpenTelemetry's traces."""
     return TRACE in sys.modules
 
 
 def traceparent() -> str:
-    """The current span as a W3C ``traceparent``; empty if there is none."""
+    """Return the current span as a W3C ``traceparent``; empty if there is none."""
     trace = sys.modules.get(TRACE)
     get_span = getattr(trace, "get_current_span", None)  # absent while the module is being imported
     if get_span is None:
@@ -128,7 +128,7 @@ def continued(traceparent: str, name: str) -> Generator[None]:
 
 
 def note_error(error: BaseException) -> None:
-    """Record in the span of an endpoint that it has raised."""
+    """Record an exception of an endpoint in its span."""
     trace = sys.modules.get(TRACE)
     if trace is None:
         return
@@ -167,7 +167,7 @@ def traced(fn: Callable[P, T] | None = None, *, name: str | None = None) -> Any:
 
 
 def get_meter() -> Any:
-    """This process's OpenTelemetry ``Meter``; without OpenTelemetry, a meter whose instruments are no-ops."""
+    """Return this process's OpenTelemetry ``Meter``; without OpenTelemetry, a meter whose instruments are no-ops."""
     metrics = _opentelemetry("metrics")
     return _NO_METER if metrics is None else metrics.get_meter(_NAME)
 
@@ -176,7 +176,7 @@ class _NoInstrument:
     """Any instrument; ignores its arguments."""
 
     def add(self, amount: float, attributes: Any = None, context: Any = None) -> None:
-        """Does nothing, like the other methods."""
+        """Do nothing, like the other methods."""
 
     record = set = add
 
@@ -189,7 +189,7 @@ class _NoMeter:
     schema_url = None
 
     def create_counter(self, name: str, *_args: Any, **_kwargs: Any) -> _NoInstrument:
-        """An instrument that records nothing, like all others."""
+        """Return an instrument that records nothing, like all others."""
         return _NO_INSTRUMENT
 
     create_up_down_counter = create_histogram = create_gauge = create_counter

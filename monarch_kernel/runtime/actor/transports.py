@@ -1,4 +1,4 @@
-"""Monarch's choice of one transport for all connections; here each address determines its own transport."""
+"""Monarch's setting of one transport for all connections. Here each address determines its own transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ChannelTransport(enum.Enum):
     MetaTlsWithIpV6 = "metatls"
 
     def get(self) -> ChannelTransport:
-        """The transport itself, as in Monarch."""
+        """Return the transport itself, as in Monarch."""
         return self
 
 
@@ -32,10 +32,11 @@ _lock = threading.Lock()
 
 
 def enable_transport(transport: ChannelTransport | str) -> None:
-    """Accepted as in Monarch, before the first use of the API; it changes nothing.
+    """Accept a transport for compatibility with Monarch, before the first use of the API. It has no effect.
 
     Processes of one host use Unix sockets and shared memory. Hosts reach each other at their workers' addresses; TCP
-    always needs the team's key.
+    always
+    needs a key.
 
     Raises:
         ValueError: the transport does not exist.
@@ -56,7 +57,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
 
 
 def checked(transport: ChannelTransport | str) -> ChannelTransport | str:
-    """The transport with this name, or the checked address.
+    """Return the transport with this name, or the checked address.
 
     Raises:
         ValueError: the transport does not exist.

@@ -1,8 +1,9 @@
-"""Faults that no actor handles: the ``unhandled_fault_hook``, and the end of a script.
+"""Handle faults that no actor handles: the ``unhandled_fault_hook``, and the end of a script.
 
-The default hook ends a script as an uncaught exception would: with a report on stderr and exit code 1. The polling
-thread notices the fault, but ``UnhandledFault`` must be raised in the main thread, and must interrupt its system call.
-So this module sends a real-time signal, which nothing else uses, to the main thread, and its handler raises it.
+The default hook ends a script like an uncaught exception: with a report on stderr and exit code 1. The polling thread
+notices the fault, but ``UnhandledFault`` must be raised in the main thread, and must interrupt its system call. This
+module therefore sends a real-time signal, which is otherwise unused, to the main thread, and its handler raises the
+exception.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ _FACADE = "monarch_kernel.actor"
 
 
 def hook() -> Callable[[Any], None]:
-    """The current ``unhandled_fault_hook``, which users reassign on the façade module."""
+    """Return the current ``unhandled_fault_hook``, which users reassign on the façade module."""
     facade = sys.modules.get(_FACADE)
     return getattr(facade, "unhandled_fault_hook", default_hook) if facade is not None else default_hook
 
 
 def is_default(candidate: Any) -> bool:
-    """Whether this hook is the default hook, not the user's."""
+    """Return whether this hook is the default hook, not the user's."""
     return candidate is default_hook
 
 
 def install() -> None:
-    """Install the signal handler; does nothing outside the main thread."""
+    """Install the signal handler. Does nothing outside the main thread."""
     global _installed
     if _installed or threading.current_thread() is not threading.main_thread():
         return
@@ -62,7 +63,7 @@ def _handle(_signum: int, _frame: FrameType | None) -> None:
 
 
 def call_hook(chosen: Callable[[Any], None], failure: Any) -> None:
-    """Call the user's hook; if it raises, whatever it is, the fault is not handled, and the script ends."""
+    """Call the user's hook. If it raises anything, the fault is not handled, and the script ends."""
     try:
         chosen(failure)
     except SystemExit as e:

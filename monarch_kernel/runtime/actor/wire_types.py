@@ -10,7 +10,10 @@ from monarch_kernel.runtime.node.future import Future
 
 
 class MessageLink(Protocol):
-    """What the actor runtime needs of a link: its peer, and a way to send. Every ``PeerLink`` of a node is one."""
+    """The part of a link that the actor runtime uses: its peer, and a way to send.
+
+    Every ``PeerLink`` of a node has it.
+    """
 
     @property
     def peer(self) -> str:

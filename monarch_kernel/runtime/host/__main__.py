@@ -1,6 +1,6 @@
-"""The start of a host agent, run by ``launch``.
+"""The entry point of a host agent, run by ``launch``.
 
-The fork server and the agent start in parallel, in two processes: this module loads what both need and forks, then each
+The fork server and the agent start in parallel, in two processes. This module loads what both need and forks; then each
 side loads its own part. The imports of this module largely determine how long the first mesh takes to start.
 """
 
@@ -78,7 +78,7 @@ def serve_forks(
     sys_path: list[str],
     controller: int | None,
 ) -> NoReturn:
-    """Run an agent's fork server, and in each fork a rank.
+    """Run an agent's fork server, and a rank in each fork.
 
     Args:
         sock: the socket to the agent.

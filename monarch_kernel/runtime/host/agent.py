@@ -72,15 +72,15 @@ log = logging.getLogger(__name__)
 
 #: How long ranks may take to clean up after the process that started them has ended (seconds).
 ORPHAN_GRACE = 2.0
-#: The most templates that are kept; each holds its modules in memory.
+#: The maximum number of templates kept; each keeps its modules in memory.
 MAX_TEMPLATES = 3
-#: The most dead ranks whose output is kept.
+#: The maximum number of dead ranks whose output is kept.
 MAX_DEAD_LOGS = 256
-#: The most bytes queued for an owner that does not read; beyond this, ranks block when they print.
+#: The maximum number of bytes queued for an owner that does not read. Beyond this, ranks block when they print.
 MAX_QUEUED = 32 * 1024 * 1024
 _CHUNK = 64 * 1024
 _CHUNKS_AT_ONCE = 8
-#: More than any pipe holds, so this reads all output that a dead rank can have left.
+#: More than any pipe holds: enough to read all remaining output of a dead rank.
 _CHUNKS_LEFT = 17
 
 
@@ -240,7 +240,7 @@ class Agent:
             node.watch([message.owner.id])  # a rank of another agent, which reports its end
 
     def _with_devices(self, message: SpawnProcs, index: int, proc: Proc) -> SpawnProcs:
-        """The request with the variables that restrict one of its procs to its own devices."""
+        """Return the request with the variables that restrict one of its procs to its own devices."""
         if not message.devices:
             return message
         environ = {**os.environ, **message.env}
@@ -250,7 +250,7 @@ class Agent:
         return msgspec.structs.replace(message, env={**message.env, **chosen})
 
     def _is_late(self, message: SpawnProcs) -> bool:
-        """Whether the owner or the controller of the requested procs is already gone."""
+        """Return whether the owner or the controller of the requested procs is already gone."""
         return message.owner.id in self._node.deaths or message.root.id in self._node.deaths
 
     def _on_place(self, link: PeerLink, message: SetPlacement, _body: Body) -> None:
@@ -260,19 +260,19 @@ class Agent:
         _reply(link, message.call)
 
     def _placement_of(self, message: SpawnProcs) -> Placement | None:
-        """How the ranks of this request's controller start here; None: as the request says."""
+        """Return how the ranks of this request's controller start here; None: as requested."""
         return None if message.tool else self._placements.get(message.root.id)
 
     def _keeps(self, message: SpawnProcs) -> bool:
-        """Whether these procs outlive their controller."""
+        """Return whether these procs outlive their controller."""
         return False
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
-        """The working directory and import path of new ranks."""
+        """Return the working directory and import path of new ranks."""
         return message.cwd, [entry or message.cwd for entry in message.sys_path]
 
     def _ref_of(self, proc: str, address: str, message: SpawnProcs) -> ProcRef:
-        """The reference by which other processes reach a new rank."""
+        """Return the reference by which other processes reach a new rank."""
         return self._node.ref.beside(proc, address)
 
     def _start(self, proc: Proc, server: ForkClient) -> None:
@@ -283,12 +283,12 @@ class Agent:
     def _server_for(
         self, preload: list[str], env: dict[str, str | None], sys_path: list[str], scope: Hashable, passing: bool
     ) -> ForkClient:
-        """The fork server, or a template that has loaded these modules with the variables that they read.
+        """Return the fork server, or a template that has loaded these modules with the variables that they read.
 
         Args:
-            sys_path: where the template finds them.
-            scope: what else ranks must have in common to be forked from one template.
-            passing: some of the modules may be others after the next placement.
+            sys_path: the import path of the template.
+            scope: further properties that ranks of one template must share.
+            passing: whether some of the modules may change with the next placement.
         """
         if not preload:
             return self._base
@@ -309,7 +309,7 @@ class Agent:
         return client
 
     def _template_scope(self, message: SpawnProcs) -> Hashable:
-        """What ranks must have in common, beside their modules, to be forked from one template."""
+        """Return the properties, besides modules, that ranks must share to be forked from one template."""
         return ()
 
     def _retire_templates(self, keep: int) -> None:
@@ -318,7 +318,7 @@ class Agent:
             self._retire(min(self._templates, key=lambda k: self._templates[k][1].last_used))
 
     def _retire(self, key: Hashable) -> None:
-        """Have a template exit after its last rank."""
+        """Make a template exit after its last rank."""
         self._passing.discard(key)
         self._templates.pop(key)[1].send(forkserver.Retire(), [])
 
@@ -375,11 +375,11 @@ class Agent:
                 self._start(proc, self._base)  # each rank then loads the modules itself
 
     def _must_preload(self, failed: forkserver.TemplateFailed | None) -> bool:
-        """Whether a template's failure means that its ranks cannot start; None: the template crashed."""
+        """Return whether a template's failure means that its ranks cannot start; None: the template crashed."""
         return failed is None or failed.in_ranks_too
 
     def _on_base_gone(self) -> None:
-        """Report the ranks that died with the fork server, as all of them do, and end."""
+        """Report the ranks that died with the fork server, which are all ranks, and end."""
         for pid, raw in cleanup.kill_below(self._base_pid):
             for proc in self._procs.values():
                 if proc.pid == pid and proc.exit is None:
@@ -551,7 +551,7 @@ class Agent:
                     link.send(encode(ProcStarted(proc.id, proc.pid)))
 
     def _is_ending(self, name: str) -> bool:
-        """Whether this rank is about to exit: it was asked to end, or the kernel is tearing it down."""
+        """Return whether this rank is about to exit: it was asked to end, or the kernel is tearing it down."""
         proc = self._procs.get(name)
         return proc is not None and bool(proc.exit or proc.stopping or proc.killing or proc.is_exiting())
 
@@ -573,7 +573,7 @@ class Agent:
         self._answer_when_gone(names, True, functools.partial(self._stopped, link, message))
 
     def _stopped(self, link: PeerLink, message: StopProcs) -> None:
-        """All procs that this request stops are gone."""
+        """Reply when all procs that this request stops are gone."""
         _reply(link, message.call)
 
     def _stop(self, procs: list[Proc], reason: str, grace: float) -> None:
@@ -651,7 +651,7 @@ class Agent:
         self._observer.gpus.ask(self._poller, answer)
 
     def _status_of(self, name: str) -> ProcStatus:
-        """The state of a proc now."""
+        """Return the state of a proc now."""
         proc = self._procs.get(name)
         host = self._node.ref.host
         if proc is None:
@@ -668,7 +668,7 @@ class Agent:
         _reply(link, message.call, msgspec.msgpack.encode(self._logs_of(message.procs, message.tail)))
 
     def _logs_of(self, procs: Iterable[str], tail: int) -> list[LogText]:
-        """The output of procs that is kept here."""
+        """Return the stored output of procs."""
         known = ((name, self._procs.get(name)) for name in procs)
         return [LogText(name, b"", b"") if proc is None else proc.log_text(tail) for name, proc in known]
 

@@ -1,12 +1,12 @@
-"""Finds and kills the remaining processes of a run, and removes its folder.
+"""Find and kill the remaining processes of a run, and remove its folder.
 
-Every descendant of a host agent inherits the agent's environment (``/proc/<pid>/environ``), which has a
-marker that names the run. So any survivor (the fork server, the controller, the next launch) can
-find the remaining processes of a run without bookkeeping that could die with the process that keeps it.
+Every descendant of a host agent inherits the agent's environment (``/proc/<pid>/environ``), which has a marker that
+names the run. Any survivor (the fork server, the controller, the next launch) can therefore find the remaining
+processes of a run, without records that could be lost with the process that keeps them.
 
 One kind of process is spared: torch's managers of shared memory (``torch_shm_manager``). A process outside the run that
 holds such a tensor is terminated when its manager is gone, and only the manager removes the files in ``/dev/shm``. A
-manager ends by itself two seconds after its last client; at the end of a run, a small process enforces that.
+manager ends by itself two seconds after its last client. At the end of a run, a small process enforces that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MARKER = environment.RUN
 """The environment variable that an agent is started with; its value is the name of the run (``run_name``)."""
 
 AGENT_MARKER = environment.AGENT
-"""The same for one agent of the run: it tells a dead agent's remaining processes from those of its successor."""
+"""The same for one agent of the run. It distinguishes a dead agent's remaining processes from those of its
+successor.
+"""
 
 ROOT_MARKER = environment.ROOT
 """On a worker, the same for one controller; set for programs that ranks execute, not for forked ranks themselves."""
@@ -37,7 +39,7 @@ SHM_MANAGER = "torch_shm_manag"
 """The name of torch's managers of shared memory in ``/proc/<pid>/comm``, which has at most 15 characters."""
 
 MANAGER_LIMIT = 10.0
-"""A manager of a run that is over is killed when it has had no client for so long (seconds)."""
+"""A manager of a run that is over is killed when it has had no client for this long (seconds)."""
 
 PREFIX = "monarch"
 _LONGEST_BASE = 40
@@ -102,11 +104,11 @@ def kill_adopted(own: int) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """The living processes of this machine, each with its parent."""
+    """Return the living processes of this machine, each with its parent."""
     parents: dict[int, int] = {}
     for pid in _all_pids():
         _note_parent(pid, parents)
-    # One that ended while this was read had children: who has them now?
+    # A process that ended while this was read had children: find their new parent.
     lost = {pid for pid, parent in parents.items() if parent and parent not in parents}
     for pid in lost:
         del parents[pid]
@@ -127,7 +129,7 @@ def _note_parent(pid: int, parents: dict[int, int]) -> None:
 
 
 def _below(root: int) -> set[int]:
-    """The living descendants of a process."""
+    """Return the living descendants of a process."""
     parents = _parents()
     below: set[int] = set()
     for pid in parents:
@@ -176,7 +178,7 @@ def _is_manager(pid: int) -> bool:
 
 
 def _let_end(managers: set[int]) -> None:
-    """Start a process that kills these managers of shared memory if they do not end when their clients have."""
+    """Start a process that kills these managers of shared memory if they do not end when their clients have ended."""
     if managers:
         from monarch_kernel.runtime.host.start_command import interpreter_command
 
@@ -187,7 +189,7 @@ def _let_end(managers: set[int]) -> None:
 
 
 def main() -> None:
-    """Wait until the managers of shared memory whose pids are the arguments have ended; kill what has no clients."""
+    """Wait until the managers of shared memory with the given pids have ended. Kill those without clients."""
     os.chdir("/")  # it keeps no file system busy
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # the agent's include the lock of the run folder
     waiting: dict[int, int] = {}  # pidfd -> pid
@@ -208,7 +210,7 @@ def main() -> None:
 
 
 def _has_clients(pid: int) -> bool:
-    """Whether any Unix socket of a process is connected."""
+    """Return whether any Unix socket of a process is connected."""
     try:
         links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         with open(f"/proc/{pid}/net/unix", encoding="utf-8", errors="replace") as file:
@@ -231,7 +233,7 @@ def _command(pid: int) -> str:
 
 
 def _carries(pid: int, marker: bytes) -> bool | None:
-    """Whether a process has the marker; None: unknown, because it may be executing a program right now."""
+    """Return whether a process has the marker; None: unknown, because it may be executing a program right now."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -298,8 +300,8 @@ def make_run_dir(base: str | None = None, name: str = "") -> RunDir:
     """Create a run folder, mode 0700, and remove those that dead controllers have left.
 
     Args:
-        base: the folder that it is in; None: the temporary folder.
-        name: of the run; "": a new one.
+        base: the parent folder; None: the temporary folder.
+        name: the name of the run; "": a new name.
 
     Raises:
         OSError: the temporary folder is not writable, or is not safe from other users, or there is a run of this name.
@@ -312,7 +314,7 @@ def make_run_dir(base: str | None = None, name: str = "") -> RunDir:
 
 
 def run_name(path: str) -> str:
-    """The name of the run that has this folder."""
+    """Return the name of the run of this folder."""
     return path.rpartition("-")[2]
 
 
@@ -361,6 +363,6 @@ def _remove(folder: PrivateFolder) -> None:
 
 
 def _warn(text: str) -> None:
-    import logging  # a process that only executes a worker is not to load it
+    import logging  # a process that only executes a worker must not load it
 
     logging.getLogger(__name__).warning("%s", text)

@@ -1,8 +1,8 @@
-"""The GPUs that an engine gave to a host's worker, and which of them a rank gets.
+"""Divide the GPUs that a provider assigned to a host's worker among the ranks of the host.
 
-Engines say it by environment variables: ``CUDA_VISIBLE_DEVICES`` (indices, UUIDs, or UUIDs of MIG slices), or on AMD
-``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``. Slurm sets those of all makers, whatever GPUs there are, unless
-its configuration names one. Where no variable is set, as over ssh, all GPUs of the host count. Nothing here loads a GPU
+Providers set environment variables: ``CUDA_VISIBLE_DEVICES`` (indices, UUIDs, or UUIDs of MIG slices), or on AMD
+``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``. Slurm sets those of all vendors, whatever GPUs there are, unless
+its configuration names one. If no variable is set, as over ssh, all GPUs of the host count. This module loads no GPU
 library.
 """
 
@@ -12,15 +12,15 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: What restricts a process to some devices, most physical first. With AMD's GPUs, a later one counts within what an
-#: earlier one leaves; NVIDIA's know the last one only.
+#: Variables that restrict a process to some devices, most physical first. On AMD GPUs, a later one applies within the
+#: selection of an earlier one; NVIDIA GPUs use only the last one.
 _VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _NVIDIA = "/proc/driver/nvidia/gpus"
 _AMD = "/sys/class/kfd/kfd/topology/nodes"
 
 
 class DeviceError(ValueError):
-    """Ranks ask for more devices than the engine gave their host; the message names both."""
+    """Ranks request more devices than the provider assigned to their host. The message has both numbers."""
 
 
 class Devices(NamedTuple):
@@ -31,7 +31,10 @@ class Devices(NamedTuple):
 
 
 def devices_here(environ: Mapping[str, str] | None = None) -> Devices | None:
-    """The devices that a process with this environment (by default, this one's) may use; None: the host has none."""
+    """Return the devices that a process with this environment (by default, this one's) may use.
+
+    None: the host has none.
+    """
     environ = os.environ if environ is None else environ
     nested = _amd() and not nvidia_gpus()
     for variable in _VARIABLES if nested else (_VARIABLES[-1], *_VARIABLES[:-1]):
@@ -44,7 +47,7 @@ def devices_here(environ: Mapping[str, str] | None = None) -> Devices | None:
 
 
 def device_environment(slot: int, each: int, host: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that restrict a rank to its devices.
+    """Return the variables that restrict a rank to its devices.
 
     Args:
         slot: the number of the rank on its host.
@@ -52,7 +55,7 @@ def device_environment(slot: int, each: int, host: str, environ: Mapping[str, st
         host: the name of the host, for the error.
 
     Raises:
-        DeviceError: the host has not so many, or a rank would get several MIG slices, of which CUDA uses only one.
+        DeviceError: the host has fewer devices, or a rank would get several MIG slices, of which CUDA uses only one.
     """
     environ = os.environ if environ is None else environ
     found = devices_here(environ)
@@ -69,7 +72,7 @@ def device_environment(slot: int, each: int, host: str, environ: Mapping[str, st
         raise DeviceError(f"a process of {host} can use one MIG slice only, not {each}: give each rank one device")
     chosen = {found.variable: ",".join(mine)}
     for variable in _VARIABLES[_VARIABLES.index(found.variable) + 1 :]:
-        if variable in environ:  # it counts within what is left now
+        if variable in environ:  # it applies within the remaining selection
             chosen[variable] = ",".join(map(str, range(each)))
     return chosen
 
@@ -84,7 +87,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def nvidia_gpus() -> int:
-    """How many GPUs of NVIDIA this host has."""
+    """Return the number of NVIDIA GPUs of this host."""
     try:
         return len(os.listdir(_NVIDIA))
     except OSError:

@@ -1,4 +1,4 @@
-"""Says how a process ended; a leaf, as controllers need it, too."""
+"""Describe how a process ended. This module imports little, because controllers load it, too."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SIGNAL_NAMES = {
 
 
 def describe_exit(status: int, out_of_memory: str = "", max_rss_bytes: int = 0) -> str:
-    """One phrase that says how a process ended.
+    """Describe in one phrase how a process ended.
 
     Args:
-        status: exit code, or minus the signal.
+        status: the exit code, or minus the signal.
         out_of_memory: where memory ran out, see ``OomMonitor``; "" if it did not.
         max_rss_bytes: the process's peak memory.
     """

@@ -1,4 +1,4 @@
-"""Builds fork-server requests from a request to start procs: environment, command, working directory, import path."""
+"""Build fork-server requests from a request to start procs: environment, command, working directory, import path."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from monarch_kernel.protocol.messages import ProcRef, ProcSpec, RankConfig, Spaw
 from monarch_kernel.protocol.placement import Placement, is_below
 from monarch_kernel.runtime.host import forkserver
 
-#: The entry point of a forked rank; named, not imported: the host package does not depend on ranks.
+#: The entry point of a forked rank, as text: the host package does not depend on ranks.
 RANK_ENTRY = "monarch_kernel.runtime.rank.main:main"
-#: Loads what runs async actors; named for the same reason.
+#: The module that loads the support for async actors, as text for the same reason.
 ASYNC_ACTORS = "monarch_kernel.runtime.rank.async_actors"
-#: Loads the actor API, which the modules of most actors import; named for the same reason.
+#: The module that loads the actor API, which most actors import; as text for the same reason.
 ACTOR_API = "monarch_kernel.runtime.rank.actor_api"
 #: The entry point of a rank in its own interpreter.
 RANK_MODULE = "monarch_kernel.runtime.rank"
@@ -37,10 +37,10 @@ _EXEC_TIME = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "LC_")
 
 
 def placed(message: SpawnProcs, placement: Placement) -> SpawnProcs:
-    """A request to start procs with this host's folders in place of the controller's.
+    """Return a request to start procs with this host's folders in place of the controller's.
 
-    Folders that a placement has, but this host does not (the controller's virtual environment, for example), stay as
-    they are. Of a missing working directory, the nearest parent counts.
+    Folders of the placement that this host does not have (the controller's virtual environment, for example) stay
+    unchanged. A missing working directory is replaced by its nearest existing parent.
     """
 
     def on_host(path: str) -> str:
@@ -59,7 +59,7 @@ def placed(message: SpawnProcs, placement: Placement) -> SpawnProcs:
 
 
 def is_placed(modules: list[str], sys_path: list[str], placement: Placement) -> bool:
-    """Whether one of these modules is in a folder of the placement, whose content may change."""
+    """Return whether one of these modules is in a folder of the placement, whose content may change."""
     folders = [entry for entry in sys_path if any(is_below(entry, f) for f in placement.folders.values())]
     paths = [os.path.join(folder, name.partition(".")[0]) for folder in folders for name in modules]
     return any(os.path.exists(path + suffix) for path in paths for suffix in ("", *all_suffixes()))
@@ -75,10 +75,10 @@ def fork_request(
     kept: bool = False,
     placement: Placement | None = None,
 ) -> forkserver.Fork:
-    """The fork server's request to start one of the procs.
+    """Return the fork server's request to start one of the procs.
 
     Args:
-        kept: the proc outlives its controller.
+        kept: whether the proc outlives its controller.
         placement: how the controller's ranks start here.
 
     Raises:
@@ -124,12 +124,15 @@ def fork_request(
 
 
 def load_env(env: dict[str, str | None]) -> dict[str, str | None]:
-    """The variables of an environment that libraries read at load time."""
+    """Return the variables of an environment that libraries read at load time."""
     return {key: value for key, value in env.items() if key.startswith(_LOAD_TIME) and key != _AT_FIRST_USE}
 
 
 def _command(command: list[str] | None, placement: Placement | None) -> list[str] | None:
-    """The command of another interpreter, as it is on this host; None if the program and the placement name none."""
+    """Return the command of another interpreter, as it is on this host.
+
+    None if the program and the placement name none.
+    """
     if placement is None:
         return command
     if command is None:
@@ -139,7 +142,7 @@ def _command(command: list[str] | None, placement: Placement | None) -> list[str
 
 
 def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) -> list[str] | None:
-    """The command to execute for a rank; None if it can be forked."""
+    """Return the command to execute for a rank; None if it can be forked."""
     if command is None:
         if inherit and "LANG" not in env and not any(key.startswith(_EXEC_TIME) for key in env):
             return None
@@ -148,7 +151,7 @@ def _argv(command: list[str] | None, env: dict[str, str | None], inherit: bool) 
 
 
 def _activated(argv: list[str], env: dict[str, str | None], inherit: bool) -> tuple[list[str], dict[str, str | None]]:
-    """A command of an environment's interpreter as if the environment was active: its programs, and its variables."""
+    """Return a command of an environment's interpreter, with the programs and variables of the active environment."""
     programs = os.path.dirname(argv[0])
     prefix = os.path.dirname(programs)
     path = env.get("PATH", os.environ.get("PATH", "") if inherit else "")
@@ -164,7 +167,7 @@ _ACTIVATE = 'for script in "$0"/*.sh; do [ -r "$script" ] && . "$script" >/dev/n
 
 
 def _state_variables(prefix: str) -> dict[str, str | None]:
-    """The variables that ``conda env config vars set`` has set."""
+    """Return the variables that ``conda env config vars set`` has set."""
     try:
         with open(os.path.join(prefix, "conda-meta", "state"), "rb") as file:
             state = json.load(file)
@@ -183,7 +186,7 @@ def _with_package(env: dict[str, str | None], inherit: bool) -> dict[str, str | 
 
 
 def _bound(bind: Mapping[str, str]) -> tuple[list[int], list[int]]:
-    """The CPUs and the NUMA nodes of memory that a proc may use; none: all.
+    """Return the CPUs and the NUMA nodes of memory that a proc may use; none: all.
 
     Raises:
         OSError: this host lacks one of them.
@@ -206,7 +209,7 @@ def _bound(bind: Mapping[str, str]) -> tuple[list[int], list[int]]:
 
 
 def _nodes() -> set[int]:
-    """The NUMA nodes of this host."""
+    """Return the NUMA nodes of this host."""
     try:
         with open("/sys/devices/system/node/online") as found:
             return _numbers(found.read().strip())
@@ -215,7 +218,7 @@ def _nodes() -> set[int]:
 
 
 def _of_node(node: int, file: str) -> str:
-    """What the kernel knows of a NUMA node."""
+    """Read a file of the kernel about a NUMA node."""
     try:
         with open(f"/sys/devices/system/node/node{node}/{file}") as found:
             return found.read().strip()
@@ -224,7 +227,7 @@ def _of_node(node: int, file: str) -> str:
 
 
 def _chosen(text: str, usable: set[int]) -> set[int]:
-    """The numbers of a list as numactl reads it: "all", "+0-1" counts those that may be used, "!0" takes all others."""
+    """Parse a list of numbers like numactl: "all", "+0-1" counts the permitted ones, "!0" selects all others."""
     if text == "all":
         return usable
     found = _numbers(text.lstrip("!+"))
@@ -237,7 +240,7 @@ def _chosen(text: str, usable: set[int]) -> set[int]:
 
 
 def _numbers(text: str) -> set[int]:
-    """The numbers of a list such as "0-3,8"."""
+    """Return the numbers of a list such as "0-3,8"."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

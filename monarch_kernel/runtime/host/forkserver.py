@@ -53,7 +53,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
-#: So long after the first rank, a fork server loads what later ranks need, as soon as it has nothing to do (seconds).
+#: The delay after the first rank until an idle fork server loads modules for later ranks (seconds).
 LATER = 0.3
 #: A packet larger than this goes through a memfd (the socket's buffer bounds a packet).
 _MAX_PACKET = 48 * 1024
@@ -172,7 +172,7 @@ def send_packet(sock: socket.socket, message: Request | Event, fds: list[int] | 
 
 
 def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T | None, list[int]]:
-    """The next packet and its descriptors; ``(None, [])`` at the end of the socket."""
+    """Return the next packet and its descriptors; ``(None, [])`` at the end of the socket."""
     room = (_MAX_PACKET + 64, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC)
     try:
         data, ancillary, _flags, _addr = sock.recvmsg(*room)
@@ -198,7 +198,7 @@ def receive_packet(sock: socket.socket, decode: Callable[[bytes], T]) -> tuple[T
 
 
 class ForkedRank:
-    """The job of a forked child: in the child, the server's loop ends and returns this."""
+    """The work of a forked child. In the child, the server's loop ends and returns this."""
 
     def __init__(self, request: Fork) -> None:
         self.request = request
@@ -231,7 +231,7 @@ class ForkServer:
         descriptors.raise_limit()  # each rank needs one
 
     def serve(self) -> ForkedRank | None:
-        """Serve until the agent closes the socket; returns None then, and in a forked child the child's job."""
+        """Serve until the agent closes the socket, then return None. In a forked child, return the child's work."""
         while not (self._retiring and not self._children):
             wait = max(0.0, self._load_at - time.monotonic()) if self._later and self._children else None
             ready = self._epoll.poll(wait)
@@ -254,7 +254,7 @@ class ForkServer:
         return None
 
     def _load_later(self) -> None:
-        """Load what later ranks then need not load; the first ones start without waiting for it."""
+        """Load modules for later ranks. The first ranks start without waiting for this."""
         later, self._later = self._later, ""
         with contextlib.suppress(Exception):  # a rank that needs it reports why it cannot be loaded
             importlib.import_module(later)
@@ -441,7 +441,7 @@ def run_rank(job: ForkedRank, entry: str) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel SIGKILL this process when its parent dies; exit now if the parent is already dead."""
+    """Make the kernel kill this process when its parent dies; exit now if the parent is already dead."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -549,5 +549,5 @@ def freeze() -> None:
 
 
 def native_threads() -> int:
-    """The number of threads of this process, not counting the main one."""
+    """Return the number of threads of this process, not counting the main one."""
     return len(os.listdir("/proc/self/task")) - 1

@@ -1,6 +1,6 @@
-"""The GPUs of a host, read through NVML if ``nvidia-ml-py`` is installed, on a thread while a controller watches.
+"""Read the GPUs of a host through NVML if ``nvidia-ml-py`` is installed, on a thread, while a controller watches.
 
-The driver may block for seconds when a GPU has failed, which must not hold up the agent.
+The driver may block for seconds if a GPU has failed, which must not block the agent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from monarch_kernel.runtime.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
-#: How often GPUs are read (seconds).
+#: The interval between readings (seconds).
 PERIOD = 1.0
-#: How long a single request waits for them (seconds).
+#: The time limit for a single reading (seconds).
 PATIENCE = 1.0
 
 
 class GpuReader:
-    """Reads GPUs from ``begin`` to ``end``.
+    """Reads GPUs between ``begin`` and ``end``.
 
     Attributes:
-        gpus: of the host, as last read.
-        memory: that processes use, by their pid and the number of the GPU (bytes).
+        gpus: the GPUs of the host, as last read.
+        memory: the memory used by processes, by pid and the number of the GPU (bytes).
     """
 
     def __init__(self) -> None:
@@ -38,20 +38,20 @@ class GpuReader:
         self._missing = False
 
     def begin(self) -> None:
-        """Start to read; does nothing if that is going on, or there is no NVML."""
+        """Start reading. No effect if it is already active, or NVML is missing."""
         if self._ended is None and not self._missing:
             self._ended = threading.Event()
             threading.Thread(target=self._run, args=(self._ended,), name="monarch-gpus", daemon=True).start()
 
     def end(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._ended is not None:
             self._ended.set()
             self._ended = None
         self.gpus, self.memory = [], {}
 
     def ask(self, poller: Poller, answer: Callable[[list[GpuFigures], dict[int, dict[int, int]]], None]) -> None:
-        """Read once, and call `answer` with `gpus` and `memory` on the poller's thread; at once where there is no GPU.
+        """Read once, and call `answer` with `gpus` and `memory` on the poller's thread; immediately if there is no GPU.
 
         If the driver does not answer in time, both are empty.
         """
@@ -93,7 +93,7 @@ class GpuReader:
 
 
 def read_gpus_once() -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
-    """What `read_gpus` gives, read through an NVML that is opened for it; nothing without NVML or a driver."""
+    """Open NVML and return the result of `read_gpus`; empty without NVML or a driver."""
     try:
         nvml: Any = import_module("pynvml")
         nvml.nvmlInit()
@@ -107,7 +107,7 @@ def read_gpus_once() -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
 
 
 def read_gpus(nvml: Any) -> tuple[list[GpuFigures], dict[int, dict[int, int]]]:
-    """All GPUs, and the memory of processes on them. What a GPU does not tell, as when it has failed, is 0.
+    """Return all GPUs, and the memory of processes on them. Values that a failed GPU does not report are 0.
 
     Args:
         nvml: the module ``pynvml``, initialized.

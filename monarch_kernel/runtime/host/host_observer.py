@@ -1,7 +1,7 @@
-"""The host agent's reports to controllers that watch: its processes, the host, and what its ranks tell.
+"""Send the host agent's reports to watching controllers: on its processes, the host, and the activity of its ranks.
 
-Nothing is measured without a lease. What a rank tells goes on at once, unless something went a moment ago; figures of
-processes are measured each second, and told if they differ visibly.
+Nothing is measured without a lease. Reports of ranks are forwarded immediately, unless a report was sent a moment ago.
+Processes are measured every second, and reported after a visible change.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from monarch_kernel.runtime.host.procs import Proc, cpu_and_memory
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.node import Node
 
-#: How often processes and the host are measured (seconds).
+#: The interval of measurements of processes and the host (seconds).
 MEASURE = 1.0
-#: A change below this is not told: of a processor (percent), and of memory (its share).
+#: Smaller changes are not reported: of a processor (percent), and of memory (as a fraction).
 CPU_STEP = 2.0
 MEMORY_STEP = 0.01
-#: Reports are collected for this share of the period, so that those of many ranks go as one.
+#: Reports are collected for this fraction of the period, so that reports of many ranks are sent together.
 GATHER = 0.25
 
 
 class _Lease:
-    """A controller that watches, and what it was told."""
+    """A watching controller, and the state that it has received."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.until = 0.0
-        self.length = 0.0  # as last asked for
+        self.length = 0.0  # as last requested
         self.period = 0.0
         self.procs: dict[str, ProcFigures] = {}
         self.host: HostFigures | None = None
@@ -51,10 +51,10 @@ class _Lease:
 
 
 class HostObserver:
-    """Answers ``Observe``.
+    """Answers ``Observe`` messages.
 
     Args:
-        node: of the agent.
+        node: the node of the agent.
         procs: the agent's procs, by their ids.
     """
 
@@ -62,7 +62,7 @@ class HostObserver:
         self._node = node
         self._procs = procs
         self._leases: dict[str, _Lease] = {}
-        #: By proc: when it was measured, its processor seconds until then, and its use.
+        #: By proc: when it was measured, its processor seconds until then, and its utilization.
         self._used: dict[str, tuple[float, float, float]] = {}
         self._busy = (0.0, 0.0)  # of the host: ticks of work, and all
         self._measuring = False
@@ -96,7 +96,7 @@ class HostObserver:
             self._node.poller.call_later(MEASURE, self._on_measure)
 
     def _ranks_of(self, controller: str) -> list[Proc]:
-        """The living ranks that a controller sees."""
+        """Return the living ranks that a controller sees."""
         return [
             proc for proc in self._procs.values() if proc.root == controller and proc.exit is None and not proc.tool
         ]
@@ -109,7 +109,7 @@ class HostObserver:
                 self._node.send(proc.id, ObserveRank(lease, period, again, number))
 
     def _on_hello(self, link: PeerLink) -> None:
-        """A rank that comes up during a lease is asked, too."""
+        """Send requests also to a rank that starts during a lease."""
         proc = self._procs.get(link.peer)
         lease = self._leases.get(proc.root) if proc is not None and not proc.tool else None
         left = lease.until - time.monotonic() if lease is not None else 0.0
@@ -151,7 +151,7 @@ class HostObserver:
         now = time.monotonic()
         for lease in [lease for lease in self._leases.values() if lease.until <= now]:
             del self._leases[lease.peer]
-            self._send(lease, None, [], True)  # a controller that was held up asks again
+            self._send(lease, None, [], True)  # a controller that was delayed sends a new request
         if not self._leases:
             self._measuring = False
             self.gpus.end()
@@ -161,20 +161,23 @@ class HostObserver:
         self._measure(self._leases.values())
 
     def _measure(self, leases: Iterable[_Lease]) -> None:
-        """Measure the host and all processes, and tell what differs."""
+        """Measure the host and all processes, and report changes."""
         host = self._host_figures()
         for lease in leases:
             procs = [self._figures(proc) for proc in self._ranks_of(lease.peer)]
             self._send(lease, host, [f for f in procs if _differs(lease.procs.get(f.proc), f)])
 
     def _measure_new(self, lease: _Lease) -> None:
-        """Tell of processes that have started since the last measurement, and of what ranks told."""
+        """Report processes that have started since the last measurement, and the activity of ranks."""
         new = [proc for proc in self._ranks_of(lease.peer) if not _is_up(lease.procs.get(proc.id))]
         procs = [self._figures(proc) for proc in new]
         self._send(lease, None, [f for f in procs if _differs(lease.procs.get(f.proc), f)])
 
     def _send(self, lease: _Lease, host: HostFigures | None, procs: list[ProcFigures], empty: bool = False) -> None:
-        """Report what differs. A controller renews its lease when a report comes, so an empty one comes in time."""
+        """Report changes.
+
+        A controller renews its lease when it receives a report, so empty reports are sent in time.
+        """
         empty = empty or time.monotonic() - lease.sent > lease.length / 4
         if host is not None and not _host_differs(lease.host, host):
             host = None
@@ -238,7 +241,7 @@ def _moved(old: float, new: float, step: float) -> bool:
 
 
 def _host_ticks() -> tuple[float, float]:
-    """The host's processor ticks so far: those of work, and all."""
+    """Return the host's processor ticks so far: busy ticks, and all ticks."""
     try:
         with open("/proc/stat", "rb") as file:
             ticks = [float(field) for field in file.readline().split()[1:9]]
@@ -248,7 +251,7 @@ def _host_ticks() -> tuple[float, float]:
 
 
 def _host_memory() -> tuple[int, int]:
-    """The host's memory, and how much of it is available (bytes)."""
+    """Return the host's memory, and how much of it is available (bytes)."""
     found = {b"MemTotal:": 0, b"MemAvailable:": 0}
     try:
         with open("/proc/meminfo", "rb") as file:

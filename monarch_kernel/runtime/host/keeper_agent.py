@@ -1,9 +1,9 @@
-"""A worker that keeps its procs running when its controller goes, for the next controller.
+"""A worker that keeps its procs running for the next controller when its controller leaves.
 
 It has at most one controller at a time, its holder, which takes control with ``TakeOver``. Without a holder, ranks keep
-running, and their output waits in their logs. The last holder leaves a record of what the next one needs; the worker
-stores it without reading it. The worker ends when it has no holder for longer than its idle limit, or has neither a
-holder nor procs to keep.
+running, and their output is stored in their logs. The last holder leaves a record with everything that the next one
+needs; the worker stores it without reading it. The worker ends when it has no holder for longer than its idle limit, or
+has neither a holder nor procs to keep.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from monarch_kernel.runtime.node.link import Link
 
 log = logging.getLogger(__name__)
 
-#: How much missed output of all ranks a new holder gets (bytes); the logs have more.
+#: How much missed output of all ranks a new holder gets (bytes). The logs have more.
 BACKLOG_OF_ALL = 64 * 1024 * 1024
 #: How long an update of the description may be delayed (seconds).
 _DESCRIBE_DELAY = 0.05
@@ -295,7 +295,7 @@ class KeeperAgent(WorkerAgent):
         self._shut_down(self._leaving, ORPHAN_GRACE, lambda: _answer(link, message.call, b""))
 
     def _refuses(self, link: PeerLink, message: LookAtKept | ReadKeptLogs | EndKept) -> bool:
-        """Whether the sender is not on this machine (it gets no answer), or has another version (it is told)."""
+        """Return whether to refuse the sender: it is on another machine (no answer), or has another version (error)."""
         if not isinstance(link, Link):
             return True
         if message.version == WIRE_VERSION:
@@ -336,7 +336,7 @@ class KeeperAgent(WorkerAgent):
     # -- its description ------------------------------------------------------------------------------
 
     def _describe(self) -> None:
-        """Schedule a write of the description; the delay merges the many updates of a mesh's start or end."""
+        """Schedule a write of the description. The delay merges the many updates of a mesh's start or end."""
         if not self._describing:
             self._describing = True
             self._poller.call_later(_DESCRIBE_DELAY, self._write_description)
@@ -374,7 +374,7 @@ def _answer(link: PeerLink, call: int, body: bytes, status: int = OK) -> None:
 
 
 def newest(text: bytes, missed: int, limit: int) -> bytes:
-    """The undelivered end of a log: at most ``limit`` bytes, starting at a record or a line."""
+    """Return the undelivered end of a log: at most ``limit`` bytes, starting at a record or a line."""
     whole = min(missed, len(text))
     size = min(whole, limit)
     tail = text[len(text) - size :]

@@ -1,4 +1,4 @@
-"""Creates a controller's run folder and starts its host agent."""
+"""Create a controller's run folder and start its host agent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class AgentProcess:
             return ""
 
     def _reap(self, timeout: float | None = None) -> int:
-        """Wait for its end; returns its exit code, or minus the signal.
+        """Wait for its end. Return its exit code, or minus the signal.
 
         Raises:
             TimeoutError: it is still running.
@@ -133,8 +133,9 @@ class AgentProcess:
 def launch_local_agent(node: Node) -> AgentProcess:
     """Start this host's agent for the controller that owns ``node``, without waiting for it.
 
-    The agent connects to ``node`` by itself; messages sent to it before that are queued. If it dies, ``node``
-    declares it and all its procs dead.
+    The agent connects to ``node``. Messages sent to it before that are queued. If it dies, ``node`` declares it and all
+    its
+    procs dead.
 
     Raises:
         OSError: the process could not be started.

@@ -67,7 +67,7 @@ class OwnedAgent(Agent):
             cleanup.remove_inherited_run_dir(self._node.run_dir, self._config.lock_fd)
 
     def _controller_died(self, timeout: float) -> bool:
-        """Whether the controller ended without a farewell; then only this process can remove the run folder."""
+        """Return whether the controller ended without a farewell; then only this process can remove the run folder."""
         deadline = time.monotonic() + timeout
         waiting = [0, self._controller]
         while (left := deadline - time.monotonic()) > 0:

@@ -16,7 +16,7 @@ from monarch_kernel.protocol.output_records import beginning
 from monarch_kernel.runtime.host import forkserver
 from monarch_kernel.runtime.node.poller import EPOLLIN, EPOLLOUT, Poller
 
-#: The most output kept of each of a rank's two streams (bytes).
+#: The maximum stored output of each of a rank's two streams (bytes).
 LOG_LIMIT = 16 * 1024 * 1024
 #: The size of the first read when only the end of a log is requested (bytes).
 _TAIL_BYTES = 64 * 1024
@@ -34,7 +34,10 @@ class OutputLog:
         self.dropped = 0
 
     def append(self, data: bytes) -> None:
-        """Keep ``data``; drops the older half when full. A full disk loses log entries, never forwarded output."""
+        """Store ``data``.
+
+        The older half is dropped when the log is full. A full disk loses log entries, not forwarded output.
+        """
         try:
             if self._size and self._size + len(data) > self._half:
                 os.close(self._fd)
@@ -50,7 +53,7 @@ class OutputLog:
             self.dropped += len(data)
 
     def read(self, tail: int = 0) -> bytes:
-        """The kept output: records and plain bytes; decode it before cutting it.
+        """Return the kept output: records and plain bytes; decode it before cutting it.
 
         Args:
             tail: the number of lines needed; reads only as much of the end as holds them. 0: everything.
@@ -69,13 +72,13 @@ class OutputLog:
         return b"".join(map(_contents, (self._path + ".old", self._path)))
 
     def close(self) -> None:
-        """Stop appending; the kept output can still be read."""
+        """Stop storing output. The stored output can still be read."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def remove(self) -> None:
-        """Delete the kept output."""
+        """Delete the stored output."""
         self.close()
         for path in (self._path, self._path + ".old"):
             try:
@@ -85,7 +88,7 @@ class OutputLog:
 
 
 def _contents(path: str, last: int = 0) -> bytes:
-    """A file's content, or only its ``last`` bytes; empty if it cannot be read."""
+    """Return a file's content, or only its ``last`` bytes; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             if last:
@@ -95,7 +98,7 @@ def _contents(path: str, last: int = 0) -> bytes:
         return b""
 
 
-#: What Python's fault handler writes when a rank crashes begins with this.
+#: The first bytes of the output of Python's fault handler when a rank crashes.
 _BEGIN = b"Fatal Python error: "
 # Patterns, compiled with the first dump, as every agent loads this module when it starts.
 # Lines of a dump, as CPython's traceback.c writes them.
@@ -119,7 +122,7 @@ class CrashFilter:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the next bytes to show."""
+        """Return the part of the next bytes to show."""
         if not self._in_dump:
             at = data.find(_BEGIN)
             if at < 0:
@@ -129,7 +132,7 @@ class CrashFilter:
         return self._lines(data)
 
     def close(self) -> bytes:
-        """The part of an unfinished last line to show."""
+        """Return the part of an unfinished last line to show."""
         rest, self._rest = self._rest, b""
         return rest if self._shows(rest) else b""
 
@@ -154,7 +157,7 @@ class CrashFilter:
 
 
 class Proc:
-    """One rank, from the request to start it until the agent ends."""
+    """The state of one rank, from the request to start it until the agent ends."""
 
     def __init__(self, spec: ProcSpec, mesh: str, owner: str, root: str, logs: str) -> None:
         self.id = spec.id
@@ -185,7 +188,7 @@ class Proc:
         self._cpu_at = (self.started, 0.0)
 
     def log_text(self, tail: int) -> LogText:
-        """Its kept output; see `OutputLog.read`."""
+        """Return its kept output; see `OutputLog.read`."""
         out, err = (self.logs[stream].read(tail) for stream in (1, 2))
         return LogText(self.id, out, err, 0 if tail else sum(kept.dropped for kept in self.logs.values()))
 
@@ -195,11 +198,11 @@ class Proc:
         return "" if self.withdrawn else self.stopping
 
     def belongs_to(self, process: str) -> bool:
-        """Whether it ends with this process: its owner, or the controller above the owner."""
+        """Return whether it ends with this process: its owner, or the controller above the owner."""
         return process in (self.owner, self.root)
 
     def audience(self) -> set[str]:
-        """The processes to notify of its start and end."""
+        """Return the processes to notify of its start and end."""
         return {self.owner, *self.watchers}
 
     def open_pipes(self) -> list[int]:
@@ -212,13 +215,13 @@ class Proc:
         return self.far_ends
 
     def close_far_ends(self) -> None:
-        """Close the write ends once the rank has them: while the agent holds them, it would see no end of file."""
+        """Close the write ends once the rank has them. While the agent held them open, it would see no end of file."""
         for fd in self.far_ends:
             os.close(fd)
         self.far_ends.clear()
 
     def is_exiting(self) -> bool:
-        """Whether the kernel has begun to tear it down, which closes its descriptors before it reports the exit."""
+        """Return whether the kernel is tearing it down: descriptors are closed before the exit is reported."""
         if not self.pid:
             return False
         try:
@@ -229,7 +232,7 @@ class Proc:
         return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
     def usage(self) -> tuple[int, float]:
-        """Resident bytes now, and CPU use in percent of one core since the last call."""
+        """Return resident bytes now, and CPU use in percent of one core since the last call."""
         rss, cpu = cpu_and_memory(self.pid)
         now = time.monotonic()
         before, used = self._cpu_at
@@ -239,7 +242,7 @@ class Proc:
 
 
 def cpu_and_memory(pid: int) -> tuple[int, float]:
-    """The resident bytes of a process, and the processor seconds that it has used; zeros if it is gone."""
+    """Return the resident bytes of a process, and the processor seconds that it has used; zeros if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -260,7 +263,8 @@ class OomMonitor:
     """Detects whether the kernel's out-of-memory killer has acted recently.
 
     The kernel's counters do not name the killed processes, so the agent calls ``look`` periodically. A kill long before
-    a process died is then not reported as the cause, and several processes that were killed together all report it.
+    a process died is then not reported as its cause. If several processes were killed together, it is reported for all
+    of them.
 
     Args:
         files: the files with counters, and the memory that each covers; default: the process's cgroup and the machine.
@@ -286,7 +290,7 @@ class OomMonitor:
         self._counts = counts
 
     def news(self, now: float) -> str:
-        """Where memory has just run out ("" if nowhere)."""
+        """Return where memory has just run out ("" if nowhere)."""
         self.look(now)
         for (_path, where), struck in zip(self._files, self._struck, strict=True):
             if now - struck <= self.RECENT:
@@ -304,7 +308,7 @@ _MACHINE = "of this machine"
 
 
 def _cgroup_files() -> list[tuple[str, str]]:
-    """The counter files of this process's cgroups and their ancestors, whose limits also apply."""
+    """Return the counter files of this process's cgroups and their ancestors, whose limits also apply."""
     files: list[tuple[str, str]] = []
     for line in _contents("/proc/self/cgroup").decode().splitlines():
         _number, _, rest = line.partition(":")
@@ -322,7 +326,7 @@ _VERSION_1 = ("/sys/fs/cgroup/memory", "memory.oom_control")
 
 
 def _limit_hits(path: str) -> int:
-    """How often the memory limit of a cgroup was hit; ``path`` is the file that counts its kills."""
+    """Return how often the memory limit of a cgroup was hit; ``path`` is the file that counts its kills."""
     if path.endswith(_VERSION_1[1]):
         text = _contents(os.path.join(os.path.dirname(path), "memory.failcnt")).strip()
         return int(text) if text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""How py-spy is called, for ranks of ours and for processes that others have started."""
+"""Run py-spy, on ranks of this package and on processes of other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from monarch_kernel import programs
 
-#: The form of a dump: JSON, with whole paths.
+#: The options for a dump: JSON, with full paths.
 JSON = ("--json", "--full-filenames")
 MISSING = "py-spy is not installed there (pip install py-spy), so its stack cannot be read from outside"
 
@@ -22,7 +22,7 @@ _STATES = {
 
 
 def program() -> str | None:
-    """The program, as installed beside this interpreter, or on the path; None if it is missing."""
+    """Return the program, as installed beside this interpreter, or on the path; None if it is missing."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     if os.access(beside, os.X_OK):
         return beside
@@ -32,7 +32,7 @@ def program() -> str | None:
 
 
 def state_of(pid: int) -> str:
-    """Why a process cannot answer, by its state in the kernel; '' if the state does not explain it."""
+    """Return why a process cannot answer, by its state in the kernel; '' if the state does not explain it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return state_of_letter(file.read().rpartition(b")")[2].split()[0].decode())
@@ -41,12 +41,15 @@ def state_of(pid: int) -> str:
 
 
 def state_of_letter(letter: str) -> str:
-    """Why a process in this state of the kernel, such as T, cannot answer; '' if the state does not explain it."""
+    """Return why a process in this state of the kernel, such as T, cannot answer.
+
+    '' if the state does not explain it.
+    """
     return _STATES.get(letter, "")
 
 
 def ways(native: bool, stopped: bool) -> list[tuple[str, ...]]:
-    """The options with which a process is read, and those that are tried if that fails.
+    """Return the options for reading a process, in the order in which they are tried.
 
     py-spy must pause a process to read native frames, and cannot pause one that is already stopped. It can read Python
     frames while the process runs; if that fails, it retries with the process paused.
@@ -57,22 +60,22 @@ def ways(native: bool, stopped: bool) -> list[tuple[str, ...]]:
 
 
 def is_whole(dump: str) -> bool:
-    """Whether a dump ends where it should."""
+    """Return whether a dump is complete."""
     return dump.lstrip().startswith("[") and dump.rstrip().endswith("]")
 
 
 def plain_error(said: str) -> str:
-    """What py-spy says on its standard error, without the stack of its own code."""
+    """Return py-spy's error message, without the stack of its own code."""
     return said.partition("\nStack backtrace:")[0].strip()
 
 
 class SpyRead(NamedTuple):
-    """What py-spy has read of a process.
+    """The result of reading a process with py-spy.
 
     Attributes:
         dump: its JSON; "" if there is none.
-        said: what it wrote last, where there is no dump.
-        trouble: why it did not come to an end; "" if it did.
+        said: its last output, if there is no dump.
+        trouble: why it did not finish; "" if it did.
     """
 
     dump: str
@@ -81,15 +84,15 @@ class SpyRead(NamedTuple):
 
 
 def read(pid: int, native: bool, stopped: bool, timeout: float, *options: str) -> SpyRead:
-    """Read the stacks of a process of this machine, in the ways that there are, one after the other.
+    """Read the stacks of a process of this machine, trying all ways in order.
 
     Args:
-        native: with native frames.
-        stopped: the process is stopped, and stays so.
-        timeout: for all ways together (seconds).
-        options: further ones of ``py-spy dump``.
+        native: include native frames.
+        stopped: whether the process is stopped, and stays so.
+        timeout: the time limit for all ways together (seconds).
+        options: further options of ``py-spy dump``.
     """
-    import subprocess  # a host agent, which loads this module, starts py-spy by itself
+    import subprocess  # a host agent, which loads this module, starts py-spy in another way
 
     found = program()
     if found is None:
@@ -103,7 +106,7 @@ def read(pid: int, native: bool, stopped: bool, timeout: float, *options: str) -
                 command, capture_output=True, stdin=subprocess.DEVNULL, timeout=max(0.1, deadline - time.monotonic())
             )
         except subprocess.TimeoutExpired:
-            if not stopped and state_of(pid) == _STATES["T"]:  # killed in the middle, it may leave the process so
+            if not stopped and state_of(pid) == _STATES["T"]:  # if py-spy was killed, it may leave the process stopped
                 os.kill(pid, signal.SIGCONT)
             return SpyRead("", said, f"py-spy did not read its stack within {timeout:g} s")
         except OSError as error:

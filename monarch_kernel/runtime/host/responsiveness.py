@@ -1,9 +1,9 @@
-"""Detects unresponsive ranks: the host agent pings each rank periodically and reports one that does not answer.
+"""Detect unresponsive ranks: the host agent pings each rank periodically and reports one that does not answer.
 
 A rank answers as long as any of its threads can take the GIL, so a busy rank still answers. A rank that does not answer
 is stopped (SIGSTOP, a debugger), waits for a disk, or has a thread in native code that holds the GIL. The agent reports
-this to the rank's owner and watchers at once, then with the stack that py-spy has read, and again when the rank
-answers. An unresponsive rank is never declared dead for it.
+this to the rank's owner and watchers at once, again with the stack that py-spy has read, and again when the rank
+answers. An unresponsive rank is not declared dead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from monarch_kernel.runtime.host.py_spy import state_of
 from monarch_kernel.runtime.host.stack_reader import PySpy
 from monarch_kernel.runtime.node.node import Node
 
-#: How long reading a stack may take (seconds), and how many characters of it are kept.
+#: The time limit for reading a stack (seconds), and the maximum length of the stored stack (characters).
 STACK_TIMEOUT = 10.0
 STACK_MAX = 16_000
 
@@ -75,7 +75,7 @@ class ResponsivenessMonitor:
             node.poller.call_later(self._period, self._ask)
 
     def why(self, proc: str) -> str:
-        """Why this rank does not respond; '' if it does."""
+        """Return why this rank does not respond; '' if it does."""
         pings = self._pings.get(proc)
         return pings.reported if pings is not None else ""
 
@@ -131,7 +131,7 @@ class ResponsivenessMonitor:
     # -- stacks ---------------------------------------------------------------------------------------
 
     def _read_stack(self, pings: _RankPings) -> None:
-        """Have py-spy read the stack of an unresponsive rank, and send it in a second report."""
+        """Make py-spy read the stack of an unresponsive rank, and send it in a second report."""
 
         def done(text: str, error: str) -> None:
             if pings.reported and (text or error):
@@ -141,7 +141,7 @@ class ResponsivenessMonitor:
 
 
 def _tidy(text: str) -> str:
-    """The threads of a dump, without the runtime's threads and without the runtime frames that called user code."""
+    """Return the threads of a dump, without the runtime's threads and frames of the runtime that called user code."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("Thread "):

@@ -1,4 +1,4 @@
-"""Reads stacks of ranks from outside with py-spy: for ranks that cannot answer, and for native frames.
+"""Read stacks of ranks from outside with py-spy, for ranks that cannot answer, and for native frames.
 
 py-spy runs as a separate process and does not block the agent.
 """
@@ -19,14 +19,14 @@ from monarch_kernel.runtime.host import py_spy
 from monarch_kernel.runtime.host.procs import Proc
 from monarch_kernel.runtime.node.poller import Poller
 
-#: How much of a dump is kept (bytes): enough for a thousand threads.
+#: The maximum size of a dump (bytes): enough for a thousand threads.
 DUMP_MAX = 8_000_000
-#: The most py-spy processes at the same time.
+#: The maximum number of parallel py-spy processes.
 AT_ONCE = 4
 
 
 class PySpy:
-    """Runs py-spy, a few at a time."""
+    """Runs py-spy processes, a few in parallel."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -43,7 +43,7 @@ class PySpy:
         self._next()
 
     def end(self) -> None:
-        """Note that one py-spy has ended, and start the next."""
+        """Record that one py-spy has ended, and start the next."""
         self._running -= 1
         self._next()
 

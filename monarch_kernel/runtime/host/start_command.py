@@ -1,4 +1,4 @@
-"""What a new process is started with; a leaf, so that a process which only starts another loads little."""
+"""The command line of a new process. This module imports little, for processes that only start another one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 _LEAN = "import gc; gc.disable(); from monarch_kernel.loading import load_msgspec; load_msgspec()"
-#: Flags of an interpreter that are the same in another one. Without any, nothing has to be loaded to tell.
+#: Interpreter flags to pass on. If none is set, nothing has to be imported to find out.
 _FLAGS = (
     *("debug", "optimize", "dont_write_bytecode", "no_site", "verbose", "bytes_warning", "quiet"),
     *("isolated", "ignore_environment", "no_user_site", "dev_mode"),
@@ -15,7 +15,7 @@ _FLAGS = (
 
 
 def interpreter_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs ``main`` of one of this package's modules in an interpreter like this one."""
+    """Return the command that runs ``main`` of one of this package's modules in an interpreter like this one."""
     # -m would load more than is needed. Garbage collection is off while modules load.
     start = f"{_LEAN}; from {module} import main; main()"
     # -P: a file in the working directory must not shadow a module of the library.
@@ -23,7 +23,7 @@ def interpreter_command(module: str, *arguments: str) -> list[str]:
 
 
 def _flags() -> list[str]:
-    """The flags that this interpreter was started with."""
+    """Return the flags that this interpreter was started with."""
     if not (any(getattr(sys.flags, name) for name in _FLAGS) or sys.warnoptions or sys._xoptions):
         return []
     import subprocess

@@ -37,7 +37,7 @@ from monarch_kernel.runtime.node.node import Node
 log = logging.getLogger(__name__)
 
 
-#: How long before the end of its walltime a worker ends its ranks in good order (seconds).
+#: How long before the end of its walltime a worker ends its ranks cleanly (seconds).
 WALLTIME_MARGIN = 5.0
 
 
@@ -127,7 +127,7 @@ class WorkerAgent(Agent):
             self._leave("the walltime of its host is over")
 
     def _before_ready(self) -> None:
-        """Runs before the worker announces that it listens."""
+        """Prepare the worker before it announces that it listens."""
 
     def _between_steps(self) -> bool:
         if self._signals > 1:
@@ -150,11 +150,11 @@ class WorkerAgent(Agent):
         self._shut_down(why, ORPHAN_GRACE, lambda: None)
 
     def _is_used(self) -> bool:
-        """Whether there is a controller."""
+        """Return whether there is a controller."""
         return bool(self._users)
 
     def _note_use(self) -> None:
-        """Start the idle limit anew if the worker is unused; called when a controller connects or leaves."""
+        """Restart the idle limit if the worker is unused. Called when a controller connects or leaves."""
         self._use = use = self._use + 1
 
         def forgotten() -> None:
@@ -212,7 +212,7 @@ class WorkerAgent(Agent):
         return tuple(message.sys_path)  # each controller has its own
 
     def _place(self, message: SpawnProcs) -> tuple[str, list[str]]:
-        """The controller's folders that exist here, followed by this worker's own."""
+        """Return the controller's folders that exist here, followed by this worker's own."""
         cwd = message.cwd if os.path.isdir(message.cwd) else self._cwd
         wanted = [entry or cwd for entry in message.sys_path]
         return cwd, list(dict.fromkeys([*filter(os.path.exists, wanted), *sys.path]))

@@ -1,9 +1,11 @@
-"""How a process becomes a worker: it goes on in ``worker_main``, or executes a fresh interpreter that runs it.
+"""Turn a process into a worker: it continues in ``worker_main``, or executes a new interpreter that does.
 
-All that a worker starts must be found by the environment that it was started with, so the worker needs the marks of its
-run in its own from the start. Launchers give them (``WorkerCommand.marks``), and then no other interpreter is needed.
+Cleanup finds all processes of a worker by the environment that they were started with. The environment of the worker
+must therefore contain the marks of its run from the start. If launchers set them (``WorkerCommand.marks``), no new
+interpreter is needed.
 
-Where one is, what is loaded here is loaded twice, before hosts can be used: it is little, and not msgspec or json.
+If one is needed, the imports of this module are loaded twice before hosts can be used. They are therefore few, without
+msgspec or json.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from monarch_kernel.runtime.host.worker_start import WorkerConfig, WorkerStart
 
 
 def marked_run() -> RunDir | None:
-    """The folder of the run whose marks this process has had since it was started; None: it has none of its own.
+    """Return the run folder named by the marks that this process was started with; None: it has no marks of its own.
 
     Raises:
         OSError: the temporary folder is not writable.
@@ -31,7 +33,7 @@ def marked_run() -> RunDir | None:
         return None
     try:
         return cleanup.make_run_dir(name=run)
-    except FileExistsError:  # they are another worker's, one of whose ranks has started this
+    except FileExistsError:  # the marks belong to another worker, one of whose ranks has started this process
         return None
 
 
@@ -51,7 +53,7 @@ def exec_worker(start: WorkerStart) -> NoReturn:
     run_dir = cleanup.make_run_dir()
     worker = f"worker-{os.urandom(5).hex()}"
     python_path = os.environ.get("PYTHONPATH")
-    # Not in the config: the fork server and so the ranks inherit that in memory, and the key is not for them.
+    # Not in the config: the fork server and the ranks inherit the config in memory, and must not have the key.
     key_fd = memfd("key", start.key.encode()) if start.key else -1
     config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, python_path, key_fd, start._replace(key=""))
     fd = memfd("config", marshal.dumps([*config[:-1], list(config.start)]))

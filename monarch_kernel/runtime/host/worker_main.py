@@ -1,6 +1,6 @@
-"""The start of a worker: a process forks its fork server, and serves.
+"""The entry point of a worker: the process forks its fork server, and serves.
 
-Either ``exec_worker`` has executed a fresh interpreter, whose environment has the markers of the run, or a process was
+Either ``exec_worker`` has executed a new interpreter, whose environment has the markers of the run, or the process was
 started with these markers (``start_here``). As in ``host.__main__``, worker and fork server load in parallel what they
 do not both need.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run a worker in this process, which ``exec_worker`` has prepared: fork the fork server, serve."""
+    """Run a worker in this process, which ``exec_worker`` has prepared: fork the fork server, and serve."""
     fd = int(sys.argv[1])
     with open(fd, "rb") as file:
         config = msgspec.convert(marshal.load(file), WorkerConfig)
@@ -50,11 +50,11 @@ def start_here(
     """Become a worker in this process, whose environment has the markers of the run since it was started.
 
     Args:
-        worker: its id, which a marker has.
-        run_dir: its run folder; another marker has the name of the run.
+        worker: its id, as in its marker.
+        run_dir: its run folder, named in another marker.
         complete: reads the key, and returns the options with it. It is called after the fork of the fork server, so
             that this and the ranks do not have the key in their memory.
-        own: a descriptor that they do not get either; -1: none.
+        own: another descriptor that they must not inherit; -1: none.
     """
     gc.disable()
     config = WorkerConfig(worker, run_dir.path, run_dir.lock_fd, os.environ.get("PYTHONPATH"), -1, start)
@@ -67,11 +67,11 @@ def start_here(
 
 
 class _FirstFork:
-    """Forks the fork server of a worker, before the worker opens anything; then this process is the worker.
+    """Forks the fork server of a worker before the worker opens anything. This process then becomes the worker.
 
     Args:
         config: its settings.
-        own: descriptors that the fork server does not get.
+        own: descriptors that the fork server must not inherit.
     """
 
     def __init__(self, config: WorkerConfig, own: list[int]) -> None:
@@ -114,7 +114,7 @@ class _FirstFork:
 
 
 def _own(config: WorkerConfig) -> list[int]:
-    """The descriptors that are for the worker alone; -1: it has none."""
+    """Return the descriptors that only the worker may have; -1: none."""
     start = config.start
     return [config.key_fd, start.lifeline, start.folder_lock, *start.announce_to]
 

@@ -1,6 +1,6 @@
-"""What a worker is started with, and how it announces itself to those that wait for it.
+"""The start parameters of a worker, and its announcement to waiting processes.
 
-Named tuples, as the process that executes the worker loads as little as it can.
+Named tuples, because the process that executes the worker must import little.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class WorkerStart(NamedTuple):
     """The options of a worker.
 
     Attributes:
-        address: where it listens, as ``worker_address`` reads it.
+        address: the address to listen on, as parsed by ``worker_address``.
         announce_to: descriptors that get its announcement, and are then closed.
-        announce_in: files that get it.
-        name: of its host; "": the host's own.
+        announce_in: files that get its announcement.
+        name: the name of its host; "": the host's own name.
         key_file: None: the user's default.
-        key: the key itself, as ``key_line`` writes it, if it did not come by a file.
-        key_from: where that came from, for messages.
+        key: the key itself, as written by ``key_line``, if it is not in a file.
+        key_from: the origin of the key, for messages.
         allow: the file of its allow-list; None: the default.
-        audit: a file; "": only the log records connections.
-        lifeline: it ends when this descriptor closes; -1: none.
+        audit: the file of the audit log; "": only the log records connections.
+        lifeline: a descriptor whose closing ends the worker; -1: none.
         keep: the folder of a kept mesh; "": it keeps none.
         idle: how long it may be unused before it ends (seconds); 0: forever.
-        ends_at: when the engine ends it (Unix time); 0: not known.
-        quiet: whether its standard output is kept for the announcement.
+        ends_at: when the provider ends it (Unix time); 0: unknown.
+        quiet: whether its standard output is reserved for the announcement.
         folder_lock: the lock of the folder of its socket, held until it ends; -1: none.
     """
 
@@ -56,19 +56,22 @@ class WorkerStart(NamedTuple):
 
 
 class WorkerConfig(NamedTuple):
-    """What a worker reads from the descriptor that its command line names, as lists by ``marshal``."""
+    """The data that a worker reads from the descriptor on its command line, as lists by ``marshal``."""
 
     id: str
     run_dir: str
     lock_fd: int  # the run folder's lock, inherited
     python_path: str | None  # the user's PYTHONPATH
-    key_fd: int  # the key, for this process alone; -1: it is in a file, or in ``start``
+    key_fd: int  # the key, for this process only; -1: it is in a file, or in ``start``
     start: WorkerStart
 
 
 def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
-    """Tell those that wait for the worker, each once. One that has gone, or cannot be written to, is left out: a
-    controller may still connect. Files come first, so that who reads a descriptor finds them."""
+    """Announce the worker to each waiting process. Unreachable ones are skipped, because a controller may still
+    connect.
+
+    Files are written first, so that a reader of a descriptor finds them.
+    """
     line = said.line()
     for path in start.announce_in:
         with contextlib.suppress(OSError):
@@ -83,7 +86,7 @@ def announce(start: WorkerStart, said: WorkerAnnouncement) -> None:
 
 
 def report_failure(start: WorkerStart, error: Exception) -> None:
-    """Report why the worker cannot start: on stderr, and to those that wait for it, as a log may be full."""
+    """Report why the worker cannot start, on stderr and to waiting processes, because a log may be full."""
     import socket
 
     from monarch_kernel.protocol.announcement import WorkerAnnouncement

@@ -1,4 +1,4 @@
-"""`NDSlice`: a strided selection of numbers as a plain value, for programs, with Monarch's name and methods."""
+"""`NDSlice`: a strided selection of numbers as a plain value, with Monarch's name and methods."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, SupportsIndex, overload
 
 
 class _NegativeError(OverflowError, TypeError, IndexError, ValueError):
-    """A negative index: Monarch's methods raise different errors, and code that catches any of them keeps working."""
+    """A negative index. It is several builtin errors at once, because Monarch's methods raise different ones."""
 
 
 def unsigned(value: SupportsIndex) -> int:
-    """An index that is not negative; Monarch's error for others."""
+    """Return the index; raise Monarch's error if it is negative."""
     number = operator.index(value)
     if number < 0:
         raise _NegativeError(f"can't convert negative int to unsigned: {number}")
@@ -59,13 +59,13 @@ class NDSlice:
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> NDSlice:
-        """The numbers from 0 upwards, arranged in these sizes."""
+        """Return the slice with the numbers from 0 upwards in row-major order for these sizes."""
         whole = [operator.index(size) for size in sizes]
         return cls(offset=0, sizes=whole, strides=dense_strides(whole))
 
     @classmethod
     def from_list(cls, numbers: Iterable[SupportsIndex]) -> list[NDSlice]:
-        """One-dimensional slices that together contain these numbers, in ascending order."""
+        """Return one-dimensional slices that together contain these numbers, in ascending order."""
         left = sorted(operator.index(number) for number in numbers)
         slices: list[NDSlice] = []
         at = 0
@@ -100,21 +100,21 @@ class NDSlice:
         return len(self._sizes)
 
     def coordinates(self, value: SupportsIndex) -> list[int]:
-        """The coordinates of a number; `ValueError` if it is not in the slice."""
+        """Return the coordinates of a number; `ValueError` if it is not in the slice."""
         found = self._coordinates(unsigned(value))
         if found is None:
             raise ValueError(f"value {value!r} not in slice {self!r}")
         return found
 
     def index(self, value: SupportsIndex) -> int:
-        """The position of a number in row-major order; `ValueError` if it is not in the slice."""
+        """Return the position of a number in row-major order; `ValueError` if it is not in the slice."""
         at = 0
         for coordinate, size in zip(self.coordinates(value), self._sizes, strict=True):
             at = at * size + coordinate
         return at
 
     def get(self, index: SupportsIndex) -> int:
-        """The number at a position in row-major order; `ValueError` if the position is out of range."""
+        """Return the number at a position in row-major order; `ValueError` if the position is out of range."""
         at = unsigned(index)
         if at >= len(self):
             raise ValueError(f"index {at} out of range {len(self)}")
@@ -125,7 +125,10 @@ class NDSlice:
         return value
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
-        """The number at these coordinates; `IndexError` if there are too many or too few, or one is out of range."""
+        """Return the number at these coordinates.
+
+        `IndexError` if there are too many or too few, or one is out of range.
+        """
         places = [unsigned(coordinate) for coordinate in coordinates]
         if len(places) != self.ndim:
             raise IndexError(f"invalid dims: expected {self.ndim} coordinates, got {len(places)}")
@@ -188,7 +191,7 @@ class NDSlice:
 
 
 def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous row-major layout with these sizes."""
+    """Return the strides of a contiguous row-major layout with these sizes."""
     return tuple(accumulate(reversed(sizes[1:]), operator.mul, initial=1))[::-1] if sizes else ()
 
 
@@ -197,7 +200,7 @@ def _ndslice(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> N
 
 
 def strings_of(data: bytes) -> tuple[list[str], bytes]:
-    """The list of strings that Monarch's bytes begin with, and the bytes behind it."""
+    """Parse the list of strings at the start of Monarch's bytes. Return it and the remaining bytes."""
     (count,), data = integers_of(data, 1)
     found: list[str] = []
     for _ in range(count):
@@ -208,7 +211,8 @@ def strings_of(data: bytes) -> tuple[list[str], bytes]:
 
 
 def integers_of(data: bytes, count: int = -1) -> tuple[list[int], bytes]:
-    """So many integers that Monarch's bytes begin with (-1: a list, after its length), and the bytes behind them.
+    """Parse this many integers at the start of Monarch's bytes (-1: a list, after its length). Return them and the
+    rest.
 
     Raises:
         ValueError: the bytes end earlier.

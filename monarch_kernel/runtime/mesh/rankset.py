@@ -1,4 +1,4 @@
-"""Sets of ranks in human-readable notation: `0-3,7`, `0:8:2`, `hosts=1,gpus=[0-3,7]`."""
+"""Convert sets of ranks from and to human-readable notation: `0-3,7`, `0:8:2`, `hosts=1,gpus=[0-3,7]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Box = tuple[tuple[int, ...], ...]
 
 
 def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
-    """`[0, 1, 2, 3, 7]` as `0-3,7`; long even strides as `0:64:8`. Sorts and drops repeats.
+    """Format `[0, 1, 2, 3, 7]` as `0-3,7`, and long even strides as `0:64:8`. Sorts and removes duplicates.
 
     With `limit`, only that many runs are written, followed by the number of omitted ranks.
     """
@@ -32,14 +32,15 @@ def format_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
 
 
 def name_ranks(ranks: Sequence[int], *, limit: int | None = None) -> str:
-    """`rank 3`, or `ranks 0-3,7`; `limit` is as for `format_ranks`."""
+    """Format ranks as `rank 3` or `ranks 0-3,7`; `limit` is as for `format_ranks`."""
     return f"rank{'s' * (len(ranks) != 1)} {format_ranks(ranks, limit=limit)}"
 
 
 def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = None) -> str:
-    """The coordinates of `ranks` in a mesh, e.g. `hosts=1,gpus=[0-3,7]`; several boxes are separated by `; `.
+    """Format the coordinates of `ranks` in a mesh, e.g. `hosts=1,gpus=[0-3,7]`. Boxes are separated by `; `.
 
-    Empty for a mesh without dimensions. With `limit`, at most that many boxes, and runs in each, are written.
+    The result is empty for a mesh without dimensions. With `limit`, at most that many boxes, and runs in each, are
+    written.
     """
     ordered = sorted(set(ranks))
     if not extent.names or not ordered:
@@ -60,11 +61,14 @@ def format_points(ranks: Iterable[int], extent: Extent, *, limit: int | None = N
 
 
 def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
-    """The ranks of a mesh that `text` names, sorted.
+    """Parse a set of ranks of a mesh. Return the ranks, sorted.
 
     Accepts ranks and ranges (`0-3,7`), Python slices (`0:8:2`), `*` for all, the same for single dimensions
-    (`gpus=0:2`, `hosts=1,gpus=0-3`), and several of these separated by `;`. Raises `ValueError` with a one-sentence
-    message for anything else, and for ranks that the mesh does not have.
+    (`gpus=0:2`,
+    `hosts=1,gpus=0-3`), and several of these separated by `;`.
+
+    Raises:
+        ValueError: the text is invalid, or the mesh does not have these ranks. The message is one sentence.
     """
     if not text.strip():
         raise ValueError("no ranks given; write e.g. 0-3,7 or * for all")
@@ -78,7 +82,7 @@ def parse_ranks(text: str, extent: Extent) -> tuple[int, ...]:
 
 
 def _runs(ordered: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Runs of equally spaced ranks, each with its length."""
+    """Yield runs of equally spaced ranks, each with its length."""
     at = 0
     while at < len(ordered):
         end = at + 1
@@ -178,7 +182,7 @@ def _parse_set(text: str, size: int, what: str) -> list[int]:
 
 
 def shrunk(extent: Extent, ranks: Sequence[int]) -> Extent:
-    """The shape of these ranks (ascending) of an extent: its dimensions if they form a grid, else one dimension."""
+    """Return the shape of these ranks (ascending): their extent's dimensions for a grid, else one dimension."""
     points = [extent.point(rank) for rank in ranks]
     kept = [sorted({point[label] for point in points}) for label in extent.names]
     grid = Extent(extent.names, [len(values) for values in kept])

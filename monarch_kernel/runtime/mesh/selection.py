@@ -42,7 +42,7 @@ class Selection:
         return _Any(_REST)
 
     def ranks(self, extent: Extent) -> list[int]:
-        """The selected ranks of an extent, ascending.
+        """Return the selected ranks of an extent, ascending.
 
         Raises:
             ValueError: the expression has more dimensions than the extent.
@@ -53,7 +53,7 @@ class Selection:
         raise NotImplementedError
 
     def _then(self, rest: Selection) -> Selection:
-        """This chain, extended by the dimensions of `rest`."""
+        """Return this chain, extended by the dimensions of `rest`."""
         raise NotImplementedError
 
 

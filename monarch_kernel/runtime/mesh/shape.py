@@ -2,7 +2,7 @@
 
 An `Extent` names the dimensions of a mesh and their sizes. A `Point` is one position in an extent. A `Region` selects
 ranks of some *base* mesh: slicing a mesh returns one, and a message to a slice carries one. All three are immutable and
-hashable, have small pickles, and cache computed values. (long because these classes refer to one another)
+hashable, have small pickles, and cache computed values. (This file is long because these classes refer to one another.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ IndexOrSlice = SupportsIndex | builtins.slice
 class UnknownDimensionError(TypeError, ValueError, KeyError):
     """A program named a dimension that the mesh does not have.
 
-    It is three builtin errors at once: Monarch raises different ones in different methods, and code that catches any of
-    them must keep working.
+    It is three builtin errors at once, because Monarch raises different ones in different methods, and programs may
+    catch
+    any of them.
     """
 
     def __str__(self) -> str:
@@ -32,7 +33,7 @@ class UnknownDimensionError(TypeError, ValueError, KeyError):
 
 
 def unknown_dimension(label: object, labels: Sequence[str]) -> UnknownDimensionError:
-    """The error for a dimension `label` that is not among `labels`."""
+    """Return the error for a dimension `label` that is not among `labels`."""
     known = ", ".join(repr(name) for name in labels) or "none (it is a single element)"
     return UnknownDimensionError(f"mesh does not have a dimension {label!r}; its dimensions are {known}")
 
@@ -79,7 +80,7 @@ class Extent(Mapping[str, int]):
 
     @staticmethod
     def from_bytes(bytes: bytes) -> Extent:  # noqa: A002  # Monarch's name
-        """The extent that Monarch's pickles of extents have as bytes."""
+        """Decode an extent from the bytes in Monarch's pickles."""
         labels, rest = strings_of(bytes)
         return Extent(labels, integers_of(rest)[0])
 
@@ -94,7 +95,7 @@ class Extent(Mapping[str, int]):
         return list(self.shape)
 
     def point(self, rank: int) -> Point:
-        """The point of `rank` in row-major order; `IndexError` if the rank is out of range."""
+        """Return the point of `rank` in row-major order; raise `IndexError` if the rank is out of range."""
         return Point(rank, self)
 
     def points(self) -> Iterator[Point]:
@@ -102,7 +103,7 @@ class Extent(Mapping[str, int]):
         return (Point(rank, self) for rank in range(self.nelements))
 
     def rank(self, coords: Mapping[str, SupportsIndex]) -> int:
-        """The rank at `coords`, which must name every dimension once.
+        """Return the rank at `coords`, which must name every dimension once.
 
         Raises `KeyError` for missing or extra labels and `IndexError` for a coordinate out of range.
         """
@@ -133,7 +134,7 @@ class Extent(Mapping[str, int]):
         return iter(self.names)
 
     def __len__(self) -> int:
-        """The number of dimensions; `nelements` is the number of points."""
+        """Return the number of dimensions; `nelements` is the number of points."""
         return len(self.names)
 
     def __eq__(self, other: object) -> bool:
@@ -153,7 +154,7 @@ class Extent(Mapping[str, int]):
 
 @lru_cache(maxsize=4096)
 def _shared_extent(labels: tuple[str, ...], sizes: tuple[int, ...]) -> Extent:
-    """One object per distinct extent, so that a process computes its cached values once."""
+    """Return one object per distinct extent, so that a process computes its cached values once."""
     return Extent(labels, sizes)
 
 
@@ -173,12 +174,12 @@ class Point(Mapping[str, int]):
 
     @staticmethod
     def from_bytes(bytes: bytes) -> Point:  # noqa: A002  # Monarch's name
-        """The point that Monarch's pickles of points have as bytes."""
+        """Decode a point from the bytes in Monarch's pickles."""
         (rank,), rest = integers_of(bytes, 1)
         return Point(rank, Extent.from_bytes(rest))
 
     def size(self, label: str) -> int:
-        """The size of the dimension `label`."""
+        """Return the size of the dimension `label`."""
         return self.extent[label]
 
     def __getitem__(self, label: str) -> int:
@@ -238,7 +239,7 @@ class Region:
 
     @classmethod
     def from_extent(cls, extent: Extent) -> Region:
-        """The region that selects everything in `extent`."""
+        """Return the region that selects everything in `extent`."""
         return extent.region
 
     @property
@@ -260,7 +261,7 @@ class Region:
         return self.extent.nelements
 
     def ranks(self) -> tuple[int, ...]:
-        """The selected base ranks in row-major order."""
+        """Return the selected base ranks in row-major order."""
         if self._ranks is None:
             if self.is_dense:
                 self._ranks = tuple(range(self.offset, self.offset + self.nelements))
@@ -273,7 +274,7 @@ class Region:
         return self._ranks
 
     def position(self, base_rank: int) -> int | None:
-        """The position of `base_rank` in this selection, or None if it is not selected."""
+        """Return the position of `base_rank` in this selection, or None if it is not selected."""
         if self.is_dense:
             at = base_rank - self.offset
             return at if 0 <= at < self.nelements else None
@@ -395,7 +396,7 @@ class Region:
 
 @lru_cache(maxsize=4096)
 def _shared_region(labels: tuple[str, ...], sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Region:
-    """One object per distinct region that arrives in messages, so that a process computes its ranks once."""
+    """Return one object per distinct region that arrives in messages, so that a process computes its ranks once."""
     return Region(labels, sizes, strides, offset)
 
 
@@ -424,15 +425,15 @@ class MeshTrait:
         return self._new_with_region(self._region.split(**parts))
 
     def flatten(self, name: str) -> Self:
-        """The same elements along one dimension called `name`."""
+        """Return the same elements along one dimension called `name`."""
         return self._new_with_region(self._region.flatten(name))
 
     def rename(self, **names: str) -> Self:
-        """The same mesh with dimensions renamed: `mesh.rename(gpus="dp")`."""
+        """Return the same mesh with dimensions renamed: `mesh.rename(gpus="dp")`."""
         return self._new_with_region(self._region.rename(**names))
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The number of elements of the mesh, or along one or several dimensions."""
+        """Return the number of elements of the mesh, or along one or several dimensions."""
         extent = self._region.extent
         if dim is None:
             return extent.nelements
@@ -457,7 +458,7 @@ class MeshTrait:
 
     @property
     def _ndslice(self) -> NDSlice:
-        """The selected ranks of the mesh as spawned, as an ``NDSlice``; programs written for Monarch read it."""
+        """The selected ranks of the mesh as spawned, as an ``NDSlice``. Programs written for Monarch read it."""
         region = self._region
         return NDSlice(offset=region.offset, sizes=region.sizes, strides=region.strides)
 
@@ -505,7 +506,7 @@ def _checked_size(label: str, value: object) -> int:
 
 
 def _split_sizes(label: str, size: int, new: tuple[str, ...], given: dict[str, int]) -> tuple[int, ...]:
-    """Sizes of the dimensions `new` that `label` is split into; at most one of them is inferred."""
+    """Return the sizes of the dimensions `new` that `label` is split into; at most one of them is inferred."""
     unknown = [name for name in new if name not in given]
     if len(unknown) > 1:
         raise ValueError(
@@ -539,7 +540,7 @@ class Shape:
 
     @staticmethod
     def from_bytes(bytes: bytes) -> Shape:  # noqa: A002  # Monarch's name
-        """The shape that Monarch's pickles of shapes have as bytes."""
+        """Decode a shape from the bytes in Monarch's pickles."""
         labels, rest = strings_of(bytes)
         (offset,), rest = integers_of(rest, 1)
         sizes, rest = integers_of(rest)
@@ -547,7 +548,7 @@ class Shape:
 
     @classmethod
     def unity(cls) -> Shape:
-        """The shape of a single element, without dimensions."""
+        """Return the shape of a single element, without dimensions."""
         return cls((), NDSlice.new_row_major(()))
 
     @property
@@ -571,19 +572,25 @@ class Shape:
         return self._region
 
     def ranks(self) -> list[int]:
-        """The selected ranks in row-major order."""
+        """Return the selected ranks in row-major order."""
         return list(self._region.ranks())
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
-        """The coordinates of a rank; `ValueError` if it is not selected."""
+        """Return the coordinates of a rank; raise `ValueError` if it is not selected."""
         return dict(zip(self._region.labels, self._ndslice.coordinates(rank), strict=True))
 
     def at(self, label: str, index: SupportsIndex) -> Shape:
-        """The part at one index of a dimension, which is dropped; `ValueError` for a wrong label or index."""
+        """Return the part at one index of a dimension, which is removed.
+
+        Raise `ValueError` for a wrong label or index.
+        """
         return self.index(**{label: index})
 
     def index(self, **indices: SupportsIndex) -> Shape:
-        """The part at one index of each named dimension, which are dropped; `ValueError` as for `at`."""
+        """Return the part at one index of each named dimension.
+
+        These dimensions are removed. Errors are as for `at`.
+        """
         for index in indices.values():
             unsigned(index)
         try:
@@ -592,7 +599,11 @@ class Shape:
             raise ValueError(str(e)) from None
 
     def select(self, label: str, slice: builtins.slice[Any, Any, Any]) -> Shape:  # noqa: A002  # Monarch's name, too
-        """The part that a slice of a dimension selects; `ValueError` for a wrong label, or if it selects nothing."""
+        """Return the part that a slice of a dimension selects.
+
+        Raises:
+            ValueError: the label is wrong, or the slice selects nothing.
+        """
         if not isinstance(slice, builtins.slice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"select() takes a slice, got {slice!r}: use at({label!r}, {slice!r})")
         return self._part(self._region.slice(**{label: slice}))

@@ -1,4 +1,4 @@
-"""`ValueMesh`: one value for each element of a mesh; a call on a mesh returns one."""
+"""`ValueMesh`: one value for each element of a mesh, such as the result of a call on a mesh."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ValueMesh(MeshTrait, Generic[T_co]):
 
     @staticmethod
     def from_indexed(shape: Extent | Region | Shape, pairs: Iterable[tuple[int, Any]]) -> ValueMesh[Any]:
-        """The values of ``(rank, value)`` pairs, in any order; of several for one rank, the last one counts.
+        """Create a ValueMesh from ``(rank, value)`` pairs in any order. Of several values for one rank, the last one
+        counts.
 
         Raises:
             ValueError: a rank is missing or out of range.
@@ -64,22 +65,23 @@ class ValueMesh(MeshTrait, Generic[T_co]):
         return ValueMesh(region.extent, [self._values[rank] for rank in region.ranks()])
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
-        """`(Point, value)` pairs in rank order."""
+        """Yield `(Point, value)` pairs in rank order."""
         return zip(self._extent.points(), self._values, strict=True)
 
     def values(self) -> list[T_co]:
-        """The values in rank order."""
+        """Return the values in rank order."""
         return list(self._values)
 
     def item(self, **coords: SupportsIndex) -> T_co:
-        """The value at the coordinates, one for each dimension; without arguments, the only value of a single element.
+        """Return the value at the coordinates, one for each dimension; without arguments, the only value of a single
+        element.
 
         Raises `KeyError` for missing or extra dimensions and `IndexError` for a coordinate out of range.
         """
         return self._values[self._extent.rank(coords)]
 
     def get(self, index: SupportsIndex) -> T_co:
-        """The value of the rank `index`; `IndexError` if the rank is out of range."""
+        """Return the value of the rank `index`; raise `IndexError` if the rank is out of range."""
         rank = operator.index(index)
         if not 0 <= rank < len(self._values):
             raise IndexError(f"index {rank} out of range (len={len(self._values)})")
@@ -117,7 +119,7 @@ class ValueMesh(MeshTrait, Generic[T_co]):
     # -- values from values --------------------------------------------------------------------
 
     def map(self, function: Callable[..., R], *others: ValueMesh[Any]) -> ValueMesh[R]:
-        """`function(value)` for every rank, in the same shape; values of `others` are further arguments.
+        """Return `function(value)` for every rank, in the same shape; values of `others` are further arguments.
 
         It runs in this process, rank by rank. An exception propagates with a note that names the rank.
 

@@ -1,4 +1,4 @@
-"""Accepts connections at a listening socket, and copes with a process that runs out of descriptors."""
+"""Accept connections at a listening socket, even when the process runs out of descriptors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from monarch_kernel.runtime.node.poller import Poller
 
 log = logs.logger(__name__)
 
-#: How long to stop accepting when the process has no descriptor left (seconds).
+#: The pause in accepting when the process has no descriptor left (seconds).
 ACCEPT_PAUSE = 1.0
-#: How many connections are accepted before other descriptors get their turn.
+#: The number of connections accepted before other descriptors get their turn.
 _BATCH = 64
 
 
@@ -58,7 +58,7 @@ class Acceptor:
                 if not self._short:
                     self._short = True
                     log.error("%s cannot accept more connections: %s (see ulimit -n)", self._what, e.strerror)
-                self._poller.unregister(self._sock.fileno())  # else epoll would report it again at once
+                self._poller.unregister(self._sock.fileno())  # otherwise epoll would report it again at once
                 self._poller.call_later(ACCEPT_PAUSE, self._again)
                 return
             self._short = False
@@ -78,7 +78,7 @@ class Acceptor:
             self._sock.close()
 
     def abandon(self) -> None:
-        """In a fork of this process: leave the socket to the parent."""
+        """Leave the socket to the parent, in a forked child."""
         self._closed = True
         self._sock.close()
 

@@ -1,13 +1,14 @@
-"""The audit log: a line for each connection and refusal, with what TLS has proved, not what a peer claims.
+"""The audit log: a line for each connection and refusal, with the identity proved by TLS, not a peer's claims.
 
 A TCP listener reports each connection to its ``Audit``, which writes a line to the log, and to a file if one is
 configured::
 
-    2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234
-    2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
-    2026-11-22T03:17:30.550Z refused - - 10.0.0.66: its key is not one that this worker trusts
+    2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234 2026-11-22T03:16:09.004Z ended
+    alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed 2026-11-22T03:17:30.550Z refused - -
+    10.0.0.66: its key is not one that this worker trusts
 
-Any stranger can cause refusals, so those of one address for one reason share one line per period, with their number.
+Any stranger can cause refusals. Refusals of one address for one reason therefore share one line per period, with their
+number.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PERIOD = 60.0
 
 
 class Audit:
-    """Writes the audit lines. Any thread may call it; its methods do not raise.
+    """Writes the audit lines. It is thread-safe, and its methods never raise.
 
     Args:
         poller: runs the timer that writes counted refusals.

@@ -1,4 +1,4 @@
-"""Disables core dumps of processes that hold a key: the dump would contain it.
+"""Disable core dumps of processes that hold a key, because a dump would contain the key.
 
 * A worker that listens at ``tcp://`` lowers both its soft and its hard limit.
 * A controller runs user code, so it lowers only its soft limit, when it reads a key; a program that needs a dump can
@@ -37,7 +37,7 @@ def give_up(for_good: bool) -> None:
 
 @contextmanager
 def users_limit() -> Generator[None]:
-    """A context in which new child processes inherit the user's limit."""
+    """Return a context in which new child processes inherit the user's limit."""
     if _users is None:
         yield
         return

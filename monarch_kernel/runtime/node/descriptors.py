@@ -1,9 +1,9 @@
-"""Limits of open descriptors.
+"""Manage the limits on open descriptors.
 
 A host agent needs three descriptors for each rank, a fork server one, and each end of a link one. The usual soft limit
-of 1,024 would cap a mesh at about 250 ranks, though the hard limit is far higher on nearly all systems.
+of 1,024 would limit a mesh to about 250 ranks, although the hard limit is far higher on nearly all systems.
 
-* The processes that run no user code (agents, workers, fork servers) raise their soft limit to the hard one when they
+* Processes that run no user code (agents, workers, fork servers) raise their soft limit to the hard one when they
   start.
 * A process that runs user code (a controller, a rank) keeps the limit of the user's shell, because ``select`` and
   programs that close every descriptor up to the limit expect it. It raises its limit only when it comes near it and
@@ -40,12 +40,12 @@ near = _near_limit()
 
 
 def limit() -> int:
-    """The soft limit of this process now."""
+    """Return the soft limit of this process now."""
     return _soft_and_hard()[0]
 
 
 def users_limit() -> int:
-    """The soft limit that the user's shell gave this process."""
+    """Return the soft limit that the user's shell gave this process."""
     return _soft_and_hard()[0] if _users is None else _users
 
 
@@ -79,7 +79,7 @@ def _set(limit: int) -> bool:
 
 
 def _restore() -> None:
-    """In a fork: restore the user's limit."""
+    """Restore the user's limit in a forked child."""
     global _users, near
     if _users is None:
         return

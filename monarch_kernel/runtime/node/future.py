@@ -22,8 +22,9 @@ log = logs.logger(__name__)
 class Future(Generic[R]):
     """The result of a call, now or later.
 
-    ``get()`` blocks and polls meanwhile (also inside a running event loop); ``await`` does not block.
-    Both can be used any number of times, from any thread. Not picklable: send the value instead.
+    ``get()`` blocks and polls meanwhile (also inside a running event loop); ``await`` does not block. Both can be used
+    any
+    number of times, from any thread. A future cannot be pickled: send the value instead.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_parked", "_poller", "_value", "what")
@@ -79,7 +80,7 @@ class Future(Generic[R]):
         """Wait for the result.
 
         Args:
-            timeout: seconds to wait at most; None waits until there is a result, a failure or a death.
+            timeout: the maximum wait (seconds); None waits until there is a result, a failure or a death.
 
         Raises:
             TimeoutError: there is no result yet; ``get`` can be called again later.
@@ -100,12 +101,12 @@ class Future(Generic[R]):
         return ""
 
     def result(self, timeout: float | None = None) -> R:
-        """The same as ``get``."""
+        """Do the same as ``get``."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait like ``get``, and return the exception that ``get`` would raise, or None."""
-        self._wait(timeout)  # apart from the result: it may arrive while this raises, and would not be told from it
+        self._wait(timeout)  # separately from the result, which may arrive while this raises
         try:
             self._result()
         except BaseException as e:
@@ -113,11 +114,11 @@ class Future(Generic[R]):
         return None
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) at once."""
+        """Return whether ``get`` would return (or raise) at once."""
         return self._done
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
-        """Call ``callback(self)`` when done: at once if it is, else on the polling thread (it must be quick)."""
+        """Call ``callback(self)`` when done: at once if it already is, else on the polling thread (it must be fast)."""
         if self._done:
             self._run(callback)
             return
@@ -128,7 +129,7 @@ class Future(Generic[R]):
             self._call_back()
 
     def then(self, convert: Callable[[R], S]) -> Future[S]:
-        """A future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""
+        """Return a future of ``convert(result)``; ``convert`` runs on the first thread that gets the result."""
         return _Converted(self, convert)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -155,7 +156,7 @@ class Future(Generic[R]):
         return self._result()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """An ``asyncio.Future`` of the running loop with the same outcome.
+        """Return an ``asyncio.Future`` of the running loop with the same outcome.
 
         Raises:
             RuntimeError: no event loop runs on this thread.
@@ -206,7 +207,7 @@ class _Converted(Future[S], Generic[R, S]):
 
 
 class CoroutineFuture(Future[R]):
-    """A future that is a coroutine, too, so that ``asyncio.run`` takes it; the work has begun all the same.
+    """A future that is also a coroutine, so that ``asyncio.run`` accepts it. The work has already begun.
 
     Args:
         source: the future whose outcome it has.
@@ -229,15 +230,15 @@ class CoroutineFuture(Future[R]):
         return self._steps
 
     def send(self, value: Any) -> Any:
-        """As of a coroutine."""
+        """Implement the coroutine protocol."""
         return self._stepping().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of a coroutine."""
+        """Implement the coroutine protocol."""
         return self._stepping().throw(*error)
 
     def close(self) -> None:
-        """As of a coroutine; the work goes on."""
+        """Implement the coroutine protocol. The work continues."""
         self._stepping().close()
 
 
@@ -245,23 +246,23 @@ Coroutine.register(CoroutineFuture)  # pyright: ignore[reportAttributeAccessIssu
 
 
 def nothing(_value: object) -> None:
-    """A converter for ``then`` when only completion matters."""
+    """Return None: a converter for ``then`` if only completion matters."""
 
 
 def true(_value: object) -> bool:
-    """A converter for ``then`` that returns True on completion."""
+    """Return True: a converter for ``then`` if only completion matters."""
     return True
 
 
 def resolved(poller: Poller, what: str = "", value: Any = None) -> Future[Any]:
-    """A future that is already done, by default with None."""
+    """Return a future that is already done, by default with None."""
     future: Future[Any] = Future(poller, what)
     future._resolve(value)
     return future
 
 
 def gathered(poller: Poller, futures: Sequence[Future[R]], what: str = "") -> Future[list[R]]:
-    """A future of all results, in order; it fails with the first failure (in time)."""
+    """Return a future of all results, in order. It fails with the failure that occurs first."""
     whole: Future[list[R]] = Future(poller, what)
     left = len(futures)
     if not futures:

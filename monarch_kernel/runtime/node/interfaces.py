@@ -1,4 +1,4 @@
-"""The interfaces between a node and its users: links, message handlers, reply sinks, gates."""
+"""The interfaces between a node and its users: links, message handlers, reply sinks and gates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PeerLink(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the link has ended."""
         ...
 
     @property
@@ -36,13 +36,13 @@ class PeerLink(Protocol):
         """Send one message: an encoded header and a body, bytes-like or a list of bytes-like pieces."""
 
     def drain(self) -> None:
-        """Handle all data that has already arrived; for a peer known to be dead."""
+        """Handle all data that has already arrived, for a peer known to be dead."""
 
     def close(self) -> None:
         """End the link; later sends are dropped."""
 
     def abandon(self) -> None:
-        """In a fork of this process: leave the connection to the parent."""
+        """Leave the connection to the parent, in a forked child."""
 
 
 #: Handles one type of message; gets its link, header and body. ``Node.handle`` checks the type.
@@ -55,32 +55,32 @@ class Sink(Protocol):
     """Receives the replies of one call."""
 
     def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
-        """Take one rank's reply."""
+        """Handle one rank's reply."""
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
         """Fail the replies that this call still expects from a dead proc."""
 
 
 class LargeBodies(Protocol):
-    """Carries large bodies of messages to other sites, beside the control plane."""
+    """Transfers large bodies of messages to other sites, outside the control plane."""
 
     def offer(self, body: Body, buffers: tuple[int, ...], receivers: list[str]) -> tuple[Body, SegmentRef | None]:
-        """Keep the large part of a body until these procs have fetched it; returns the rest, and the reference."""
+        """Keep the large part of a body until these procs have fetched it. Return the rest, and the reference."""
         ...
 
     def receive(self, ref: SegmentRef, pickled: bytes) -> Apart:
-        """Begin to fetch what was offered."""
+        """Begin to fetch an offered body."""
         ...
 
     def drain(self, timeout: float) -> None:
-        """Wait until everything that was offered has been fetched."""
+        """Wait until all offered bodies have been fetched."""
 
 
 class ReplyGate(Protocol):
     """Holds replies of ranks back until their earlier output has arrived."""
 
     def holds(self, proc: str, reply: Reply, body: Body) -> bool:
-        """Whether the gate holds this reply, and passes it to ``Node.settle`` later."""
+        """Return whether the gate holds this reply. It then passes the reply to ``Node.settle`` later."""
         ...
 
     def release(self, proc: str) -> None:

@@ -30,24 +30,24 @@ log = logs.logger(__name__)
 _HEAD = PREFIX.size
 _pack = PREFIX.pack
 _unpack_from = PREFIX.unpack_from
-#: The most that one recv reads; below malloc's mmap threshold, so the buffer is cheap.
+#: The maximum size of one recv; below malloc's mmap threshold, so the buffer is cheap.
 _CHUNK = 64 * 1024
 #: Messages up to this size are joined into one piece before sending.
 _JOIN = 32 * 1024
-#: The messages of a piece up to this size are copied out of it, which costs less than views of it.
+#: Messages up to this size are copied out of a received piece, which costs less than views of it.
 _COPIED = 4 * 1024
 #: The longest header. (Only the available memory limits a body.)
 MAX_HEADER = 64 * 1024 * 1024
-#: From this size on, a message is checked against the available memory before any is allocated for it.
+#: Larger messages are checked against the available memory before any is allocated for them.
 _CHECKED = 64 * 1024 * 1024
-#: From this size on, a message gets huge pages, which take no memory until its bytes arrive.
+#: Larger messages get huge pages, which take no memory until their bytes arrive.
 _HUGE = 4 * 1024 * 1024
-#: How much one link sends or receives before other links get their turn.
+#: How many bytes one link sends or receives before other links get their turn.
 _TURN = 1024 * 1024
 
 #: Words of a link.
 FAILED = 1
-#: How much of a cause is sent.
+#: The maximum length of a cause.
 _LONGEST_CAUSE = 2000
 
 Buffer = bytes | bytearray | memoryview
@@ -55,7 +55,7 @@ Pieces = list[Buffer]
 
 
 class ByteStream(Protocol):
-    """The part of a socket that a link uses; a ``TlsChannel`` has it, too."""
+    """The part of a socket that a link uses; ``TlsChannel`` implements it, too."""
 
     def fileno(self) -> int: ...
     def setblocking(self, flag: bool, /) -> None: ...
@@ -72,15 +72,16 @@ OnClose = Callable[["Link"], None]
 
 
 class LinkError(Exception):
-    """Received data is not acceptable; the message says why."""
+    """Received data is invalid. The message gives the reason."""
 
 
 class Link:
-    """Sends and receives whole messages over a socket; may exist before its socket does.
+    """Sends and receives whole messages over a socket. It may exist before its socket does.
 
-    A link made before the peer has connected queues its messages, and flushes them when ``attach`` gives it
-    its socket. Any thread may call ``send``. The polling thread calls ``on_message(link, header, body)`` and
-    ``on_close(link)``. ``ended`` says in one clause why the link was closed, unless the other side just closed it.
+    A link created before the peer has connected queues its messages, and sends them when ``attach`` provides the
+    socket.
+    Any thread may call ``send``. The polling thread calls ``on_message(link, header, body)`` and ``on_close(link)``.
+    ``ended`` is the reason why the link was closed, in one clause, unless the other side just closed it.
     """
 
     __slots__ = (
@@ -207,7 +208,7 @@ class Link:
         self._send_pieces([_pack(len(header), size) + header, *pieces], size)
 
     def _late(self) -> bytes:
-        """The frames of deferred messages to this peer."""
+        """Return the frames of deferred messages to this peer."""
         return b"".join(_pack(len(header), 0) + header for header in map(encode, self._poller.late_for(self.peer)))
 
     def _queue(self, data: Buffer) -> None:
@@ -410,7 +411,7 @@ class Link:
             self._flush()
 
     def drain(self) -> None:
-        """Handle all data that has already arrived; for a peer known to be dead."""
+        """Handle all data that has already arrived, for a peer known to be dead."""
         while self.receive():
             pass
 
@@ -436,7 +437,7 @@ class Link:
         self.on_close(self)
 
     def abandon(self) -> None:
-        """In a fork of this process: close the descriptor, which leaves the connection to the parent."""
+        """Close the descriptor in a forked child, which leaves the connection to the parent."""
         self.closed = True
         if self._sock is not None:
             self._sock.close()
@@ -447,7 +448,10 @@ class Link:
 
 
 def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> None:
-    """Log that a link ends because of a message: one line, and not for each, as a peer may send any number."""
+    """Log that a link ends because of a message.
+
+    Repeated failures share one line, because a peer may cause any number.
+    """
     from monarch_kernel.runtime.node.tally import is_first_bad_message
 
     where = _place_of(error)
@@ -461,7 +465,7 @@ def _report_failure(poller: Poller, peer: str, error: Exception, why: str) -> No
 
 
 def _place_of(error: Exception) -> str:
-    """Where an exception was raised."""
+    """Return where an exception was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -469,12 +473,12 @@ def _place_of(error: Exception) -> str:
 
 
 def is_peers_fault(error: Exception) -> bool:
-    """Whether no receiver could have handled the data."""
+    """Return whether every receiver would have failed to handle the data."""
     return isinstance(error, LinkError | msgspec.MsgspecError | UnicodeDecodeError)
 
 
 def describe(error: Exception) -> str:
-    """What went wrong with a message, in one clause."""
+    """Describe what went wrong with a message, in one clause."""
     if isinstance(error, MemoryError):
         return f"there is no memory for a message ({error})" if str(error) else "there is no memory for a message"
     if isinstance(error, LinkError):
@@ -485,12 +489,12 @@ def describe(error: Exception) -> str:
 
 
 def _text(word: Buffer) -> str:
-    """Text from the other side, made safe for a terminal."""
+    """Return text from the other side, made safe for a terminal."""
     return _printable(bytes(word[:_LONGEST_CAUSE]).decode(errors="replace"))
 
 
 def _printable(text: str) -> str:
-    """Text of others on one line, without what changes a terminal."""
+    """Return untrusted text on one line, without terminal control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_CAUSE])
 
 
@@ -516,7 +520,7 @@ def allocate(size: int) -> memoryview:
 
 
 def memory_left() -> int:
-    """How many bytes of memory are available on this machine and in this process's control group."""
+    """Return how many bytes of memory are available on this machine and in this process's control group."""
     left = [1 << 62]
     try:
         with open("/proc/meminfo") as file:
@@ -563,10 +567,10 @@ def connect_unix(path: str) -> socket.socket:
 
 
 def check_peer(sock: socket.socket, path: str) -> None:
-    """Make sure, before a byte is sent or decoded, that this user or root listens at a Unix socket.
+    """Check, before a byte is sent or decoded, that this user or root listens at a Unix socket.
 
     Raises:
-        NotPrivateError: another user listens; the message names it, and says what to do.
+        NotPrivateError: another user listens; the message names the user and a remedy.
     """
     pid, uid = peer_of(sock)
     if not is_ours(uid):
@@ -577,7 +581,7 @@ def check_peer(sock: socket.socket, path: str) -> None:
 
 
 def listens(path: str) -> bool:
-    """Whether a process of this user listens at a Unix socket."""
+    """Return whether a process of this user listens at a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         try:

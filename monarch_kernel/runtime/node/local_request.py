@@ -1,6 +1,6 @@
-"""One request to a process of this user on this machine, over its Unix socket, from a program that is no node itself.
+"""Send one request to a process of this user on this machine, from a program that is not a node.
 
-The other process accepts it on a link that has not said Hello (``node._STRANGERS``), and answers with a Reply.
+The other process accepts the request on a link without a Hello (``node._STRANGERS``), and answers with a Reply.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def connect(address: str, timeout: float) -> socket.socket:
 
 
 def request(address: str, message: Message, timeout: float) -> tuple[Reply, bytes]:
-    """Send a message, and wait for the Reply; returns it with its body.
+    """Send a message, and wait for the Reply. Return it with its body.
 
     Args:
-        timeout: limit for each step (seconds).
+        timeout: the time limit for each step (seconds).
 
     Raises:
         TimeoutError: the process does not answer.

@@ -1,8 +1,8 @@
-"""The node of each process of the runtime: its address book, links and pending calls, and the deaths it knows of.
+"""The node of each process of the runtime: its address book, links, pending calls and known deaths.
 
-A ``Node`` routes messages and does not depend on actors. Its users register a handler for each message type
-and a *sink* for each call they make. The polling thread calls the handlers (or, for messages of the process
-to itself, the sending thread does), one message of a link at a time.
+A ``Node`` routes messages and does not depend on actors. Its users register a handler for each message type, and a
+*sink* for each call they make. The polling thread calls the handlers, one message of a link at a time. For messages of
+the process to itself, the sending thread calls them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ log = logs.logger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-#: After a proc's connection ends: how long to wait for a report of the proc's end, if its agent expects none (seconds).
+#: How long to wait for a report of a proc's end after its connection has ended, if its agent expects no report
+#: (seconds).
 CAUSE_GRACE = 0.25
 #: How long to wait for the agent's answer, and then for an end that the agent expects (seconds).
 AGENT_GRACE = 30.0
@@ -92,16 +93,16 @@ class Loopback:
         self._node._dispatch(self, decode(header), body)
 
     def drain(self) -> None:
-        """Does nothing: nothing is queued."""
+        """Do nothing: nothing is queued."""
 
     def close(self) -> None:
-        """Does nothing: this link ends with the process."""
+        """Do nothing: this link ends with the process."""
 
     abandon = close
 
 
 class _Abandoned(dict[str, PeerLink]):
-    """Stands in for the links of a process in a fork of it; every use raises."""
+    """Replaces the links of a process in a forked child. Every use raises."""
 
     def get(self, key: str, default: object = None) -> NoReturn:
         raise RuntimeError(FORKED)
@@ -198,7 +199,7 @@ class Node:
         self.unexplained: dict[str, Timer] = {}
         #: Whether a proc's exit is about to be reported; an agent sets this for its ranks.
         self.is_ending: Callable[[str], bool] = lambda _proc: False
-        #: Living procs that do not answer their agent.
+        #: Live procs that do not answer their agent.
         self.unresponsive: dict[str, ProcUnresponsive] = {}
         #: Called with a proc's id and the report when it stops answering, and with None when it answers again.
         self.on_vitals: list[Callable[[str, ProcUnresponsive | None], None]] = []
@@ -212,7 +213,7 @@ class Node:
         self.segments = Segments(node_id, self.send, self.poller.say_late)
         self._segment_threshold = environment.SEGMENT_THRESHOLD.get()
         self._direct_threshold = environment.DIRECT_THRESHOLD.get()
-        #: Creates what carries large bodies to other sites, when that is first needed.
+        #: Creates the carrier of large bodies to other sites, on first use.
         self.make_bodies: Callable[[], LargeBodies] | None = None
         self._bodies: LargeBodies | None = None
         self.poller.on_late = self.send
@@ -224,7 +225,7 @@ class Node:
 
     @property
     def is_gateway(self) -> bool:
-        """Whether other sites reach this one's through this process."""
+        """Whether other sites reach this site through this process."""
         return self.ref.gateway == self.id
 
     # -- listening ----------------------------------------------------------------------------
@@ -255,7 +256,7 @@ class Node:
         """Connect to the host agent that listens at a URL.
 
         Args:
-            done: called with its reference, or with an exception that says why there is no connection.
+            done: called with its reference, or with an exception that explains why there is no connection.
             timeout: how long to try (seconds).
         """
         self.routes.dial(url, done, timeout, keys)
@@ -301,7 +302,7 @@ class Node:
         elif isinstance(current, Link) and not current.attached and isinstance(link, Link) and link.local:
             self.links[hello.node] = link
             link.take_over(current)
-        # else: both sides connected at once; this link is only read from
+        # Otherwise both sides connected at once, and this link is only read from.
         self._expected.discard(hello.node)
         self.routes.greeted(link, hello)
         for callback in self.on_hello:
@@ -320,13 +321,13 @@ class Node:
         self.refs.setdefault(ref.id, ref)
 
     def current(self, ref: ProcRef) -> ProcRef:
-        """The proc that now has this one's place in its mesh: itself, or its last successor."""
+        """Return the proc that now has this one's place in its mesh: itself, or its last successor."""
         while (successor := self.successors.get(ref.id)) is not None:
             ref = successor
         return ref
 
     def replaced(self, proc: str, ref: ProcRef) -> bool:
-        """Record the successor of a dead proc; False if it was known."""
+        """Record the successor of a dead proc. Return False if it was already known."""
         if self.successors.get(proc) == ref:
             return False
         self.successors[proc] = ref
@@ -344,7 +345,7 @@ class Node:
             self.links[ref.id] = Link(self.poller, ref.id, self._dispatch, self._on_closed)
 
     def link_to(self, proc: str) -> PeerLink | None:
-        """The link to a proc, created if there is none; None if the proc is dead."""
+        """Return the link to a proc, created if there is none; None if the proc is dead."""
         link = self.links.get(proc)
         if link is not None:
             return link
@@ -391,7 +392,7 @@ class Node:
                     self.declare_dead(name, lost_with(None, name, self.refs[name].host))
 
     def send(self, proc: str, message: Message, body: Body = b"") -> bool:
-        """Send to a proc; False (and nothing is sent) if it is known to be dead."""
+        """Send to a proc. Return False, without sending, if it is known to be dead."""
         link = self.links.get(proc) or self.link_to(proc)
         if link is None:
             return False
@@ -428,7 +429,7 @@ class Node:
         return body[-1], ref
 
     def goes_directly(self, body: Body, buffers: tuple[int, ...]) -> bool:
-        """Whether a body is so large that it goes to other hosts beside the control plane."""
+        """Return whether a body is large enough to go to other hosts outside the control plane."""
         return 0 < self._direct_threshold <= (sum(buffers) if buffers else len(body))
 
     def _large_bodies(self) -> LargeBodies:
@@ -440,12 +441,12 @@ class Node:
             return self._bodies
 
     def drain(self, timeout: float) -> None:
-        """Before an orderly end: let other hosts fetch the large messages that this process has sent them."""
+        """Let other hosts fetch the large messages that this process has sent them, before an orderly end."""
         if self._bodies is not None:
             self._bodies.drain(timeout)
 
     def apart(self, ref: SegmentRef, body: Body) -> Apart:
-        """The body of a message whose buffers did not come with it.
+        """Return the body of a message whose buffers did not come with it.
 
         Raises:
             LinkError: this process cannot fetch them.
@@ -457,7 +458,7 @@ class Node:
     # -- calls --------------------------------------------------------------------------------
 
     def new_call(self, sink: Sink) -> int:
-        """Register ``sink`` for replies until ``end_call``; returns the number of the call."""
+        """Register ``sink`` for replies until ``end_call``. Return the number of the call."""
         number = next(self._call_ids)
         self.calls[number] = sink
         return number
@@ -504,7 +505,7 @@ class Node:
         handler(link, message, body)
 
     def _note(self, what: str) -> None:
-        """Log what has come and should not have: a line for the first of a kind, as a peer may send any number."""
+        """Log an unexpected message: one line for the first of a kind, because a peer may send any number."""
         from monarch_kernel.runtime.node.tally import is_first_bad_message
 
         if is_first_bad_message(self.poller, self.id, what):
@@ -526,7 +527,7 @@ class Node:
         if ref is not None and ref.agent in self.deaths:
             self.declare_dead(peer, lost_with(None, peer, ref.host))
             return
-        if why := link.ended:  # the link itself has failed, and the proc may live
+        if why := link.ended:  # the link itself has failed, and the proc may be alive
             self._give_up(peer, f"the connection to it was given up: {why}")
             return
         if ref is None or ref.agent == self.id:
@@ -602,7 +603,7 @@ class Node:
             self.declare_dead(proc, death)
 
     def death_body(self, receiver: str, death: Death) -> Body:
-        """The body of a message that reports a death; within this process it is the death itself."""
+        """Return the body of a message that reports a death; within this process it is the death itself."""
         return death if receiver == self.id else encode_death(death)
 
     def _on_proc_started(self, _link: PeerLink, started: ProcStarted, _body: Body) -> None:
@@ -634,7 +635,7 @@ class Node:
         self.declare_dead(exited.proc, exited.death())
 
     def declare_dead(self, proc: str, death: Death) -> None:
-        """Fail everything that waits for ``proc``; only the first cause counts."""
+        """Fail everything that waits for ``proc``. Only the first cause counts."""
         if proc in self.deaths or self._closed:
             return
         link = self.links.get(proc)
@@ -659,9 +660,10 @@ class Node:
     # -- ending -------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """In a fork of this process: leave everything that it shares alone, and reject every further use.
+        """Leave everything that this process shares alone in a forked child, and reject every further use.
 
-        The fork closes the descriptors, because others must detect the parent's death even if the fork lives on.
+        The fork closes the descriptors, because other processes must detect the parent's death even if the fork
+        continues.
         """
         self._closed = True
         for handler in self.poller.abandon():

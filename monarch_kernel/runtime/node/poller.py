@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 log = logs.logger(__name__)
 
-#: After this long without a leader, the background thread takes over (seconds).
+#: The time without a leader after which the background thread takes over (seconds).
 TICK = 0.005
-#: The longest sleep of the main thread (seconds). A signal that arrives between the interpreter's check for signals and
-#: the system call does not interrupt that call, so this is also the longest delay of a Ctrl-C.
+#: The maximum sleep of the main thread (seconds). A signal that arrives between the interpreter's check for signals and
+#: the system call does not interrupt that call, so this is also the maximum delay of a Ctrl-C.
 LOOK_UP = 0.2
 #: How long an event loop waits for the background thread to give the lead back (seconds).
 STEAL = 0.05
-#: How many ready descriptors one poll takes; for more than 42 the interpreter would allocate a buffer each time.
+#: The number of ready descriptors per poll. For more than 42, the interpreter would allocate a buffer each time.
 _READY = 42
-#: The longest sleep (seconds): the kernel counts milliseconds in 32 bits.
+#: The maximum sleep (seconds): the kernel counts milliseconds in 32 bits.
 _LONGEST = 1e6
 #: After this many ticks with a leader, the background thread sleeps until it is needed.
 QUIET_TICKS = 20
@@ -147,7 +147,7 @@ class Poller:
                 pass
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
-        """Run ``callback`` from the leader in ``delay`` seconds."""
+        """Run ``callback`` on the leading thread in ``delay`` seconds."""
         timer = Timer(monotonic() + delay, callback)
         heapq.heappush(self._timers, (timer.due, next(self._counter), timer))
         if self._leader != get_ident():
@@ -200,14 +200,14 @@ class Poller:
     def wait(self, waitable: Waitable, timeout: float | None = None, idle: bool = False) -> bool:
         """Block until ``waitable._done``, and poll meanwhile if no other thread does.
 
-        In the main thread, a SIGINT is deferred to the end of the current step and then passed to the
-        previously installed handler, so Ctrl-C never loses a message that is being handled. A callback of
-        ``call_in_wait`` also runs in the main thread's wait; its time does not count.
+        In the main thread, a SIGINT is deferred to the end of the current step and then passed to the previously
+        installed handler, so Ctrl-C never loses a message that is being handled. A callback of ``call_in_wait`` also
+        runs in the main thread's wait; its time does not count.
 
         Args:
             waitable: what to wait for.
             timeout: how long (seconds); None: until it is done.
-            idle: no user code is on this thread's stack, so ``calm`` needs no deferral.
+            idle: whether no user code is on this thread's stack, so that ``calm`` needs no deferral.
 
         Returns:
             Whether it is done; False after ``timeout`` seconds.
@@ -253,7 +253,7 @@ class Poller:
         return done or waitable._done
 
     def _shield(self) -> SignalHandler | None:
-        """Defer SIGINT. Returns the handler to restore, or None if there is nothing to defer. Main thread only."""
+        """Defer SIGINT. Return the handler to restore, or None if there is nothing to defer. Main thread only."""
         handler = _getsignal(_SIGINT)
         if handler is self._deferring or not callable(handler):
             return None
@@ -261,14 +261,14 @@ class Poller:
         return handler
 
     def _unshield(self, handler: SignalHandler) -> bool:
-        """Restore the handler. Returns whether a SIGINT came meanwhile."""
+        """Restore the handler. Return whether a SIGINT arrived meanwhile."""
         _signal.signal(_SIGINT, handler)
         self._interrupted = False
         pressed, self._pressed = self._pressed, False
         return pressed
 
     def call_in_wait(self, errand: Callable[[], None]) -> None:
-        """Have the main thread call ``errand()`` inside its wait: at once if it is waiting, else in its next wait.
+        """Make the main thread call ``errand()`` inside its wait: at once if it is waiting, else in its next wait.
 
         ``errand`` may itself wait. An exception from it ends the wait. Of several pending calls, only the last runs.
         """
@@ -276,7 +276,7 @@ class Poller:
         self._look_up()
 
     def shielded(self) -> Shielded:
-        """A context that defers SIGINT, for short steps that must not be interrupted (such as sending a message)."""
+        """Return a context that defers SIGINT, for short steps such as sending a message."""
         return Shielded(self)
 
     def _defer(self, _signum: int, _frame: FrameType | None) -> None:
@@ -317,7 +317,7 @@ class Poller:
         return waitable._done
 
     def _follow(self, waitable: Waitable, deadline: float | None, main: bool) -> bool:
-        """Park while another thread leads. Returns whether to wait on."""
+        """Park while another thread leads. Return whether to continue waiting."""
         parker = threading.Lock()
         parker.acquire()
         self._followers.append(parker)
@@ -480,7 +480,8 @@ class Poller:
         """Poll once, for an idle event loop; timeout -1: until something arrives.
 
         Args:
-            sleeper: does not sleep if it has become ready before this thread had the lead: that is not told again.
+            sleeper: does not sleep if it became ready before this thread had the lead, because that event is not
+                repeated.
 
         Returns:
             False if another thread leads; the background thread gives the lead back.
@@ -501,7 +502,10 @@ class Poller:
         return True
 
     def _steal_lead(self) -> bool:
-        """Take the lead from the background thread; False if another thread leads, or a handler runs for long."""
+        """Take the lead from the background thread.
+
+        Return False if another thread leads, or a handler runs for long.
+        """
         if not self._background_leads:
             return False
         self._steal = True
@@ -512,11 +516,11 @@ class Poller:
         return False
 
     def in_leader(self) -> bool:
-        """Whether the calling thread is the leader, which handles messages."""
+        """Return whether the calling thread is the leader, which handles messages."""
         return self._leader == get_ident()
 
     def abandon(self) -> list[Callable[[int], object]]:
-        """In a fork of this process: release what it shares, and reject every further wait. Returns the handlers."""
+        """Release shared resources in a forked child, and reject every further wait. Return the handlers."""
         handlers = list(self._handlers.values())
         self._closed = True
         self._handlers.clear()
@@ -562,7 +566,7 @@ class Shielded:
             handler(_SIGINT, None)
 
 
-#: The error of every use in a fork.
+#: The error raised by every use in a forked child.
 FORKED = (
     "this process was forked from one that runs monarch_kernel, and cannot use its meshes: "
     "make meshes after the fork, or start the process with spawn"

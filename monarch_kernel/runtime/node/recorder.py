@@ -1,7 +1,7 @@
-"""What this process does, for traces: a ring of records, and the clock that stamps them.
+"""Record the activity of this process for traces: a ring of records, and the clock for their times.
 
-Nothing is recorded until a trace is turned on: ``recording`` is None until then. Code that could record something tests
-this one name, and that is all that it costs.
+Nothing is recorded until a trace is turned on: ``recording`` is None until then. Code that could record something only
+tests this name, so recording costs nothing else while it is off.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from monarch_kernel.protocol.trace_records import TRANSFER, RecordedTrace
 
-#: How many records a process keeps at most; they take about 300 bytes each.
+#: The default number of records that a process keeps; each takes about 300 bytes.
 CAPACITY = 32_768
 
-#: The time in nanoseconds; the same in all processes of a host.
+#: The time in nanoseconds, equal in all processes of a host.
 clock = time.monotonic_ns
 
-#: The group of the records that the running task makes; see ``TraceRecord``.
+#: The group of the records that the running task creates; see ``TraceRecord``.
 group: ContextVar[int] = ContextVar("monarch_kernel_trace_group", default=0)
 
 #: Numbers for groups.
@@ -32,32 +32,32 @@ _get_ident = threading.get_ident
 
 
 class Recorder:
-    """The records of this process; the newest ones replace the oldest. Any thread may use it.
+    """The records of this process; new ones replace the oldest. It is thread-safe.
 
     Args:
-        capacity: how many records it keeps.
+        capacity: the maximum number of records.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=capacity)
         self._taken = 0
-        self._reads = 0  # numbers that were taken only to see how many there are
+        self._reads = 0  # numbers that were taken only to count the records
         self._lock = threading.Lock()
         # What calls record is so frequent that they use these themselves.
         self.next = itertools.count(1).__next__  # the number of the next record
-        self.append = self._ring.append  # a record that has ended: the fields of a TraceRecord
+        self.append = self._ring.append  # appends a finished record: the fields of a TraceRecord
         self.clock = clock
-        self.open: dict[int, tuple[Any, ...]] = {}  # by number: the first fields of those that have not
+        self.open: dict[int, tuple[Any, ...]] = {}  # unfinished records, by number: their first fields
         self.prefix = f"{os.urandom(4).hex()}-"  # of the ids of calls
 
     def begin(self, kind: str, name: str, group: int = 0, call: str = "", size: int = 0) -> int:
-        """Record that something begins now on this thread. Returns its number, for ``end``."""
+        """Record that an activity begins now on this thread. Return its number, for ``end``."""
         number = self.next()
         self.open[number] = (number, kind, name, _get_ident(), group, self.clock(), call, size)
         return number
 
     def end(self, number: int, mark: int = 0) -> None:
-        """Record that it ends now, with ``TraceRecord.mark``; ending it again does nothing."""
+        """Record that it ends now, with ``TraceRecord.mark``. Ending it again has no effect."""
         begun = self.open.pop(number, None)
         if begun is not None:
             self.append((*begun, self.clock(), mark))
@@ -67,7 +67,7 @@ class Recorder:
         return TransferEnd(self, self.begin(TRANSFER, name, 0, "", size))
 
     def take(self) -> RecordedTrace:
-        """Remove and return all records that have ended, with copies of those that have not."""
+        """Remove and return all finished records, with copies of the unfinished ones."""
         with self._lock:
             records: list[Any] = []
             for _ in range(len(self._ring)):
@@ -99,13 +99,13 @@ recording: Recorder | None = None
 
 
 def start(capacity: int = CAPACITY) -> Recorder:
-    """Begin to record, with an empty ring."""
+    """Start recording, with an empty ring."""
     global recording
     recording = Recorder(capacity)
     return recording
 
 
 def stop() -> None:
-    """Record no more, and drop what was recorded."""
+    """Stop recording, and drop the records."""
     global recording
     recording = None

@@ -1,18 +1,18 @@
-"""Relays casts through host agents to their ranks and to other agents, and combines the replies.
+"""Relay casts through host agents to their ranks and to other agents, and combine the replies.
 
 A process that casts (the *source*) keeps one tree of all the agents it casts to. The agents in the tree forward a cast
 to their children, deliver it to the addressed ranks of their own host, and send the replies up, several in one message.
 An agent unpickles nothing.
 
-For a living actor, no cast is lost, duplicated or reordered, because:
+For a live actor, no cast is lost, duplicated or reordered, because:
 
-* An agent has one place in a source's tree, whatever group a cast belongs to. So all casts of the source reach it over
-  one chain of links, and each link keeps their order. The agent's place changes only when its parent is lost; from then
-  on its parent is the source itself.
+* An agent has one position in a source's tree, whatever group a cast belongs to. All casts of the source therefore
+  reach it over one chain of links, and each link keeps their order. The agent's position changes only when its parent
+  is lost; from then on its parent is the source itself.
 * A source numbers its casts. It keeps each relayed cast until the whole branch has replied (or acknowledged, if no
   replies are wanted). When an agent loses its parent, the source first resends to it, in order, every such pending
-  cast. Hence casts arrive in order on each link to an agent, and the casts that a new link skips at its start have
-  been delivered. So an agent accepts a cast if its number is higher than that of all earlier ones and drops it as a
+  cast. Hence casts arrive in order on each link to an agent, and the casts that a new link skips at its start have been
+  delivered. An agent therefore accepts a cast if its number is higher than that of all earlier ones and drops it as a
   duplicate otherwise; the sender does not matter.
 * Replies are not lost with a relay: an agent below a relay keeps the replies that it has sent up until the source
   confirms that it has all of them. When it gets a duplicate cast from the source itself, it sends the kept replies and
@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 #: How long replies wait to be merged with others: an eighth of their own latency, within these bounds (seconds).
 FLUSH = 0.002
 LONGEST_FLUSH = 0.05
-#: More bytes of replies than this are sent at once.
+#: Larger replies are sent immediately (bytes).
 LARGE = 256 * 1024
 #: How long casts of a process that has ended may still arrive (seconds).
 FAREWELL = 10.0
@@ -148,7 +148,7 @@ class _Group:
         self.procs = own.procs
         self.ranks = own.ranks
         self.children = children
-        self.relays = relays  # whether the source gave it children, which may be lost by now
+        self.relays = relays  # whether the source gave it children, which may have been lost since
         self.known = False  # whether all members are known
         self.looking = False  # whether a timer checks for unknown members
 
@@ -247,7 +247,7 @@ class _Share:
     # -- replies ----------------------------------------------------------------------------------
 
     def on_reply(self, rank: int, status: int, body: Body, buffers: tuple[int, ...]) -> None:
-        """Take the reply of a rank of this host."""
+        """Handle the reply of a rank of this host."""
         if rank not in self.waiting:
             return
         if not buffers:
@@ -277,7 +277,7 @@ class _Share:
         self.progress()
 
     def on_branch(self, child: str, message: CastReplies, body: Body) -> None:
-        """Take replies from a child agent."""
+        """Handle replies from a child agent."""
         if child not in self.children:
             return
         self._unsent.extend(message, body)
@@ -319,7 +319,7 @@ class _Share:
         self._relay.send(self.parent, message, body)
 
     def move(self) -> None:
-        """Make the source the parent, as the old one is lost, and resend all replies that may be lost with it."""
+        """Make the source the parent after the loss of the old parent, and resend all replies that may be lost."""
         self.parent = self.source.id
         kept, self._kept = self._kept, []
         for message, body in kept:
@@ -402,14 +402,14 @@ class Relay:
     # -- sending ----------------------------------------------------------------------------------
 
     def send(self, peer: str, message: Message, body: Body = b"") -> bool:
-        """Send to another process; False if it is dead or unknown."""
+        """Send to another process. Return False if it is dead or unknown."""
         try:
             return self.node.send(peer, message, body)
         except LookupError:
             return False
 
     def link_to(self, proc: str) -> PeerLink | None:
-        """The link to a rank; None if it is dead or unknown."""
+        """Return the link to a rank; None if it is dead or unknown."""
         try:
             return self.node.link_to(proc)
         except LookupError:
@@ -502,7 +502,7 @@ class Relay:
         source.merge.add_cast(message.number, after, lambda: self._ready(source, group), lambda: share.deliver(body))
 
     def _ready(self, source: _Source, group: _Group) -> bool:
-        """Whether all members are known; if not, the merge runs again once they are."""
+        """Return whether all members are known; if not, the merge runs again once they are."""
         if group.known or group.looking:
             return group.known
         node = self.node

@@ -1,4 +1,4 @@
-"""Routes messages between processes of different sites through the gateways of their sites.
+"""Route messages between processes of different sites through the gateways of their sites.
 
 A process that is not a gateway sends a message for another site to its own gateway, over their Unix link, wrapped in
 ``Routed``. The gateway forwards it to the receiver's gateway, over the one connection between the two, which forwards
@@ -59,9 +59,9 @@ log = logs.logger(__name__)
 RETRY = 0.05
 #: How long after its loss a gateway may be dialled again for known procs (seconds).
 FORGIVE = 3.0
-#: How long a dial caused by a message, not by ``dial``, may take (seconds).
+#: The time limit for a dial caused by a message, not by ``dial`` (seconds).
 LAZY_TIMEOUT = 10.0
-#: How many lost connections with a gateway a new dial reports to it.
+#: The number of lost connections with a gateway that a new dial reports to it.
 REMEMBERED = 4
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -70,7 +70,7 @@ Done = Callable[[ProcRef | Exception], None]
 
 
 def local_site() -> str:
-    """The name of the site that all processes of this user on this machine share (except those of a worker).
+    """Return the name of the site that all processes of this user on this machine share (except those of a worker).
 
     It combines what decides whether processes can share Unix sockets and memory: the running kernel, the mount
     namespace and the user.
@@ -94,11 +94,11 @@ class Routes:
         self._dials: dict[PeerLink, _Dial] = {}
         self._dialled: dict[str, str] = {}  # gateways by their dialled URL
         self._ways: dict[str, tuple[str, Keys | None]] = {}  # by gateway: the URL and the keys that reached it
-        self._keys: list[Keys] = []  # all that were used
+        self._keys: list[Keys] = []  # all keys used so far
         self._lost_at: dict[str, float] = {}
         #: At a gateway: by other gateway, this site's procs that send there, and the procs each was introduced to.
         self._introduced: dict[str, dict[str, set[str]]] = {}
-        #: How often a gateway was lost: as reported to this process, or (at a gateway) as it has told each local proc.
+        #: How often a gateway was lost: as reported to this process, or (at a gateway) as reported to each local proc.
         self._heard: Counter[str] = Counter()
         self._told: Counter[tuple[str, str]] = Counter()
         self._listeners: list[UnixListener | Listener] = []
@@ -114,11 +114,11 @@ class Routes:
     # -- links ----------------------------------------------------------------------------------
 
     def far(self, ref: ProcRef) -> bool:
-        """Whether a proc belongs to another site."""
+        """Return whether a proc belongs to another site."""
         return ref.site != self._node.ref.site
 
     def link_to(self, ref: ProcRef) -> PeerLink | None:
-        """Make a link to a proc of another site; None if the proc is out of reach."""
+        """Return a link to a proc of another site; None if the proc is out of reach."""
         node = self._node
         if node.is_gateway and ref.id == ref.gateway:
             return self._connect(ref)
@@ -143,7 +143,7 @@ class Routes:
         return link
 
     def _gateway_link(self, ref: ProcRef) -> PeerLink | None:
-        """The link to the gateway of this proc's site."""
+        """Return the link to the gateway of this proc's site."""
         node = self._node
         if ref.gateway not in node.refs:
             node.learn(gateway_of(ref))
@@ -158,12 +158,12 @@ class Routes:
             return None
         try:
             return _Dial(node, self, url, None, LAZY_TIMEOUT, ref, keys).link
-        except ValueError as e:  # it may have told anything of itself
+        except ValueError as e:  # its address, which it has reported itself, may be invalid
             node.declare_dead(ref.id, Death.of(DeathKind.AGENT_UNREACHABLE, str(e), ref.id, ref.host))
             return None
 
     def _why_not(self, url: str) -> str:
-        """Why this process cannot use this URL; '' if it can. Reads the key on first use."""
+        """Return why this process cannot use this URL; "" if it can. Reads the key on first use."""
         if url.startswith("ipc://") or self._node.keys is not None:
             return ""
         from monarch_kernel.protocol.keys import KeyFileError, load_keys
@@ -189,7 +189,10 @@ class Routes:
             self._node.deaths.pop(name, None)
 
     def forgiven(self, proc: str) -> bool:
-        """Whether a proc declared dead is a gateway that may be dialled again; if so, it no longer counts as dead."""
+        """Return whether a proc declared dead is a gateway that may be dialled again.
+
+        If so, it no longer counts as dead.
+        """
         node = self._node
         ref = node.refs.get(proc)
         if ref is None or proc != ref.gateway or not self.far(ref) or not ref.gateway_address:
@@ -202,7 +205,7 @@ class Routes:
     # -- connecting and listening ---------------------------------------------------------------
 
     def known_keys(self, keys: Keys) -> Keys:
-        """These keys, or the same ones that this process uses already, so that each list is watched once."""
+        """Return these keys, or the same ones that this process uses already, so that each list is watched once."""
         known = next((each for each in self._keys if each.same_as(keys)), None)
         if known is None:
             self._keys.append(known := keys)
@@ -229,7 +232,7 @@ class Routes:
                 done(e)
 
     def listen_at(self, url: str) -> str:
-        """Accept links of other sites (``tcp://``), or at another Unix socket (``ipc://``). Returns the actual URL."""
+        """Accept links of other sites (``tcp://``), or at another Unix socket (``ipc://``). Return the actual URL."""
         node = self._node
         if url.startswith("ipc://"):
             path = url.removeprefix("ipc://")
@@ -248,7 +251,7 @@ class Routes:
         return listener.url
 
     def on_hello(self, link: PeerLink, hello: Hello) -> bool:
-        """Check the Hello of a connection between sites or of a dialled one; False if it is rejected."""
+        """Check the Hello of a connection between sites or of a dialled one. Return False if it is rejected."""
         node = self._node
         dialled = hello.answer or link in self._dials
         if not dialled and not self.far(hello.ref):
@@ -271,7 +274,7 @@ class Routes:
         return True
 
     def is_one_of(self, peer: str, link: PeerLink) -> bool:
-        """Whether this is one of the connections with a gateway, even if messages are sent through another one."""
+        """Return whether this is a connection with a gateway, even if messages are sent through another one."""
         return link in self._connections.get(peer, {}).values()
 
     def greeted(self, link: PeerLink, hello: Hello) -> None:
@@ -352,7 +355,7 @@ class Routes:
         via.send(encode(message), body)
 
     def _return(self, link: PeerLink, message: Routed, death: Death) -> None:
-        """Tell the sender that the receiver is gone."""
+        """Notify the sender that the receiver is gone."""
         back = encode(Unreachable(message.to))
         if link.peer == message.source:
             link.send(back, encode_death(death))
@@ -398,7 +401,8 @@ class Routes:
     def _on_far_hello(self, link: PeerLink | None, hello: Hello) -> None:
         """Handle the first message from a proc of another site."""
         node = self._node
-        # It starts anew over a new connection. (A controller keeps it dead: procs end when they lose their controller.)
+        # It starts again over a new connection. (A controller keeps it dead: procs end when they lose their
+        # controller.)
         if hello.node in node.out_of_reach and node.kind != "controller":
             node.out_of_reach.discard(hello.node)
             node.deaths.pop(hello.node, None)
@@ -470,7 +474,7 @@ class Routes:
             link.close()
 
     def abandon(self) -> None:
-        """In a fork: leave all connections to the parent process."""
+        """Leave all connections to the parent, in a forked child."""
         for listener in self._listeners:
             listener.abandon()
         for link in self._dials:
@@ -518,7 +522,7 @@ class RemoteLink:
             self._via.send(self._routed, pieces)
 
     def drain(self) -> None:
-        """Does nothing: no data of a remote proc waits here."""
+        """Do nothing: no data of a remote proc is queued here."""
 
     def close(self) -> None:
         """Drop all later messages."""
@@ -535,7 +539,7 @@ class _Dial:
 
     Args:
         done: called with the outcome, or None.
-        known: the gateway expected at the URL; None if only the URL is known.
+        known: the gateway expected at the URL; None: only the URL is known.
         keys: for TCP; None: the process's own.
     """
 
@@ -624,7 +628,7 @@ class _Dial:
 
 
 def gateway_of(ref: ProcRef) -> ProcRef:
-    """A reference to the gateway of a proc's site."""
+    """Return a reference to the gateway of a proc's site."""
     if ref.gateway == ref.agent:
         return ref.agent_ref()
     # A controller: its address is unknown, as it cannot be dialled.

@@ -1,4 +1,4 @@
-"""Large buffers between processes of one host: shared-memory segments that the receiver maps.
+"""Share large buffers between processes of one host, through shared-memory segments that the receiver maps.
 
 The sender copies a message's out-of-band buffers into a segment (a ``memfd``, which has no name and cannot outlive its
 last user) and sends only a reference. The receiver opens the segment through ``/proc/<pid>/fd`` and maps it; the arrays
@@ -9,7 +9,7 @@ A segment for one receiver is mapped shared, and the mapping is kept for the nex
 because the owner does not read it before it is released. Several receivers each map a segment privately (copy on
 write), so that they cannot see each other's changes.
 
-Deaths: a dead receiver's segments are released at once; a dead owner's memory stays until the receivers drop it.
+Deaths: a dead receiver's segments are released at once. A dead owner's memory stays until the receivers drop it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Segments:
     # -- the owner's side -------------------------------------------------------------------------
 
     def put(self, pieces: list[Any], receivers: Iterable[str]) -> SegmentRef | None:
-        """Copy bytes-like pieces into a segment for these procs; None if the limit is reached."""
+        """Copy bytes-like pieces into a segment for these procs. Return None if the limit is reached."""
         size = sum(memoryview(piece).nbytes for piece in pieces)
         holders = set(receivers)
         segment = self._take(size)
@@ -128,7 +128,7 @@ class Segments:
         segment.close()
 
     def on_peer_dead(self, proc: str) -> None:
-        """Release all segments that a dead process held; its own segments are unmapped when their users drop them."""
+        """Release all segments that a dead process held. Its own segments are unmapped when their users drop them."""
         with self._lock:
             held = [s.number for s in self._all.values() if proc in s.holders]
             for segment in self._all.values():
@@ -145,7 +145,7 @@ class Segments:
         return Lease(self, ref)
 
     def map(self, ref: SegmentRef) -> mmap.mmap:
-        """The segment's memory in this process."""
+        """Return the segment's memory in this process."""
         key = (ref.owner, ref.number)
         with self._lock:
             known = self._mapped.get(key)
@@ -167,11 +167,11 @@ class Segments:
             self._mapped.pop((owner, number), None)
 
     def dropped(self, owner: str, number: int) -> None:
-        """Called by finalizers: notify the owner soon."""
+        """Notify the owner soon; called by finalizers."""
         self._say_late(owner, Release(number))
 
     def close(self) -> None:
-        """Release everything; mappings that arrays still use stay until those are gone."""
+        """Release everything. Mappings that arrays still use stay until those are gone."""
         with self._lock:
             segments, self._all = list(self._all.values()), {}
             self._free.clear()
@@ -190,7 +190,7 @@ class Lease:
         self._ref: SegmentRef | None = ref
 
     def memory(self) -> memoryview:
-        """The segment's bytes.
+        """Return the segment's bytes.
 
         Raises:
             ConnectionError: the owner is gone, and the segment with it.
@@ -212,7 +212,7 @@ class Lease:
 
 
 def leased(memory: mmap.mmap | memoryview, size: int, drop: Callable[[], None]) -> memoryview:
-    """The first bytes of memory; ``drop`` is called when they and everything made from them are gone."""
+    """Return the first bytes of memory; ``drop`` is called when they and everything made from them are gone."""
     held = _held(size).from_buffer(memory)
     held.drop = drop
     return memoryview(held).cast("B")
@@ -220,7 +220,7 @@ def leased(memory: mmap.mmap | memoryview, size: int, drop: Callable[[], None]) 
 
 @lru_cache(maxsize=256)  # there are few sizes, see `rounded`
 def _held(size: int) -> Any:
-    """A type for the bytes of a segment; an instance lives until the last array in the segment is gone.
+    """Return a type for the bytes of a segment; an instance lives until the last array in the segment is gone.
 
     A ctypes array exports the mapping's memory and, unlike a memoryview, is kept alive by every view of a view.
     """

@@ -1,4 +1,4 @@
-"""Decides when a mesh with failed ranks restarts automatically. Pure: its input is times, its output decisions."""
+"""Decide when a mesh with failed ranks restarts automatically. Pure: times in, decisions out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SCOPES = ("rank", "all")
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """What happens automatically when procs of a mesh die.
+    """The automatic reaction to dead procs of a mesh.
 
     Attributes:
         when: "on_failure": replace them; "never": report the failure to their owner.
-        limit: the most restarts within ``within`` seconds; the next failure is reported to the owner.
+        limit: the maximum number of restarts within ``within`` seconds; the next failure is reported to the owner.
         backoff: seconds before the first restart; doubled for each further one, up to ``backoff_max``.
         scope: "rank": restart only the dead ranks; "all": restart all ranks of the mesh together, as for a training job
             that has lost its process group.
@@ -56,16 +56,16 @@ class Restarts:
             self._times[mesh] = deque()
 
     def remove(self, mesh: str) -> None:
-        """Drop a mesh that has ended."""
+        """Remove the policy of a mesh that has ended."""
         for known in (self._policies, self._times, self._pending):
             known.pop(mesh, None)
 
     def policy(self, mesh: str) -> RestartPolicy | None:
-        """The policy of a mesh; None if it is never restarted."""
+        """Return the policy of a mesh; None if it is never restarted."""
         return self._policies.get(mesh)
 
     def failed(self, mesh: str, now: float) -> float | None:
-        """Record a proc's death; returns how long to wait before the restart, or None if there is no restart."""
+        """Record a proc's death. Return the delay before the restart (seconds), or None if there is no restart."""
         policy = self._policies.get(mesh)
         if policy is None:
             return None

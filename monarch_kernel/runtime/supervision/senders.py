@@ -1,4 +1,4 @@
-"""Tracks the senders of a port that its receiver knows of, and whether any is left. Pure: its input is events."""
+"""Track the known senders of a port for its receiver, and detect when none is left. Pure: its input is events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sender(msgspec.Struct, frozen=True):
     Attributes:
         proc: the process.
         actor: the actor there; "" for any code in that process.
-        mesh, rank, extent: its place in its mesh, for messages.
+        mesh, rank, extent: its position in its mesh, for messages.
     """
 
     proc: ProcRef
@@ -27,10 +27,11 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 class Senders:
-    """The senders that were given one port.
+    """The senders of one port.
 
-    The port is lost when no sender has it any more and at least one died with it. If all living senders have released
-    it, they just have nothing more to send. If an unknown sender might have it, it is never lost.
+    The port is lost when no sender has it any more and at least one sender died with it. If all live senders have
+    released
+    it, there is just nothing more to send. If an unknown sender might have it, it is never lost.
     """
 
     def __init__(self) -> None:
@@ -72,5 +73,5 @@ class Senders:
 
     @property
     def lost(self) -> list[tuple[Sender, Death]]:
-        """All senders that died with the port, if no other has it; empty while one may still send."""
+        """The senders that died with the port, if no other sender has it; empty while one may still send."""
         return [] if self._unknown or self._living else list(self._gone.values())

@@ -1,4 +1,4 @@
-"""Tracks the meshes that this process has spawned and their owners, and finds the owners to notify of a death.
+"""Track the meshes that this process has spawned and their owners, and find the owners to notify of a death.
 
 Pure: its input is events (a spawn, a stop, a death), its output is notices. The actor system sends the notices and
 calls ``__supervise__``.
@@ -18,15 +18,15 @@ class OwnedMesh(msgspec.Struct):
     """The spawner's record of a mesh of actors or procs.
 
     Attributes:
-        id: unique.
-        name: as spawned, for messages.
+        id: a unique id.
+        name: the name as spawned, for messages.
         owner: id of the actor that spawned it.
         extent: its shape as spawned; ranks here are ranks in it.
         procs: the proc of each rank.
-        tool: an internal mesh: deaths of its actors are reported as deaths of their procs, and deaths of its own procs
-            to nobody but the pending calls.
+        tool: whether it is internal: deaths of its actors are reported as deaths of their procs, and deaths of its own
+            procs only to pending calls.
         cls: the class of its actors, for messages; "" for procs.
-        dead: ranks whose death was already reported.
+        dead: the ranks whose death was already reported.
     """
 
     id: str
@@ -103,11 +103,11 @@ class Tree:
             mesh.dead.difference_update(ranks)
 
     def failed_on(self) -> set[str]:
-        """The procs on which an actor spawned here has died."""
+        """Return the procs on which an actor spawned here has died."""
         return {mesh.procs[rank].id for mesh in self._actors.values() for rank in mesh.dead}
 
     def owned_by(self, owner: str) -> list[OwnedMesh]:
-        """The meshes that an actor owns, oldest first."""
+        """Return the meshes that an actor owns, oldest first."""
         return [mesh for known in (self._procs, self._actors) for mesh in known.values() if mesh.owner == owner]
 
     def actor_failed(self, mesh_id: str, rank: int, death: Death) -> list[Notice]:

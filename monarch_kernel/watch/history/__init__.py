@@ -1,5 +1,5 @@
-"""What a watch saw, kept for a while in a bounded store, and asked in SQL.
+"""A bounded store of what a watch has seen, which can be queried in SQL.
 
-``columns`` holds the rows, ``tables`` says which tables there are, ``recorder`` turns changes of a watch into rows, and
-``query`` asks. Tables have the names of Monarch's telemetry where it has such a table.
+``columns`` stores the rows, ``tables`` defines the tables, ``recorder`` converts changes of a watch to rows, and
+``query`` runs queries. Tables are named as in Monarch's telemetry if it has such a table.
 """

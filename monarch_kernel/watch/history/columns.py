@@ -1,4 +1,4 @@
-"""Tables in arrays, one for each column, of bounded size: the oldest rows make room for new ones. Pure."""
+"""Tables stored as one array per column, of bounded size: new rows replace the oldest. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-#: Bytes that a text takes beside its characters: the object, and its places in the dictionary of its column.
+#: The overhead of a stored string (bytes): the object, and its entries in the dictionary of its column.
 _TEXT = 160
 
 
@@ -25,7 +25,7 @@ class NumberColumn:
     """Integers of 64 bits, or floating-point numbers.
 
     Args:
-        code: "q" or "d", as of ``array``.
+        code: "q" or "d", a type code of ``array``.
     """
 
     __slots__ = ("_array",)
@@ -42,23 +42,23 @@ class NumberColumn:
         self._array = self._array[count:]
 
     def copy(self) -> NumberColumn:
-        """The column as it is now."""
+        """Return a copy of the column."""
         copied = NumberColumn(self._array.typecode)
         copied._array = self._array[:]
         return copied
 
     def values(self) -> array[Any]:
-        """All values, the oldest first."""
+        """Return all values, oldest first."""
         return self._array
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """The size in memory (bytes)."""
         return len(self._array) * self._array.itemsize
 
 
 class TextColumn:
-    """Texts, or None, of which each different one is kept once."""
+    """Strings or None. Equal strings are stored once."""
 
     __slots__ = ("_codes", "_known", "_nbytes", "_texts")
 
@@ -78,27 +78,27 @@ class TextColumn:
         self._codes.append(code)
 
     def drop(self, count: int) -> None:
-        """Remove the oldest values, and the texts that no value has any more."""
+        """Remove the oldest values, and strings that are no longer used."""
         left = self.values()[count:]
         self._codes, self._texts, self._known, self._nbytes = array("l"), [], {}, 0
         for value in left:
             self.append(value)
 
     def copy(self) -> TextColumn:
-        """The column as it is now."""
+        """Return a copy of the column."""
         copied = TextColumn()
         copied._codes, copied._texts = self._codes[:], self._texts.copy()
         copied._known, copied._nbytes = self._known.copy(), self._nbytes
         return copied
 
     def values(self) -> list[str | None]:
-        """All values, the oldest first."""
+        """Return all values, oldest first."""
         texts = self._texts
         return [texts[code] for code in self._codes]
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """The size in memory (bytes)."""
         return len(self._codes) * self._codes.itemsize + self._nbytes
 
 
@@ -106,7 +106,7 @@ class ColumnTable:
     """Rows of one table.
 
     Args:
-        columns: the kind of each column by its name: "integer", "real" or "text".
+        columns: the kind of each column by name: "integer", "real" or "text".
     """
 
     def __init__(self, columns: Mapping[str, str]) -> None:
@@ -132,7 +132,7 @@ class ColumnTable:
         self.rows -= count
 
     def copy(self) -> ColumnTable:
-        """The table as it is now; rows that are added later are not part of it."""
+        """Return a copy of the table, without rows that are added later."""
         copied = ColumnTable(self.kinds)
         copied.columns = {name: column.copy() for name, column in self.columns.items()}
         copied._appends = [column.append for column in copied.columns.values()]
@@ -141,35 +141,35 @@ class ColumnTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """The size in memory (bytes)."""
         return sum(column.nbytes for column in self.columns.values())
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """The rows, the oldest first."""
+        """Iterate over the rows, oldest first."""
         return zip(*(column.values() for column in self.columns.values()), strict=True)
 
 
 class BoundedTables:
-    """Several tables that take a limited number of bytes together. Not safe for threads.
+    """Several tables with a common size limit. Not thread-safe.
 
     Args:
         tables: the columns of each table.
-        limit: how many bytes all rows may take.
+        limit: the maximum size of all rows (bytes).
     """
 
-    #: How often the size is looked at (rows).
+    #: The size is checked once per this number of rows.
     CHECKED = 256
 
     def __init__(self, tables: Mapping[str, Mapping[str, str]], limit: int) -> None:
         self.limit = limit
         self.tables = {name: ColumnTable(columns) for name, columns in tables.items()}
-        #: How many rows have made room for others.
+        #: The number of rows dropped to make room.
         self.dropped = 0
         self._unchecked = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory."""
+        """The size in memory (bytes)."""
         return sum(table.nbytes for table in self.tables.values())
 
     def append(self, name: str, *row: Any) -> None:

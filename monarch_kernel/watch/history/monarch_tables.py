@@ -1,6 +1,7 @@
-"""The tables of Monarch's telemetry, with its columns, made of a history and of what is there at the moment. Pure.
+"""The tables of Monarch's telemetry, computed from a history and the current state. Pure.
 
-Identifiers are numbers there: each is drawn from the text that identifies the thing here, so tables join.
+Identifiers are numbers in these tables. Each is derived from the text identifier of the object, so tables can be
+joined.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NUMBERS = set(
 _METRIC = "name timestamp_us start_timestamp_us scope_name unit "
 _ABOUT = "attributes_json resource_attributes_json "
 
-#: The tables, with their columns.
+#: The columns of each table.
 COLUMNS: dict[str, list[str]] = {
     name: columns.split()
     for name, columns in {
@@ -53,7 +54,7 @@ COLUMNS: dict[str, list[str]] = {
         ),
     }.items()
 }
-#: What Monarch has, and this has not: why.
+#: Monarch's tables that are missing here, with the reason.
 ELSEWHERE = "single messages and spans are in the trace of job.profile()"
 
 _STATUS = {"idle": "Idle", "processing": "Processing"}
@@ -61,12 +62,12 @@ _GAUGES, _SUMS = ("memory", "cpu", "waiting"), ("calls", "failures", "sent", "re
 
 
 def kind_of(column: str) -> str:
-    """The kind of a column: "integer", "real" or "text"."""
+    """Return the kind of a column: "integer", "real" or "text"."""
     return "integer" if column in _NUMBERS else "real" if column in _REALS.split() else "text"
 
 
 def named(sql: str) -> list[str]:
-    """The tables that a query names."""
+    """Return the tables that a query names."""
     words = set(re.findall(r"\w+", sql.lower()))
     return [name for name in COLUMNS if name in words]
 
@@ -78,12 +79,13 @@ def tables_of(
     nodes: Mapping[str, TopologyNode],
     since: int,
 ) -> dict[str, ColumnTable]:
-    """Some of the tables.
+    """Return some of the tables.
 
     Args:
+        names: the names of these tables.
         history: all tables of a history.
-        snapshot, nodes: what is there now, and its topology.
-        since: older rows of events, metrics and failures are left out (microseconds since 1970).
+        snapshot, nodes: the current state, and its topology.
+        since: omit older rows of events, metrics and failures (microseconds since 1970).
     """
     made: dict[str, ColumnTable] = {}
     for name in names:
@@ -99,7 +101,7 @@ def tables_of(
 
 @lru_cache(maxsize=1 << 16)
 def number(text: str) -> int:
-    """The identifier of a thing in these tables."""
+    """Return the numeric identifier of an object in these tables."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
@@ -108,7 +110,7 @@ def _actor_mesh(mesh: str, name: str) -> int:
 
 
 def _shapes(history: Mapping[str, ColumnTable]) -> dict[str, tuple[str, dict[str, int]]]:
-    """Name and shape of each proc mesh by its key."""
+    """Return name and shape of each proc mesh by its key."""
     found: dict[str, tuple[str, dict[str, int]]] = {}
     for key, _at, name, shape, _ranks, event in history["meshes"]:
         if event == "seen":
@@ -118,7 +120,7 @@ def _shapes(history: Mapping[str, ColumnTable]) -> dict[str, tuple[str, dict[str
 
 
 def _place(rank: int, sizes: Mapping[str, int]) -> str:
-    """A rank as Monarch shows it: {'hosts': 0/1, 'gpus': 3/4}."""
+    """Format a rank like Monarch: {'hosts': 0/1, 'gpus': 3/4}."""
     parts: list[str] = []
     for label, size in reversed([*sizes.items()]):
         rank, at = divmod(rank, size)
@@ -194,7 +196,7 @@ _UNITS = {"memory": "By", "cpu": "%", "sent": "By", "received": "By"}
 
 
 def _of_snapshot(name: str, snapshot: Snapshot, nodes: Mapping[str, TopologyNode]) -> Iterator[Row]:
-    """The rows of a table of snapshots: there is one, of this moment."""
+    """Yield the rows of a table of snapshots: a single snapshot, of the current state."""
     at = round(snapshot.time * 1e6)
     this = f"{snapshot.version:016x}"
     if name == "snapshots":

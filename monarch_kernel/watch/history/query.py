@@ -1,7 +1,8 @@
-"""Asking a history in SQL: by DuckDB where it (and NumPy) is installed, else by SQLite of the standard library.
+"""Query a history in SQL, with DuckDB if it (and NumPy) is installed, otherwise with SQLite.
 
-Each query gets a database in memory of its own, with the tables that it names. So it sees one moment, and cannot change
-the history. A query may be a stranger's, from a notebook: it reaches no file and no network, and loads nothing.
+Each query runs in a separate in-memory database with the tables that it names. It therefore sees a consistent state
+and cannot change the history. A query may come from an untrusted notebook: it can access no file or network and load no
+extension.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.watch.history.columns import ColumnTable
 from monarch_kernel.watch.history.tables import TABLES, VIEWS
 
-#: How many rows a result shows as text.
+#: The maximum number of rows in the text of a result.
 SHOWN = 200
 
 
 class HistoryQueryError(ValueError):
-    """A query of a history is not valid SQL, or names what there is not; the message lists the tables."""
+    """A query is not valid SQL, or names an unknown table or column; the message lists the tables."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class QueryResult(AsTable):
-    """The answer to a query.
+    """The result of a query.
 
     Attributes:
-        columns: their names.
+        columns: the names of the columns.
         rows: the values.
-        engine: what has answered: "DuckDB" or "SQLite".
+        engine: the database used: "DuckDB" or "SQLite".
     """
 
     columns: tuple[str, ...]
@@ -41,7 +42,7 @@ class QueryResult(AsTable):
     engine: str
 
     def table(self) -> TableView:
-        """The first rows."""
+        """Return the first rows as a table."""
         shown = [["" if value is None else str(value) for value in row] for row in self.rows[:SHOWN]]
         more = f"{len(self.rows) - SHOWN} more rows" if len(self.rows) > SHOWN else ""
         numbers = [at for at in range(len(self.columns)) if all(_is_number(row[at]) for row in self.rows)]
@@ -56,7 +57,7 @@ def _is_number(value: Any) -> bool:
 
 
 def named_tables(sql: str) -> list[str]:
-    """The tables that a query needs: those whose names, or whose views' names, occur in it."""
+    """Return the tables that a query needs: those whose names, or the names of whose views, occur in it."""
     words = set(re.findall(r"\w+", sql.lower()))
     needed = words | {table for view, (table, _) in VIEWS.items() if view in words}
     return [name for name in TABLES if name in needed]
@@ -65,16 +66,16 @@ def named_tables(sql: str) -> list[str]:
 def ask(
     tables: dict[str, ColumnTable], sql: str, engine: str = "", known: Sequence[str] = (*TABLES, *VIEWS)
 ) -> QueryResult:
-    """Answer a query.
+    """Run a query.
 
     Args:
-        tables: those that it needs.
+        tables: the tables that it needs.
         sql: one statement.
         engine: "DuckDB" or "SQLite"; empty: the better one that is installed.
-        known: what may be asked for, for errors.
+        known: all available tables, for errors.
 
     Raises:
-        HistoryQueryError: it cannot be answered.
+        HistoryQueryError: the query is invalid.
     """
     if not engine:
         installed = all(importlib.util.find_spec(name) is not None for name in ("duckdb", "numpy"))
@@ -109,7 +110,7 @@ def _ask_sqlite(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) 
 
 
 def _reads_only(action: int, name: str | None, *_: str | None) -> int:
-    """What a query may do in SQLite."""
+    """Authorize only reading statements, as SQLite's authorizer."""
     reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
     describes = action == sqlite3.SQLITE_PRAGMA and name in ("table_info", "table_list", "table_xinfo")
     calls = action == sqlite3.SQLITE_FUNCTION and name != "load_extension"
@@ -119,7 +120,7 @@ def _reads_only(action: int, name: str | None, *_: str | None) -> int:
 def _ask_duckdb(tables: dict[str, ColumnTable], views: Sequence[str], sql: str) -> QueryResult:
     duckdb: Any = importlib.import_module("duckdb")
     numpy: Any = importlib.import_module("numpy")
-    # A name that is no table must not be looked for among Python's variables.
+    # An unknown table name must not be looked up among Python's variables.
     database = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
     try:
         kinds = {"integer": "BIGINT", "real": "DOUBLE", "text": "VARCHAR"}

@@ -1,4 +1,4 @@
-"""A history: rows from what a watch sees, while it is on."""
+"""Record a history: convert the changes of a watch to rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from monarch_kernel.watch.history.tables import TABLES
 from monarch_kernel.watch.model import ActorView, Delta, HostView, MeshView, RankView
 from monarch_kernel.watch.watcher import Watch
 
-#: How many bytes of rows a history keeps by default; new rows replace the oldest of the largest table.
+#: The default size limit of a history (bytes). New rows replace the oldest of the largest table.
 LIMIT = 32 << 20
-#: How often it looks (seconds).
+#: The sampling interval (seconds).
 PERIOD = 1.0
 
-#: Fields of a ``RankView``, with their columns.
+#: Sampled fields of a ``RankView``, with their columns.
 _SAMPLED = {
     "rss": "memory",
     **{field: field for field in ("cpu", "waiting", "calls", "failures", "sent", "received")},
@@ -28,13 +28,13 @@ _SAMPLED = {
 
 
 class History:
-    """What this controller has seen of its meshes, from ``start`` to ``stop``. Any thread may use it.
+    """The history of this controller's meshes, recorded between ``start`` and ``stop``. Thread-safe.
 
-    Rows stay after ``stop``, until ``clear``. While it is off, it costs nothing but their memory.
+    Rows are kept after ``stop``, until ``clear``. While recording is off, the only cost is their memory.
 
     Args:
-        limit: how many bytes the rows may take.
-        period: the least time between two samples (seconds).
+        limit: the maximum size of the rows (bytes).
+        period: the minimum interval between two samples (seconds).
     """
 
     def __init__(self, limit: int = LIMIT, period: float = PERIOD) -> None:
@@ -43,26 +43,26 @@ class History:
         self._period = period
         self._watch: Watch | None = None
         self._states: dict[tuple[str, int], tuple[str, str]] = {}
-        self._actors: dict[str, str] = {}  # what each runs, by its identifier
+        self._actors: dict[str, str] = {}  # what each actor runs, by its identifier
 
     @property
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether it is recording."""
         return self._watch is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
+        """The size of all rows (bytes)."""
         with self._lock:
             return self._rows.nbytes
 
     @property
     def dropped(self) -> int:
-        """How many rows were replaced by newer ones."""
+        """The number of rows replaced by newer ones."""
         return self._rows.dropped
 
     def start(self) -> None:
-        """Record from now on; does nothing if it does already."""
+        """Start recording. No effect if it is already recording."""
         with self._lock:
             if self._watch is not None:
                 return
@@ -70,7 +70,7 @@ class History:
         watch.subscribe(self.note, since=0)
 
     def stop(self) -> None:
-        """Record no more; does nothing if it does not."""
+        """Stop recording. No effect if it is not recording."""
         with self._lock:
             watch, self._watch = self._watch, None
         if watch is not None:
@@ -79,7 +79,7 @@ class History:
             self._actors.clear()
 
     def clear(self) -> None:
-        """Forget all rows, except, while it is on, what there is now."""
+        """Remove all rows. While it is recording, the current state is kept."""
         with self._lock:
             self._rows = BoundedTables(TABLES, self._rows.limit)
             self._states.clear()
@@ -89,27 +89,27 @@ class History:
             self.note(msgspec.structs.replace(watch.since(0), failures=()))
 
     def query(self, sql: str) -> QueryResult:
-        """Ask in SQL; docs/telemetry.md lists the tables.
+        """Run an SQL query; docs/telemetry.md lists the tables.
 
         Raises:
-            HistoryQueryError: the query is not valid.
+            HistoryQueryError: the query is invalid.
         """
         return ask(self.tables(named_tables(sql)), sql)
 
     def tables(self, names: Iterable[str] = TABLES) -> dict[str, ColumnTable]:
-        """Some of its tables, or all, as they are now."""
+        """Return copies of some or all of its tables."""
         with self._lock:
             return {name: self._rows.tables[name].copy() for name in names}
 
     def series(
         self, mesh: str, field: str, ranks: tuple[int, ...] | None = None
     ) -> dict[int, list[tuple[float, float]]]:
-        """The samples of a field of ranks, such as ``rss``, as (time, value): what a chart draws.
+        """Return the samples of a field of ranks, such as ``rss``, as (time, value), for a chart.
 
         Args:
             mesh: the key of the mesh.
             field: of ``RankView``: rss, cpu, waiting, calls, failures, sent or received.
-            ranks: None: all.
+            ranks: the ranks; None: all.
 
         Raises:
             ValueError: the field is not sampled.
@@ -129,7 +129,7 @@ class History:
     # -- rows -------------------------------------------------------------------------------------
 
     def note(self, delta: Delta) -> None:
-        """Add rows for what differs."""
+        """Add rows for changes."""
         at = round(delta.time * 1e6)
         with self._lock:
             for key, mesh in delta.meshes.items():
@@ -186,7 +186,7 @@ _history: History | None = None
 
 
 def history() -> History:
-    """The history of this controller; it records once it is started."""
+    """Return the history of this controller. It records only after it is started."""
     global _history
     if _history is None:
         _history = History()

@@ -1,8 +1,8 @@
-"""The tables of a history, and the views on them."""
+"""The tables of a history, and the views of them."""
 
 from __future__ import annotations
 
-#: The columns of each table, with their kinds. Times are microseconds since 1970; ``mesh_id`` is the key of a mesh.
+#: The columns of each table, with their kinds. Times are microseconds since 1970. ``mesh_id`` is the key of a mesh.
 TABLES: dict[str, dict[str, str]] = {
     "meshes": {
         "id": "text",
@@ -68,7 +68,7 @@ _SUMS = {"rank.calls": "calls", "rank.failures": "failures", "rank.sent": "sent"
 
 
 def _long(metrics: dict[str, str]) -> str:
-    """A view with a row for each metric of each sample."""
+    """Return a view with one row for each metric of each sample."""
     return " UNION ALL ".join(
         f"SELECT timestamp_us, '{name}' AS name, mesh_id, rank, CAST({column} AS DOUBLE) AS value FROM rank_samples"
         for name, column in metrics.items()

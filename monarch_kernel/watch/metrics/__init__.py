@@ -1,5 +1,5 @@
-"""Metrics of this controller's meshes: as a table, for Prometheus, and for OpenTelemetry.
+"""Metrics of this controller's meshes, as a table, for Prometheus, and for OpenTelemetry.
 
-``families`` computes them from what a watch sees, ``counters`` keeps what only grows while metrics are on,
-``collector`` has both, and ``endpoint`` serves them.
+``families`` computes them from a snapshot, ``counters`` accumulates monotonic values while metrics are on,
+``collector`` combines both, and ``endpoint`` serves them.
 """

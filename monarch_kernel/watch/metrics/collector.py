@@ -1,4 +1,4 @@
-"""Metrics of this controller while they are on, and their forms: a table, Prometheus' text, OpenTelemetry."""
+"""Collect metrics of this controller while they are on; export as a table, Prometheus text or to OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from monarch_kernel.watch.metrics.families import HistogramSample, MetricFamily,
 from monarch_kernel.watch.model import RankState
 from monarch_kernel.watch.watcher import Watch
 
-#: How often metrics follow what happens (seconds).
+#: The update interval of metrics (seconds).
 PERIOD = 1.0
-#: How long ranks may take to report (seconds).
+#: The time for ranks to report (seconds).
 REPORTS = 2.0
 _SILENT = (RankState.DEAD, RankState.ENDED, RankState.UNRESPONSIVE, RankState.STARTING)
-#: Named by scrapers to tell the format.
+#: The content type by which scrapers recognise the format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,7 +32,7 @@ class MetricsTable(AsTable):
     families: tuple[MetricFamily, ...]
 
     def table(self) -> TableView:
-        """A row for each sample; those of ranks in a state in which there are none are left out."""
+        """Return one row per sample. Zero counts of ranks by state are left out."""
         rows: list[tuple[str, str, str]] = []
         for family in self.families:
             for labels, value in sorted(family.samples.items()):
@@ -44,24 +44,24 @@ class MetricsTable(AsTable):
 
 
 class Metrics:
-    """The metrics of this controller, from ``start`` to ``stop``. Any thread may use it."""
+    """The metrics of this controller, collected between ``start`` and ``stop``. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._watch: Watch | None = None
-        self._version = 0  # of the last change that was counted
+        self._version = 0  # of the last counted change
         self._counters = Counters()
         self._exported = False
 
     @property
     def is_on(self) -> bool:
-        """Whether it counts."""
+        """Whether metrics are on."""
         return self._watch is not None
 
     def start(self) -> None:
-        """Count from now on; does nothing if it does already.
+        """Start counting. No effect if it is already on.
 
-        With OpenTelemetry's metrics installed, instruments of the same names are made on ``get_meter()``.
+        If OpenTelemetry's metrics are installed, instruments with the same names are created on ``get_meter()``.
         """
         self._begin()
 
@@ -81,7 +81,7 @@ class Metrics:
             return watch
 
     def _follow(self) -> None:
-        """Count what has changed."""
+        """Count changes."""
         with self._lock:
             if self._watch is not None and not self._watch.closed:
                 delta = self._watch.since(self._version)
@@ -89,7 +89,7 @@ class Metrics:
                 self._counters.note(delta)
 
     def stop(self) -> None:
-        """Count no more; does nothing if it does not."""
+        """Stop counting. No effect if it is off."""
         with self._lock:
             watch, self._watch = self._watch, None
         if watch is not None:  # without the lock, which its thread may wait for
@@ -97,7 +97,7 @@ class Metrics:
             watch.close()
 
     def once(self) -> MetricsTable:
-        """The metrics as they are now, also while it is off: then it is on for as long as ranks take to report."""
+        """Return the current metrics. If they are off, turn them on until ranks have reported."""
         with self._lock:
             if self._watch is not None:
                 return self.table()
@@ -112,7 +112,7 @@ class Metrics:
             self.stop()
 
     def families(self) -> tuple[MetricFamily, ...]:
-        """All metrics as they are now; empty while it is off."""
+        """Return all current metrics; empty if they are off."""
         with self._lock:
             if self._watch is None:
                 return ()
@@ -120,11 +120,11 @@ class Metrics:
             return tuple(families(self._watch.snapshot(), self._counters))
 
     def table(self) -> MetricsTable:
-        """All metrics as a table."""
+        """Return all metrics as a table."""
         return MetricsTable(self.families())
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format (``CONTENT_TYPE``).
+        """Return all metrics in Prometheus' text format (``CONTENT_TYPE``).
 
         Raises:
             ModuleNotFoundError: prometheus-client is not installed.
@@ -138,7 +138,7 @@ class Metrics:
     # -- OpenTelemetry --------------------------------------------------------------------------------
 
     def _export(self, meter: Any, watch: Watch) -> None:
-        """Make an instrument of ``get_meter()`` for each metric that is one number."""
+        """Create an instrument of ``get_meter()`` for each metric with a single number."""
         observation: Any = getattr(importlib.import_module("opentelemetry.metrics"), "Observation", None)
 
         def observe(name: str) -> Callable[[Any], Iterable[Any]]:
@@ -165,7 +165,7 @@ class _Prometheus:
         self._families = found
 
     def collect(self) -> Iterable[Any]:
-        """The families as prometheus-client has them."""
+        """Return the families as objects of prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for family in self._families:
@@ -183,7 +183,7 @@ class _Prometheus:
 
 
 def _buckets(family: MetricFamily, sample: HistogramSample) -> list[tuple[str, float]]:
-    """Cumulative counts, as Prometheus has them."""
+    """Return cumulative counts, as in Prometheus."""
     buckets: list[tuple[str, float]] = []
     seen = 0
     for bound, count in zip([*map(str, family.bounds), "+Inf"], sample.counts, strict=True):
@@ -201,7 +201,7 @@ def _number(value: float) -> str:
 
 
 def _spread(family: MetricFamily, sample: HistogramSample) -> str:
-    """A histogram in a line: how many, their mean, and the bound that 99 % are below."""
+    """Summarize a histogram in one line: count, mean, and the bound that 99 % of the values are below."""
     count = sum(sample.counts)
     left = 0.99 * count
     bound = "more"
@@ -218,7 +218,7 @@ _metrics: Metrics | None = None
 
 
 def metrics() -> Metrics:
-    """The metrics of this controller; they count once they are started."""
+    """Return the metrics of this controller. They count only after they are started."""
     global _metrics
     if _metrics is None:
         _metrics = Metrics()

@@ -1,4 +1,4 @@
-"""What only grows: counts of ranks added up although ranks are replaced, failures, heals, and latencies of calls."""
+"""Monotonic counters: counts of ranks that survive replaced ranks, failures, heals, and latencies of calls."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections import Counter
 
 from monarch_kernel.watch.model import Delta, RankState, RankView
 
-#: The upper bounds of the buckets of latencies (seconds).
+#: The upper bounds of the latency buckets (seconds).
 BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-#: How many endpoints have a histogram of their own; the others share one.
+#: The number of endpoints with a separate histogram; the others share one.
 MOST_ENDPOINTS = 200
-#: The name of the histogram that they share.
+#: The name of the shared histogram.
 OTHERS = "other"
 
 _FIELDS = {"calls": "calls", "call_failures": "failures", "sent_bytes": "sent", "received_bytes": "received"}
 
 
 class Counters:
-    """Counts since they were made. ``note`` is for one thread; ``observe`` and ``latencies`` for any.
+    """Counts since construction. ``note`` is for one thread; ``observe`` and ``latencies`` are thread-safe.
 
     Attributes:
-        sums: by name, then by the names of mesh and host.
+        sums: by counter name, then by the names of mesh and host.
         events: failures by the name of the mesh and their kind.
         heals: healed ranks by the name of the mesh.
     """
@@ -43,7 +43,7 @@ class Counters:
     # -- what a watch sees --------------------------------------------------------------------------
 
     def note(self, delta: Delta) -> None:
-        """Count what differs."""
+        """Count changes."""
         self._names.update((key, mesh.name) for key, mesh in delta.meshes.items())
         self._hosts.update((key, host.name) for key, host in delta.hosts.items())
         for (key, rank), view in delta.ranks.items():
@@ -63,7 +63,7 @@ class Counters:
         for name, field in _FIELDS.items():
             now = getattr(view, field)
             was = getattr(before, field) if same else 0
-            self.sums[name][at] += now - was if now >= was else now  # an actor that ended took its counts along
+            self.sums[name][at] += now - was if now >= was else now  # the counts of an actor vanish with it
         if before is not None and not same and before.state in (RankState.DEAD, RankState.HEALING):
             self.heals[mesh] += 1
 
@@ -81,6 +81,6 @@ class Counters:
             found[1][0] += seconds
 
     def latencies(self) -> list[tuple[str, tuple[list[int], float]]]:
-        """By endpoint: how many calls fell into each bucket, and the sum of their times."""
+        """Return for each endpoint how many calls fell into each bucket, and the sum of their times."""
         with self._lock:
             return [(label, (list(counts), total[0])) for label, (counts, total) in self._latencies.items()]

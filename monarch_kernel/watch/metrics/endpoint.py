@@ -1,8 +1,8 @@
-"""Serves metrics to Prometheus: HTTP on loopback, for those that have a token.
+"""Serve metrics to Prometheus over HTTP on the loopback interface, protected by a token.
 
-Other users share the machine, and any of them can connect to a port of loopback. So each request must carry
-``Authorization: Bearer TOKEN``. The token is in a file that only this user can read, which Prometheus' configuration
-names (``credentials_file``); it stays the same when a kernel restarts.
+Any user of the machine can connect to a loopback port. Each request must therefore have the header ``Authorization:
+Bearer TOKEN``. The token is in a file that only this user can read. Prometheus' configuration refers to the file
+(``credentials_file``). The token stays the same when a kernel restarts.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from monarch_kernel.watch.metrics.collector import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-#: How long a client may take to show the token, however it sends its request (seconds).
+#: The time for a client to send the token (seconds).
 PATIENCE = 5.0
-#: How many clients may be there that have not shown it; the oldest makes room for the next.
+#: The maximum number of clients that have not sent it; a new one replaces the oldest.
 MOST = 8
 
 
 def token_file() -> str:
-    """The file with this user's token: ``~/.config/monarch_kernel/metrics.token``, made if there is none.
+    """Return the file with this user's token: ``~/.config/monarch_kernel/metrics.token``, created if it is missing.
 
     Raises:
-        OSError: it cannot be made or read, or another user could have written it.
+        OSError: it cannot be created or read, or another user could have written it.
     """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):
@@ -50,15 +50,15 @@ class MetricsEndpoint:
     """Serves ``/metrics`` on loopback until it is closed.
 
     Args:
-        text: makes the metrics.
-        port: 0: any that is free.
+        text: returns the metrics.
+        port: the port; 0: any free port.
 
     Attributes:
-        port: where it listens.
-        token_file: the file that has its token.
+        port: the port it listens on.
+        token_file: the file with its token.
 
     Raises:
-        OSError: the port is taken, or the token cannot be read.
+        OSError: the port is in use, or the token cannot be read.
     """
 
     def __init__(self, text: Callable[[], bytes], port: int = 0) -> None:
@@ -72,12 +72,12 @@ class MetricsEndpoint:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """The URL of the metrics."""
         return f"http://127.0.0.1:{self.port}/metrics"
 
     @property
     def scrape_config(self) -> str:
-        """What Prometheus' configuration needs."""
+        """The settings for Prometheus' configuration."""
         return (
             "scrape_configs:\n"
             "  - job_name: monarch\n"
@@ -86,7 +86,7 @@ class MetricsEndpoint:
         )
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -97,7 +97,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], text: Callable[[], bytes], token: bytes) -> None:
         self.text = text
         self.expected = b"Bearer " + token
-        self._strangers: dict[socket.socket, threading.Timer] = {}  # the oldest first, with what ends each
+        self._strangers: dict[socket.socket, threading.Timer] = {}  # oldest first, with the timer that ends each
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
                 stranger.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def forget(self, request: socket.socket) -> bool:
-        """Count a client among the strangers no more, as it has shown the token or is gone; returns whether it was."""
+        """Remove a client that has sent the token or is gone. Return whether it was unauthenticated."""
         with self._lock:
             timer = self._strangers.pop(request, None)
         if timer is not None:
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
             self.forget(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report faults; that a client has gone, or was sent away, is none."""
+        """Report faults, but not clients that have disconnected or were disconnected."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("metrics could not be served", exc_info=error)
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE
     server_version, sys_version = "monarch", ""
 
-    def do_GET(self) -> None:  # the name that http.server calls
+    def do_GET(self) -> None:  # name required by http.server
         server: Any = self.server
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, server.expected):
@@ -163,4 +163,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server uses
-        """Requests are not logged."""
+        """Do not log requests."""

@@ -14,10 +14,10 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """How often values fell into each bucket.
+    """A histogram.
 
     Attributes:
-        counts: of the values up to each bound, and of those above the last one; not cumulative.
+        counts: the number of values in each bucket, and above the last bound; not cumulative.
         total: the sum of all values.
     """
 
@@ -30,12 +30,12 @@ class MetricFamily:
     """A metric.
 
     Attributes:
-        name: without the suffix "_total" that counters get in Prometheus' text.
+        name: its name without the suffix "_total" that counters get in Prometheus' text.
         kind: "gauge", "counter" or "histogram".
-        help: what it says.
+        help: its description.
         labels: the names of the labels.
-        samples: the values by the values of the labels.
-        histograms: the same, for a histogram.
+        samples: the values, by the values of the labels.
+        histograms: the same for a histogram.
         bounds: the upper bounds of its buckets.
     """
 
@@ -49,7 +49,7 @@ class MetricFamily:
 
 
 def families(snapshot: Snapshot, counters: Counters) -> list[MetricFamily]:
-    """All metrics, in the order in which they are shown."""
+    """Return all metrics, in display order."""
     where = ("mesh", "host")
     found = [
         MetricFamily("monarch_ranks", "gauge", "Ranks by state.", (*where, "state")),

@@ -1,4 +1,4 @@
-"""Where facts come from, one module for each place that knows some."""
+"""Sources of facts, one module per origin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from monarch_kernel.watch.facts import Fact
 
 
 class Give(Protocol):
-    """Takes facts, which become known together; any thread may call it."""
+    """Accepts facts that become known together. Thread-safe."""
 
     def __call__(self, *facts: Fact) -> None: ...
 
 
-#: A source, which is opened when the first watch opens: it gets what takes its facts, and returns a function that ends
-#: it. It may give facts on any thread, and gives none once it has ended.
+#: A source is opened with the first watch. It gets a function that accepts facts, and returns a function that ends it.
+#: It may report facts on any thread, but none after its end.
 Source: TypeAlias = Callable[[Give], Callable[[], None]]

@@ -1,4 +1,4 @@
-"""Facts of the debugger: which ranks are stopped, and where, and hangs. It is followed if it is there, and not made."""
+"""Facts from the debugger: where ranks are stopped, and hangs. The source never creates a debugger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def follow_debugger(give: Give) -> Callable[[], None]:
-    """The source."""
+    """Start the source."""
     follower = _Follower(give)
     made = on_made.subscribe(follower.follow)
     verdicts = on_verdict.subscribe(_Hangs(give).on_verdict)
@@ -38,9 +38,9 @@ def follow_debugger(give: Give) -> Callable[[], None]:
 
 
 class _Follower:
-    """Subscribes to the debugger. A rank may have several stopped threads; the first one is shown.
+    """Subscribes to the debugger. A rank may have several stopped threads; the first one is reported.
 
-    The frames of an error (a post mortem) hold no thread: the rank is not stopped.
+    The frames of an error (post mortem) hold no thread, so the rank is not stopped.
     """
 
     def __init__(self, give: Give) -> None:
@@ -78,7 +78,7 @@ class _Follower:
         try:
             key = whole_of(get_mesh(mesh)).uid
         except LookupError:
-            return  # stopped meanwhile
+            return  # the mesh was stopped meanwhile
         at = next((at for at in self._stops.values() if (at.mesh, at.rank) == (mesh, rank)), None)
         if at is None:
             self._give(StopFact(key, rank, None))
@@ -92,7 +92,10 @@ class _Follower:
 
 
 class _Hangs:
-    """Turns verdicts into facts. A mesh hangs when two verdicts in a row agree: one alone may have come too early."""
+    """Converts verdicts to facts.
+
+    A mesh hangs if two verdicts in a row agree, because a single one may be premature.
+    """
 
     def __init__(self, give: Give) -> None:
         self._give = give

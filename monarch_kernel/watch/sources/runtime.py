@@ -1,4 +1,4 @@
-"""Facts of the runtime: meshes, deaths, unresponsive ranks, and what host agents and ranks report."""
+"""Facts from the runtime: meshes, deaths, unresponsive ranks, and reports of host agents and ranks."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from monarch_kernel.watch.sources import Give
 
 
 class RuntimeSource:
-    """Turns what an observer tells into facts.
+    """Converts events of an observer to facts.
 
     Args:
-        give: takes the facts.
-        period: the least time between two reports of one host (seconds).
+        give: accepts the facts.
+        period: the minimum interval between two reports of one host (seconds).
     """
 
     def __init__(self, give: Give, period: float) -> None:
         self._give = give
-        self._answered: dict[str, int] = {}  # by proc: the last request for everything that it has answered
+        self._answered: dict[str, int] = {}  # by proc: the last request for a full report that it has answered
         self._news = threading.Condition()
         self.observer = MeshObserver(self, period)
 
     def refresh(self, waits_for: Callable[[], Collection[str]], timeout: float) -> bool:
-        """Ask what ranks do now, and wait for the answers of these procs; False if time is up before."""
+        """Request full reports, and wait for the answers of these procs. Return False after the timeout."""
         number = self.observer.ask_again()
 
         def answered() -> bool:
@@ -81,7 +81,7 @@ class RuntimeSource:
             self._give(Condition(proc, RankState.UNRESPONSIVE, False))
             return
         facts: list[Fact] = [Condition(proc, RankState.UNRESPONSIVE, True, cause=report.why)]
-        if not report.stack:  # the second report of the same
+        if not report.stack:  # a repeated report
             facts.append(FailureFact("unresponsive", f"does not respond: {report.why}", (proc,)))
         self._give(*facts)
 

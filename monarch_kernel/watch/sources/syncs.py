@@ -1,4 +1,4 @@
-"""Facts of workspace syncs: the trees of hosts, and which ranks run older modules than their hosts have now."""
+"""Facts from workspace syncs: the trees of hosts, and ranks with older modules than their hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from workspace_sync.news import on_synced, trees
 
 log = logging.getLogger(__name__)
 
-#: How long ranks may take to tell what they have imported (seconds).
+#: The time for ranks to report their imported modules (seconds).
 ASK_TIMEOUT = 2.0
 
 
 def follow_syncs(give: Give) -> Callable[[], None]:
-    """The source. Ranks are asked after each sync, and at the start if their hosts have synced trees."""
+    """Start the source. Ranks are queried after each sync, and at the start if their hosts have synced trees."""
     follower = _Follower(give)
     subscriptions = (on_synced.subscribe(follower.on_synced), on_change(follower.tell_trees))
     follower.tell_trees()
@@ -37,7 +37,7 @@ def follow_syncs(give: Give) -> Callable[[], None]:
 
 
 class _Follower:
-    """Asks on a thread of its own, one at a time, as a rank that is busy answers late."""
+    """Queries ranks on a separate thread, one at a time, because busy ranks answer late."""
 
     def __init__(self, give: Give) -> None:
         self._give = give
@@ -51,7 +51,7 @@ class _Follower:
         self.ask()
 
     def tell_trees(self) -> None:
-        """Tell the trees of all hosts, as the board knows only those of its meshes."""
+        """Report the trees of all hosts. The board ignores hosts without meshes."""
         for key, (tree, environment) in dict(trees).items():
             self._give(HostFact(key, {"tree": tree, "environment": environment}))
 
@@ -73,7 +73,7 @@ class _Follower:
             for mesh in list_proc_meshes():
                 try:
                     self._tell(mesh)
-                except Exception as e:  # the mesh ends meanwhile, or a rank does not answer: what was known stays
+                except Exception as e:  # the mesh is ending, or a rank does not answer: keep the last state
                     log.debug("the older modules of %s are unknown: %s", mesh.name, e)
 
     def _tell(self, mesh: ProcMesh) -> None:

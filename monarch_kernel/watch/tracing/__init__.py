@@ -1,5 +1,5 @@
-"""A trace of all processes: what each did and when, as a file that ui.perfetto.dev and chrome://tracing open.
+"""Trace all processes into a file for ui.perfetto.dev and chrome://tracing.
 
-``clocks`` relates the clocks of ranks to that of the controller, ``chrome_trace`` lays records out in lanes, where they
-never overlap, and writes the file, and ``trace`` turns records on, collects them and turns them off.
+``clocks`` relates the clocks of ranks to that of the controller. ``chrome_trace`` assigns records to lanes without
+overlaps and writes the file. ``trace`` turns recording on, collects the records and turns recording off.
 """

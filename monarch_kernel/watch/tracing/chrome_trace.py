@@ -1,7 +1,7 @@
-"""Writes records as a Chrome trace: the JSON that ui.perfetto.dev and chrome://tracing open.
+"""Write records as a Chrome trace: the JSON format of ui.perfetto.dev and chrome://tracing.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
-Slices are complete events ("X"); times are microseconds since the trace was turned on, on the controller's clock. A
+Slices are complete events ("X"). Times are microseconds since the trace was turned on, on the controller's clock. A
 call is a slice at its caller, with an arrow ("s" to "f") to the slice of each rank, and one back from the rank that
 ended last.
 """
@@ -19,19 +19,19 @@ import msgspec
 from monarch_kernel.introspection import trace_records
 from monarch_kernel.watch.tracing.clocks import ClockAlignment
 
-#: How many arrows a file has at most.
+#: The maximum number of arrows in a file.
 MAX_ARROWS = 1_000_000
-#: What lanes of their own are called.
+#: The names of separate lanes.
 _TRACKS = {trace_records.CALL: "calls", trace_records.TRANSFER: "transfers"}
 
 
 @dataclass(slots=True)
 class ProcessRecords:
-    """What one process has recorded.
+    """The records of one process.
 
     Attributes:
-        name: of the process.
-        batches: what it was asked for, in order, each with the alignment of its clock.
+        name: the name of the process.
+        batches: its records in order, each batch with the alignment of its clock.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ProcessRecords:
 
 @dataclass(slots=True)
 class _Slice:
-    """A record on our clock, and where the file shows it."""
+    """A record with its time on the controller's clock, and its position in the file."""
 
     record: trace_records.TraceRecord
     start: int
@@ -51,20 +51,21 @@ class _Slice:
 
 @dataclass(slots=True)
 class _Called:
-    """Where a call was made, and which slices it led to."""
+    """Where a call was made, and the slices that it caused."""
 
     site: tuple[int, _Slice] | None = None  # the process, and the slice of the call
-    led_to: list[tuple[int, int, int, int]] = field(default_factory=list)  # process, thread, start and end of each
+    # process, thread, start and end of each slice
+    led_to: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 class ChromeTrace:
     """A trace file that is being written.
 
     Args:
-        file: gets the text.
-        origin: when the trace was turned on, on our clock (nanoseconds).
+        file: the output file.
+        origin: when the trace was turned on, on the controller's clock (nanoseconds).
         now: when it was turned off.
-        names: for people, by the identifiers of processes.
+        names: display names, by the identifiers of processes.
     """
 
     def __init__(self, file: IO[str], origin: int, now: int, names: Mapping[str, str]) -> None:
@@ -75,12 +76,12 @@ class ChromeTrace:
         self._calls: dict[str, _Called] = {}
         self._pids = 0
         self._first = True
-        #: How many slices and arrows it has, and how many arrows it has no room for.
+        #: The number of slices and arrows, and the number of arrows beyond the limit.
         self.slices = self.arrows = self.arrows_left_out = 0
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
 
     def add(self, process: ProcessRecords) -> None:
-        """Write the records of a process; the first one is shown at the top."""
+        """Write the records of a process. The first process is shown at the top."""
         self._pids += 1
         pid = self._pids
         self._event("M", pid, 0, "process_name", args={"name": process.name})
@@ -111,11 +112,11 @@ class ChromeTrace:
 
     @staticmethod
     def _group(record: trace_records.TraceRecord) -> int:
-        """What a record nests in: calls and transfers overlap, so each is apart."""
+        """Return the nesting group of a record: calls and transfers overlap, so each has its own group."""
         return record.number if record.kind in _TRACKS else record.group
 
     def _tracks(self, process: ProcessRecords, threads: dict[int, str]) -> Iterator[tuple[str, list[_Slice]]]:
-        """The slices of a process by the name of their track, in the order in which they are shown."""
+        """Yield the slices of a process by the name of their track, in display order."""
         found: dict[int | str, list[_Slice]] = {}
         ended: set[int] = set()
         last = len(process.batches) - 1
@@ -123,12 +124,12 @@ class ChromeTrace:
             for record in recorded.records:
                 ended.add(record.number)
                 found.setdefault(self._track(record), []).append(self._placed(record, clock))
-            if at == last:  # what had not ended earlier has ended since, or still runs
+            if at == last:  # unfinished slices have ended since, or still run
                 for record in recorded.running:
                     if record.number not in ended:
                         found.setdefault(self._track(record), []).append(self._placed(record, clock))
         for track, slices in sorted(found.items(), key=lambda item: isinstance(item[0], str)):
-            slices.sort(key=lambda each: (each.start, -each.end))  # what is around others comes first
+            slices.sort(key=lambda each: (each.start, -each.end))  # outer slices first
             if isinstance(track, str):
                 yield track, slices
                 continue
@@ -183,21 +184,21 @@ class ChromeTrace:
         begun = min(start for _, _, start, _ in led_to)
         sent = call.end if call.record.mark else min(max(begun, call.start), call.end)
         self._event("X", pid, call.tid, "send", call.start, kind, {}, sent - call.start)
-        leave = max(call.start, sent - 1)  # within the slice "send", whose end is not part of it
+        leave = max(call.start, sent - 1)  # within the slice "send", which excludes its end
         for to, tid, start, _ in led_to:
             self._arrow(name, (pid, call.tid, max(call.start, min(leave, start))), (to, tid, start))
         to, tid, start, end = max(led_to, key=lambda each: each[3])
         if call.open or call.record.mark or call.end < start:
             return  # no answer, or the clocks are wrong
-        # An actor may be interrupted by the system after its answer, before it notes that it has ended.
+        # The system may preempt an actor between its answer and its record of the end.
         left = max(start, min(end, call.end) - 1)
         arrived = max(left, sent)
         self._event("X", pid, call.tid, "answer", arrived, kind, {}, call.end - arrived)
         self._arrow(name, (to, tid, left), (pid, call.tid, arrived))
 
     def _arrow(self, name: str, start: tuple[int, int, int], end: tuple[int, int, int]) -> None:
-        """An arrow between two slices, each a process, a thread and a time within the slice."""
-        if end[2] < start[2]:  # backwards, by an error of the clocks
+        """Write an arrow between two slices, each given as process, thread and a time within the slice."""
+        if end[2] < start[2]:  # backwards because of clock errors
             return
         if self.arrows >= MAX_ARROWS:
             self.arrows_left_out += 1
@@ -238,15 +239,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _json(value: dict[str, Any]) -> str:
-    """The value as JSON."""
+    """Encode the value as JSON."""
     try:
-        return _encode(value).decode()  # many times as fast as the other way
+        return _encode(value).decode()  # much faster than the fallback
     except (UnicodeEncodeError, OverflowError):
         return json.dumps(_clean(value))
 
 
 def _clean(value: Any) -> Any:
-    """The value with no text that is not valid Unicode: strict readers refuse that."""
+    """Replace text that is not valid Unicode, which strict readers reject."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -257,11 +258,11 @@ def _clean(value: Any) -> Any:
 
 
 class LaneSpan(NamedTuple):
-    """A span to be laid out in lanes.
+    """A span to be assigned to a lane.
 
     Attributes:
-        start, end: when; ``end`` is not before ``start``.
-        group: spans of one group nest in each other where they can; those of group 0 come first.
+        start, end: the times; ``end`` is not before ``start``.
+        group: spans of one group nest in each other where possible. Group 0 gets the first lanes.
     """
 
     start: int
@@ -270,22 +271,22 @@ class LaneSpan(NamedTuple):
 
 
 def lanes_of(spans: Sequence[LaneSpan]) -> list[int]:
-    """The lane of each span, from 0: two spans of a lane are nested or apart, which is what trace viewers can show."""
+    """Return the lane of each span, from 0. Two spans of a lane are nested or disjoint, as trace viewers require."""
     groups: dict[int, list[int]] = {}
     for index in sorted(range(len(spans)), key=lambda at: (spans[at].start, -spans[at].end)):
         groups.setdefault(spans[index].group, []).append(index)
     placed = [0] * len(spans)
-    units: list[tuple[int, int, list[int]]] = []  # start, end and members of what stays in one lane
+    units: list[tuple[int, int, list[int]]] = []  # start, end and members of spans that share a lane
     first = 0
     for group, members in groups.items():
         nested, apart = _nest(spans, members)
         if not group:
-            first = 1  # the first lane is theirs
+            first = 1  # lane 0 is theirs
         else:
             units.append((spans[nested[0]].start, max(spans[at].end for at in nested), nested))
         units += [(spans[at].start, spans[at].end, [at]) for at in apart]
     units.sort(key=lambda unit: unit[:2])
-    busy: list[tuple[int, int]] = []  # when each lane is free again, and the lane
+    busy: list[tuple[int, int]] = []  # when each lane becomes free, and the lane
     free: list[int] = []
     used = first
     for start, end, members in units:
@@ -302,10 +303,10 @@ def lanes_of(spans: Sequence[LaneSpan]) -> list[int]:
 
 
 def _nest(spans: Sequence[LaneSpan], members: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Divide a group, in order of starts, into spans that nest and spans that overlap others only partly."""
+    """Split a group, in order of starts, into spans that nest and spans that partly overlap others."""
     nested: list[int] = []
     apart: list[int] = []
-    around: list[int] = []  # the ends of the spans around the next one
+    around: list[int] = []  # the ends of the spans that enclose the next one
     for at in members:
         while around and around[-1] <= spans[at].start:
             around.pop()

@@ -1,8 +1,8 @@
-"""The clock of another process in terms of ours, from round trips: what NTP does. Pure.
+"""Estimate the offset of another process's clock from round trips, like NTP. Pure.
 
-A sample is a round trip: when we asked, the other's time when it answered, and when the answer came. The other's clock
-is then ahead of ours by its time minus the middle of the trip, with an error of at most half the trip. The shortest
-trip has the least error. Two estimates some time apart show how much faster the other clock runs.
+A sample is a round trip: the time of the request, the remote time of the answer, and the time of its arrival. The
+remote clock is ahead by the remote time minus the middle of the trip, with an error of at most half the trip. The
+shortest trip has the smallest error. Two estimates at different times show the drift of the remote clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class ClockSample(NamedTuple):
-    """One round trip (nanoseconds): ``sent`` and ``received`` on our clock, ``remote`` on the other."""
+    """One round trip (nanoseconds): ``sent`` and ``received`` on the local clock, ``remote`` on the other."""
 
     sent: int
     remote: int
@@ -20,12 +20,12 @@ class ClockSample(NamedTuple):
 
 
 class ClockOffset(NamedTuple):
-    """How far another clock is ahead of ours (nanoseconds).
+    """The offset of another clock (nanoseconds).
 
     Attributes:
-        at: when that was, on our clock.
-        ahead: how far.
-        error: by how much that may be wrong.
+        at: the time of the estimate, on the local clock.
+        ahead: how far the other clock is ahead.
+        error: the maximum error.
     """
 
     at: int
@@ -34,9 +34,9 @@ class ClockOffset(NamedTuple):
 
 
 def estimate(samples: Iterable[ClockSample]) -> ClockOffset | None:
-    """The best estimate from several round trips; None without any.
+    """Return the best estimate from several round trips; None without samples.
 
-    Where no sample tells the clocks apart, they count as equal: the processes of a host share one.
+    If all samples are consistent with equal clocks, the offset is 0: the processes of a host share a clock.
     """
     best: ClockOffset | None = None
     equal = True
@@ -53,11 +53,11 @@ def estimate(samples: Iterable[ClockSample]) -> ClockOffset | None:
 
 
 class ClockAlignment:
-    """Converts the times of another process to ours.
+    """Converts times of another process to the local clock.
 
     Args:
         first: an estimate; None: the clocks are equal.
-        last: a later one; between the two the offset changes evenly.
+        last: a later estimate; the offset is interpolated linearly between the two.
     """
 
     __slots__ = ("_first", "_rate", "error")
@@ -65,16 +65,16 @@ class ClockAlignment:
     def __init__(self, first: ClockOffset | None = None, last: ClockOffset | None = None) -> None:
         first = first or last or ClockOffset(0, 0, 0)
         last = last or first
-        if abs(last.ahead - first.ahead) <= first.error + last.error:  # no drift that the errors do not explain
+        if abs(last.ahead - first.ahead) <= first.error + last.error:  # no drift beyond the errors
             first = last = min(first, last, key=lambda offset: offset.error)
         self._first = first
         passed = last.at - first.at
         self._rate = (last.ahead - first.ahead) / passed if passed > 0 else 0.0
-        #: By how much converted times may be wrong (nanoseconds).
+        #: The maximum error of converted times (nanoseconds).
         self.error = max(first.error, last.error)
 
     def ours(self, remote: int) -> int:
-        """A time of the other clock on ours."""
+        """Convert a time of the other clock to the local clock."""
         passed = remote - self._first.ahead - self._first.at
         return (
             remote - self._first.ahead - round(self._rate * passed / (1 + self._rate))

@@ -1,7 +1,7 @@
-"""``trace(FILE)``: records what this controller and all its ranks do, and writes it as a file.
+"""``trace(FILE)``: record the activity of this controller and all its ranks, and write it to a file.
 
-Records stay in the processes, each in a ring, until ``flush`` or the end collects them. Collected ones wait in a
-temporary file, so the memory of the controller does not grow with the trace; the file is written one process at a time.
+Each process keeps its records in a ring buffer until ``flush`` or the end collects them. Collected records are in a
+temporary file, so that the controller's memory does not grow with the trace. The file is written one process at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from monarch_kernel.meshes import on_change
 from monarch_kernel.watch.tracing.chrome_trace import ChromeTrace, ProcessRecords
 from monarch_kernel.watch.tracing.clocks import ClockAlignment, ClockOffset, ClockSample, estimate
 
-#: How many records a process keeps by default; they take about 300 bytes each.
+#: The default number of records per process; each takes about 300 bytes.
 RECORDS = 32_768
-#: How many round trips estimate the clock of a rank, and how many ranks are asked at a time.
+#: The number of round trips to estimate the clock of a rank, and the number of ranks queried in parallel.
 ROUNDS, AT_A_TIME = 8, 8
-#: How long ranks may take to answer, all together, each time that they are asked (seconds).
+#: The total time for ranks to answer one request (seconds).
 PATIENCE = 10.0
 
 A = TypeVar("A")
@@ -46,15 +46,15 @@ _current: Trace | None = None
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace has collected.
+    """A summary of a trace.
 
     Attributes:
-        file: where it was written.
-        processes: how many processes it shows.
-        slices: how many slices it has.
-        dropped: how many older records were overwritten in the rings, by the name of the process.
-        missing: what is not in it, a sentence for each.
-        clock_error: by how much the times of ranks may be wrong (seconds).
+        file: the path of the trace.
+        processes: the number of processes.
+        slices: the number of slices.
+        dropped: the number of overwritten records in the ring buffers, by the name of the process.
+        missing: what is missing, one sentence each.
+        clock_error: the maximum error of the times of ranks (seconds).
         nbytes: the size of the file.
     """
 
@@ -86,8 +86,8 @@ class _Traced:
 
     Attributes:
         first, last: the estimates of its clock.
-        parts: where its batches are in the temporary file: offset, size and alignment.
-        lost: it is known that it will not answer any more.
+        parts: the positions of its batches in the temporary file: offset, size and alignment.
+        lost: whether it is known that it will not answer any more.
     """
 
     rank: TracedRank
@@ -97,12 +97,12 @@ class _Traced:
 
 
 class Trace:
-    """A trace of this controller and all its ranks, also those that are spawned while it is on.
+    """A trace of this controller and all its ranks, including ranks that are spawned while it is on.
 
-    ``with trace("run.json"): ...`` turns it on and off. One trace can be on in a controller at a time.
+    ``with trace("run.json"): ...`` turns it on and off. A controller can have only one trace at a time.
 
     Args:
-        file: where it is written at the end, with mode 0600; compressed if its name ends in ".gz".
+        file: the output file, written at the end with mode 0600; compressed if its name ends in ".gz".
         records: how many records each process keeps until they are collected; they take about 300 bytes each.
     """
 
@@ -117,20 +117,20 @@ class Trace:
         self._spool: IO[bytes] | None = None
         self._origin = 0
         self._changes: Callable[[], None] = lambda: None
-        #: What it has collected, once it is off.
+        #: The summary, set when the trace is off.
         self.summary: TraceSummary | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether it records now."""
+        """Whether it is recording now."""
         return _current is self
 
     def start(self) -> Self:
-        """Turn it on.
+        """Turn the trace on.
 
         Raises:
             RuntimeError: another trace is on.
-            OSError: the folder of the file is not there, or cannot be written.
+            OSError: the folder of the file does not exist, or is not writable.
         """
         global _current
         with _lock:
@@ -141,7 +141,7 @@ class Trace:
             if self.file.is_dir():
                 raise IsADirectoryError(f"{self.file} is a folder: name a file for the trace")
             with tempfile.TemporaryFile(dir=self.file.parent):
-                pass  # the folder can be written, and not only after an hour of records
+                pass  # fail now if the folder is not writable, rather than after an hour of records
             self._spool = tempfile.TemporaryFile()  # noqa: SIM115  # stop() closes it
             self._origin = introspection.trace_clock()
             _current = self
@@ -152,14 +152,14 @@ class Trace:
         return self
 
     def flush(self) -> None:
-        """Collect what the processes have recorded so far, so that nothing of it is overwritten."""
+        """Collect the records so far, so that they are not overwritten."""
         with _lock:
             self._check_on()
             self._collect("take")
             self._start(self._new())
 
     def stop(self) -> TraceSummary:
-        """Turn it off everywhere, and write the file.
+        """Turn the trace off in all processes, and write the file.
 
         Raises:
             OSError: the file cannot be written.
@@ -204,7 +204,7 @@ class Trace:
         return [rank for rank in introspection.living_ranks() if rank.proc not in self._ranks]
 
     def _on_change(self) -> None:
-        """Have new ranks record, too; without waiting, as the polling thread may run this."""
+        """Make new ranks record, too. It does not wait, because the polling thread may call it."""
         if self.is_on:
             for rank in self._new():
                 self._ranks[rank.proc] = _Traced(rank, None, [])
@@ -303,12 +303,12 @@ class Trace:
 
 
 def trace(file: str | os.PathLike[str], *, records: int = RECORDS) -> Trace:
-    """A trace of this controller and all its ranks: ``with trace("run.json"): ...``; see ``Trace``."""
+    """Return a trace of this controller and all its ranks: ``with trace("run.json"): ...``; see ``Trace``."""
     return Trace(file, records=records)
 
 
 def current_trace() -> Trace | None:
-    """The trace that is on in this controller."""
+    """Return the active trace of this controller."""
     return _current
 
 
@@ -325,7 +325,7 @@ def _text_of(raw: IO[bytes], compressed: bool) -> IO[str]:
 
 
 def _asked(ranks: Sequence[TracedRank], order: str, capacity: int = 0) -> dict[str, tuple[int, bytes]]:
-    """The answers of all ranks that answer in time, by their procs."""
+    """Return the answers that arrive in time, by proc."""
     return _answers([(rank, rank.ask(order, capacity)) for rank in ranks], time.monotonic() + PATIENCE)
 
 
@@ -338,7 +338,7 @@ def _answers(asked: Sequence[tuple[TracedRank, Future[Any]]], deadline: float) -
 
 
 def _clocks(ranks: Sequence[TracedRank]) -> dict[str, ClockOffset]:
-    """The clocks of all ranks that answer in time, a few ranks at a time: more would delay each other's answers."""
+    """Estimate the clocks of all ranks that answer in time, a few at a time: more would delay each other's answers."""
     found: dict[str, ClockOffset] = {}
     deadline = time.monotonic() + PATIENCE
     for first in range(0, len(ranks), AT_A_TIME):
@@ -359,7 +359,7 @@ def _clocks(ranks: Sequence[TracedRank]) -> dict[str, ClockOffset]:
 
 
 class _RoundTrip:
-    """A question for a rank's time; notes when the answer arrives, not when it is looked at."""
+    """A query for a rank's time, which records when the answer arrives."""
 
     def __init__(self, rank: TracedRank) -> None:
         self.received = 0

@@ -272,10 +272,10 @@ def test_the_process_is_chosen_or_it_is_said_which_there_are() -> None:
     assert choose([one], None) is one
     assert choose([one, two], 11) is two
     for found, pid, said in (
-        ([], None, "no process of yours has meshes on this machine"),
-        ([one, two], None, r"give the PID of one:\n +10  python a.py\n +11  python b.py"),
-        ([one], 12, r"process 12 has no meshes, or is not yours; these processes have:\n +10"),
-        ([], 12, "process 12 has no meshes, or is not yours, and no other process of yours has"),
+        ([], None, "none of your processes on this machine has meshes"),
+        ([one, two], None, r"pass the PID of one:\n +10  python a.py\n +11  python b.py"),
+        ([one], 12, r"process 12 has no meshes or belongs to another user; these processes have:\n +10"),
+        ([], 12, "process 12 has no meshes or belongs to another user, and none of your other processes has meshes"),
     ):
         with pytest.raises(LookupError, match=said):
             choose(found, pid)

@@ -1,4 +1,4 @@
-"""Python imports a module of this name when it starts: see ``monarch_kernel.engines.join.own_ranks``."""
+"""Imported by Python at startup: see ``monarch_kernel.engines.join.own_ranks``."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""Calling actors: endpoints, calls that wait for replies, and casts to many hosts."""
+"""Calls of actors: endpoints, pending calls, and casts to many hosts."""

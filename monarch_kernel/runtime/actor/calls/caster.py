@@ -1,9 +1,9 @@
-"""Casts to many hosts, at the sending process: groups of ranks, the tree of agents that relays to them, open casts.
+"""Send casts to many hosts: groups of ranks, the tree of agents that relays casts to them, and open casts.
 
-Ranks of this site receive each message directly. Ranks of other hosts are reached by a ``Caster``, which keeps one tree
-of their host agents: up to 16 agents get casts from this process itself, and relay them to the others. So the cost of a
-cast here grows with the fan-out and not with the number of ranks, apart from reading the answers.
-``runtime.node.relay`` describes what the agents do, and why nothing is lost, duplicated or reordered.
+Ranks of this site receive each message directly. Ranks of other hosts are reached by a ``Caster``, which maintains one
+tree of their host agents. This process sends a cast to up to 16 agents, which relay it to the others. The cost of a
+cast in this process therefore grows with the fan-out and not with the number of ranks, apart from reading the answers.
+``runtime.node.relay`` describes the agents, and why no message is lost, duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CastSink(Protocol):
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Take the answers of several ranks, some perhaps for the second time; without ``statuses`` all are OK."""
+        """Handle answers of several ranks. Some may be repeated; without ``statuses`` all are OK."""
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """This rank is gone: if it has not answered yet, it never will."""
+        """Handle that a rank is gone: if it has not answered yet, it never will."""
 
 
 class CasterPoller(Protocol):
-    """What a caster needs of the poller."""
+    """The part of the poller that a caster uses."""
 
     def shielded(self) -> AbstractContextManager[Any]: ...
 
@@ -66,7 +66,7 @@ class CasterPoller(Protocol):
 
 
 class CasterNode(Protocol):
-    """What a caster needs of the node of its process."""
+    """The part of the node that a caster uses."""
 
     @property
     def id(self) -> str: ...
@@ -96,7 +96,7 @@ class CasterNode(Protocol):
 
 
 class _Host:
-    """One agent's place in the tree."""
+    """The position of one agent in the tree."""
 
     __slots__ = ("children", "id", "lost", "parent", "ref")
 
@@ -214,8 +214,10 @@ class Caster:
         self._told: dict[str, int] = {}  # the count of direct messages that each deep agent was last told to wait for
         self._over_timer: Timer | None = None
         self._lost: set[str] = set()  # agents that were lost once, and may be back
-        self._cut_off: deque[tuple[str, ProcRef]] = deque()  # ranks lost with their hosts; reported without the lock
-        self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()  # for sinks; without the lock
+        # ranks lost with their hosts; reported after the lock is released
+        self._cut_off: deque[tuple[str, ProcRef]] = deque()
+        # for sinks; after the lock is released
+        self._news: deque[tuple[CastSink, ProcRef, Members, Death | None]] = deque()
         node.handlers[CastReplies] = self._on_replies
         node.handlers[CastLost] = self._on_lost
         node.on_peer_dead.append(self._on_peer_dead)
@@ -224,7 +226,7 @@ class Caster:
     # -- groups -----------------------------------------------------------------------------------
 
     def plan(self, procs: tuple[ProcRef, ...]) -> CastPlan | None:
-        """How to reach these procs; None: each directly. Equal targets share a plan while it is cached."""
+        """Return how to reach these procs; None: each directly. Equal targets share a plan while it is cached."""
         site = self._node.ref.site
         by_agent: dict[str, list[int]] = {}
         for rank, ref in enumerate(procs):
@@ -246,7 +248,7 @@ class Caster:
             return plan
 
     def _prepare(self, group: RankGroup) -> None:
-        """Give a group a number if it has none, add its agents to the tree, and locate them there."""
+        """Assign a number to a group if it has none, and add its agents to the tree."""
         if not group.number:
             group.number = next(self._group_numbers)
             group.version = -1
@@ -306,7 +308,7 @@ class Caster:
         group.version = self._version
 
     def _branches(self, group: RankGroup, host: _Host) -> list[CastBranch]:
-        """The part of the tree below an agent that leads to members, in depth-first order."""
+        """Return the part of the tree below an agent that leads to members, in depth-first order."""
         below: list[CastBranch] = []
         for child in host.children:
             if child.id in group.path:
@@ -362,7 +364,7 @@ class Caster:
         return any(child.id in group.path for child in host.children)
 
     def _after(self, group: RankGroup) -> dict[str, int]:
-        """The changed counts of direct messages for which the deep agents must wait before they deliver a cast."""
+        """Return the changed counts of direct messages that deep agents must receive before they deliver a cast."""
         told, deep = self._told, group.deep
         news = {
             agent: count for agent, count in self._node.directs_to.items() if agent in deep and told.get(agent) != count
@@ -404,7 +406,7 @@ class Caster:
             self._over_timer = self._node.poller.call_later(OVER_DELAY, self._tell_over)
 
     def _tell_over(self) -> None:
-        """Tell the agents to drop the answers of casts that have ended."""
+        """Make agents drop the answers of casts that have ended."""
         with self._lock:
             self._over_timer = None
             for group in self._groups.values():
@@ -477,12 +479,12 @@ class Caster:
             self._places.append(host.parent)
 
     def _through(self, host: _Host) -> list[_Record]:
-        """The casts that still lack answers from this agent or those below it."""
+        """Return the casts that still lack answers from this agent or those below it."""
         top = host.top.id
         return [record for record in self._open.values() if top in record.pending]
 
     def _adopt(self, hosts: list[_Host], affected: list[_Record]) -> None:
-        """Send casts to these agents directly from now on, beginning with the affected ones."""
+        """From now on, send casts directly to these agents, beginning with the affected ones."""
         for host in hosts:
             host.parent = None
             self._tops.append(host)

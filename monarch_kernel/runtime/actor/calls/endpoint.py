@@ -1,4 +1,4 @@
-"""Endpoint handles, which ``mesh.method`` returns, and their verbs."""
+"""Endpoint handles, returned by ``mesh.method``, and their methods ``call``, ``call_one``, ``choose`` and so on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 A = TypeVar("A")
-#: Arguments of a call as they are sent.
+#: The arguments of a call, ready to send.
 Prepared = tuple[Pickled, Buffers, Sequence[Port[Any]], TensorCall | None]
 
 
 class Endpoint(Generic[R]):
     """An endpoint of all actors of a mesh (or slice).
 
-    The caller checks and serializes arguments: a wrong or unpicklable one raises ``TypeError`` at once, before anything
-    is sent.
+    The caller checks and pickles arguments. An invalid or unpicklable argument raises ``TypeError`` immediately, before
+    anything is sent.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Endpoint(Generic[R]):
         self._target: Target
 
     def _current(self) -> Target:
-        """The target of the mesh; another one after procs were replaced."""
+        """Return the current target of the mesh. It changes when procs are replaced."""
         generation = self._node.generation
         if self._generation != generation:
             self._target = self._mesh._target()
@@ -74,10 +74,10 @@ class Endpoint(Generic[R]):
         return self._target
 
     def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Prepared:
-        """The body of the message, the ports in it, and what becomes of the tensors of a mesh in it.
+        """Return the body of the message, its ports, and the handling of mesh tensors in it.
 
         Args:
-            rank: the only one that is called, if there is one.
+            rank: the called rank, if it is a single one.
         """
         spec = self._spec
         if spec is not None and (kwargs or not spec.least <= len(args) <= spec.most):
@@ -99,7 +99,7 @@ class Endpoint(Generic[R]):
     # -- verbs ------------------------------------------------------------------------------------
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
-        """Call all ranks; the future resolves to a ``ValueMesh`` with one result per rank.
+        """Call all ranks. The future resolves to a ``ValueMesh`` with one result per rank.
 
         Raises (from ``get``/``await``):
             ActorError: the endpoint raised on some ranks; the error lists them, and has the values of the others.
@@ -117,7 +117,7 @@ class Endpoint(Generic[R]):
         """Call the only actor of this mesh.
 
         Raises:
-            ValueError: the mesh has more than one actor; raised at once.
+            ValueError: the mesh has more than one actor; raised immediately.
         """
         target = self._current()
         if len(target.procs) != 1:
@@ -133,7 +133,7 @@ class Endpoint(Generic[R]):
         return self._single(rank, target, *self._body(args, kwargs, rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> StreamCall:
-        """Call all ranks; iterating yields one future per rank, in order of completion."""
+        """Call all ranks. Iterating yields one future per rank, in order of completion."""
         target = self._current()
         body, buffers, ports, tensors = self._body(args, kwargs)
         call = StreamCall(self._node, self._label, target)
@@ -145,7 +145,7 @@ class Endpoint(Generic[R]):
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Send to all ranks without waiting for answers.
 
-        An exception in the endpoint ends the actor, as it would go unnoticed otherwise.
+        An exception in the endpoint ends the actor, because it would go unnoticed otherwise.
         """
         body, buffers, ports, tensors = self._body(args, kwargs)
         lost = self._cast(body, buffers, ports, 0, None, tensors=tensors)
@@ -155,19 +155,22 @@ class Endpoint(Generic[R]):
             tell_undeliverable(self._label, tuple(lost), next(iter(lost.values())).cause)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
-        """Call all ranks; what the endpoint gives stays there, as tensors of the active mesh. Does not wait.
+        """Call all ranks without waiting; the results stay on the ranks, as tensors of the active mesh.
 
-        The endpoint's ``propagate`` tells the shapes: a function of the arguments (without ``self``) that gives tensors
-        of the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; what else is in those is
-        returned as it is. With "cached", or without one, the result of the first call of a kind tells them, which costs
-        a round trip then; with "mocked" the endpoint itself, called here with None for ``self``; with "inspect" it is
-        called for what it does, and the reference is None. Later operations run when the endpoint has ended. If it
-        raises, what depends on the result fails with a ``RemoteException``.
+        The endpoint's ``propagate`` determines the shapes. It is a function of the arguments (without ``self``) that
+        returns
+        tensors with the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; other values in
+        these are
+        returned unchanged. With "cached", or without ``propagate``, the result of the first call of a kind determines
+        the
+        shapes, which costs a round trip. With "mocked", the endpoint itself is called here with None for ``self``. With
+        "inspect", the endpoint is called for its side effects, and the reference is None. Later operations run when the
+        endpoint has ended. If it raises, everything that depends on the result fails with a ``RemoteException``.
 
         Raises:
-            ValueError: no mesh is active, and no argument is a tensor of one; or the endpoint answers through a port.
+            ValueError: no mesh is active and no argument is a tensor of one, or the endpoint answers through a port.
             MixedTensorsError: the actors are not on ranks of that mesh.
-            Exception: what ``propagate`` raises for these arguments.
+            Exception: an exception of ``propagate`` for these arguments.
         """
         __tracebackhide__ = True
         target = self._current()
@@ -186,7 +189,7 @@ class Endpoint(Generic[R]):
         return tensors.sent()
 
     def at(self, coords: dict[str, int]) -> Endpoint[R]:
-        """This endpoint of the actor at these coordinates; dimensions that are not named are 0.
+        """Return this endpoint of the actor at these coordinates. Dimensions that are not named are 0.
 
         Raises:
             TypeError: the mesh has no such dimension.
@@ -210,7 +213,7 @@ class Endpoint(Generic[R]):
         """Call one rank of a target, at once or after a heal.
 
         Args:
-            held: the call, if it has waited for a heal.
+            held: the pending call, if it has waited for a heal.
         """
         node = self._node
         ref = target.procs[rank]
@@ -269,7 +272,7 @@ class Endpoint(Generic[R]):
         reply_to: Any = None,
         tensors: TensorCall | None = None,
     ) -> dict[int, Death]:
-        """Send to all ranks. Returns the ranks known to be dead, except those reached through agents."""
+        """Send to all ranks. Return the ranks known to be dead, except those reached through agents."""
         waiting = self._system.held_calls
         if waiting.active:
 
@@ -314,7 +317,7 @@ class Endpoint(Generic[R]):
         if sink is not None:
             sink.asked = message.actor, message.endpoint, message.sender
         large = bool(buffers) or (type(body) is bytes and len(body) >= LARGE)
-        # Through agents, a host's ranks share one copy. A host's only rank is faster to reach beside the control plane.
+        # Through agents, a host's ranks share one copy. A host's only rank is reached faster without agents.
         direct = large and target.one_per_host and node.goes_directly(body, buffers)
         plan = None if direct else target.plan_for(system.caster)
         near: Iterable[tuple[int, ProcRef]]
@@ -356,7 +359,7 @@ class Endpoint(Generic[R]):
 
 
 class PlainMethod:
-    """A method of an actor that is not marked as an endpoint; ``as_endpoint`` turns it into one."""
+    """A method of an actor that is not marked as an endpoint; ``as_endpoint`` converts it."""
 
     __slots__ = ("_mesh", "_name")
 
@@ -374,7 +377,7 @@ class PlainMethod:
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[Any]:
-    """Turn a method that is not marked as an endpoint into one: ``as_endpoint(mesh.method).call(...)``.
+    """Convert a method that is not marked as an endpoint: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
         ValueError: ``method`` is not a method of a spawned actor mesh.
@@ -387,7 +390,7 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
 
 
 class _Function(Protocol):
-    """What ``send`` needs of a remote function."""
+    """The part of a remote function that ``send`` uses."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterable[_Value]: ...
     def choose(self, *args: Any, **kwargs: Any) -> _Value: ...
@@ -411,8 +414,8 @@ def send(
         endpoint: an endpoint, or a remote function, which the ranks of the active mesh call.
         args: its arguments.
         kwargs: its keyword arguments.
-        port: receives what each rank returns, or the exceptions that they raise.
-        selection: "choose" takes one rank at random.
+        port: receives each rank's result or exception.
+        selection: "choose" sends to one random rank; "all" to all ranks.
 
     Raises:
         TypeError: the arguments are wrong, or cannot be pickled.
@@ -440,7 +443,7 @@ def send(
 
 
 def _pass_on(given: Sequence[_Value], port: Port[Any]) -> None:
-    """Send what a remote function gives to a port, as from its ranks."""
+    """Send the results of a remote function to a port, as if its ranks had sent them."""
     for rank, value in enumerate(given):
         of_rank: Port[Any] = Port(port._ref, port._number, rank)
         try:
@@ -466,7 +469,7 @@ class Accumulator(Generic[A, R]):
         self._combine = combine
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Call all ranks; the future resolves to the folded value, or raises the first error."""
+        """Call all ranks. The future resolves to the folded value, or raises the first error."""
         elements = list(self._endpoint.stream(*args, **kwargs))
         poller = self._endpoint._node.poller
         whole: Future[A] = Future(poller, self._endpoint._label)

@@ -1,8 +1,8 @@
 """Pending calls: sinks that gather the replies of one or many ranks into a Future.
 
-The thread that reads the result decodes it, not the polling thread. A call ends when all ranks have replied; when a
-rank dies, after a moment for others that die with it; or when a rank fails, after a short grace for the other answers.
-So one failed rank never blocks a call.
+The thread that reads the result decodes it, not the polling thread. A call ends when all ranks have replied. If a rank
+dies, it ends after a moment for other ranks that die at the same time. If a rank fails, it ends after a short grace
+period for the other answers. A failed rank therefore never blocks a call.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OneCall(Future[Any]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Switch to another target, as the rank was replaced before anything was sent to it."""
+        """Switch to another target: the rank was replaced before anything was sent to it."""
         self._target = target
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
@@ -104,7 +104,7 @@ class OneCall(Future[Any]):
         return self._value
 
     def _failure(self) -> Exception:
-        """The error that the reply reports."""
+        """Return the error that the reply reports."""
         target = self._target
         fault = death = None
         if self._status == DEAD:
@@ -121,9 +121,9 @@ class OneCall(Future[Any]):
 
 
 class ManyCall(Future[Any]):
-    """A call of all actors of a slice; resolves to a ValueMesh.
+    """A call of all actors of a slice; it resolves to a ValueMesh.
 
-    With ``starts``, it is the start of ranks or actors: its `ActorError` has no other type.
+    With ``starts``, the call starts ranks or actors, and its `ActorError` has no other type.
     """
 
     __slots__ = (
@@ -158,13 +158,13 @@ class ManyCall(Future[Any]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Switch to another target, as some ranks were replaced before anything was sent to them."""
+        """Switch to another target: some ranks were replaced before anything was sent to them."""
         self._target = target
 
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Take combined answers; without ``statuses``, all are OK."""
+        """Handle combined answers; without ``statuses``, all are OK."""
         if self._done:
             return
         if statuses:
@@ -188,7 +188,7 @@ class ManyCall(Future[Any]):
             self._end()
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """The proc of a rank is dead, so the rank will not answer, unless it already has."""
+        """Handle the death of a rank's proc: the rank will not answer, unless it already has."""
         if not self._done and self._statuses[rank] < 0:
             self._target.reported.met.add(self._target.procs[rank].id)
             self.on_reply(rank, DEAD, death, ())
@@ -240,7 +240,7 @@ class ManyCall(Future[Any]):
         return f"; waiting for {self._target.called.points(waiting)}{silent}"
 
     def unanswered(self) -> list[int]:
-        """The ranks of the slice that have not answered yet."""
+        """Return the ranks of the slice that have not answered yet."""
         return [rank for rank, status in enumerate(self._statuses) if status < 0]
 
     def _result(self) -> Any:
@@ -293,7 +293,7 @@ class ManyCall(Future[Any]):
 
 
 def _load_all(bodies: Sequence[ReplyBody], buffers: Sequence[Buffers]) -> list[Any]:
-    """The values of many ranks. Successive replies are often equal; those are unpickled only once."""
+    """Return the values of many ranks. Successive replies are often equal; those are unpickled only once."""
     values: list[Any] = []
     last: ReplyBody | None = None
     value: Any = None
@@ -322,7 +322,7 @@ class StreamCall(Iterator[Future[Any]]):
         self._number = node.new_call(self)
 
     def retarget(self, target: Target) -> None:
-        """Switch to another target, as some ranks were replaced before anything was sent to them."""
+        """Switch to another target: some ranks were replaced before anything was sent to them."""
         self._target = target
         for element in self._ranks:
             element._target = target
@@ -330,7 +330,7 @@ class StreamCall(Iterator[Future[Any]]):
     def on_replies(
         self, ranks: Sequence[int], statuses: bytes, bodies: Sequence[Body], buffers: dict[int, Buffers]
     ) -> None:
-        """Take combined answers; without ``statuses``, all are OK."""
+        """Handle combined answers; without ``statuses``, all are OK."""
         for rank, status, body in zip(ranks, statuses or bytes(len(ranks)), bodies, strict=True):
             if status == GONE:
                 self.on_gone(rank, decode_death(cast("bytes", body)))
@@ -338,7 +338,7 @@ class StreamCall(Iterator[Future[Any]]):
                 self.on_reply(rank, status, body, buffers.get(rank, ()))
 
     def on_gone(self, rank: int, death: Death) -> None:
-        """The proc of a rank is dead, so the rank will not answer, unless it already has."""
+        """Handle the death of a rank's proc: the rank will not answer, unless it already has."""
         self._target.reported.met.add(self._target.procs[rank].id)
         self.on_reply(rank, DEAD, death, ())
 
@@ -362,7 +362,7 @@ class StreamCall(Iterator[Future[Any]]):
                 self.on_gone(rank, death)
 
     def unanswered(self) -> list[int]:
-        """The ranks of the slice that have not answered yet."""
+        """Return the ranks of the slice that have not answered yet."""
         return [rank for rank, element in enumerate(self._ranks) if not element.done()]
 
     def __iter__(self) -> Iterator[Future[Any]]:
@@ -379,7 +379,7 @@ class StreamCall(Iterator[Future[Any]]):
 
 
 class _StreamElement(OneCall):
-    """One rank of a stream; decodes like a separate call."""
+    """One rank of a stream; its result is decoded like that of a separate call."""
 
     __slots__ = ()
 
@@ -403,9 +403,9 @@ class _Slot(Future[Any]):
 def release_others(
     node: Node, target: Target, asked: CallKey | None, failed: dict[int, ReplyBody], waiting: Sequence[int]
 ) -> None:
-    """Notify ranks that have not answered that others failed, as they may wait for these in a collective.
+    """Notify ranks that have not answered that others failed: they may wait for these in a collective.
 
-    Ranks that this process has let go of go on, and so do those that wait for them.
+    Ranks that this process no longer holds continue, and so do ranks that wait for them.
     """
     if asked is None or any(isinstance(why, Death) and why.kind is DeathKind.LEFT for why in failed.values()):
         return

@@ -1,4 +1,4 @@
-"""Requests to the runtime of other processes, as opposed to calls of endpoints: to host agents, and to all ranks."""
+"""Requests to the runtime of other processes (host agents and all ranks), as opposed to calls of endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def acknowledge(link: MessageLink, call: int, rank: int, value: Any = None) -> N
 
 
 def ask_agent(node: Node, agent: ProcRef, what: str, message: Callable[..., Any], *fields: Any) -> OneCall:
-    """Send ``message(call number, *fields)`` to a host agent; the returned call fails at once if the agent is dead."""
+    """Send ``message(call number, *fields)`` to a host agent. The returned call fails at once if the agent is dead."""
     target = Target(f"host agent of {agent.host}", agent.id, SINGLE, (agent,), ReportedDeaths())
     call = OneCall(node, what, target, 0)
     node.learn(agent)

@@ -33,13 +33,13 @@ class ReportedDeaths:
 
 
 class CalledSpec(Protocol):
-    """What a target needs of the description of an actor class: whether it is a tool."""
+    """The part of an actor class's description that a target uses: whether it is a tool."""
 
     tool: bool
 
 
 class CalledMesh(Protocol):
-    """What a target needs of its actor mesh."""
+    """The part of an actor mesh that a target uses."""
 
     @property
     def _spec(self) -> CalledSpec: ...
@@ -107,7 +107,7 @@ class Target:
         return self._of_tool
 
     def plan_for(self, caster: Caster) -> CastPlan | None:
-        """Which ranks a cast reaches through host agents; None if each rank gets the message directly."""
+        """Return which ranks a cast reaches through host agents; None if each rank gets the message directly."""
         if not self._planned:
             self._plan = caster.plan(self.procs)
             self._planned = True
@@ -122,13 +122,13 @@ class Target:
         return self._one_per_host
 
     def note_raised(self, failure: RankFailure) -> None:
-        """Note that an error that reports this failure is being raised."""
+        """Record that an error that reports this failure is being raised."""
         if failure.death is not None:
             self.reported.raised.update((failure.proc, (self.actor, failure.proc)))
 
 
 def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death: Death | None) -> RankFailure:
-    """What an error reports about one failed rank."""
+    """Return the report on one failed rank for an error."""
     ref = target.procs[rank]
     pid = node.pids.get(ref.id, 0)
     if death is not None:
@@ -138,7 +138,7 @@ def failure_of(node: Node, target: Target, rank: int, fault: Fault | None, death
 
 
 def unresponsive_text(node: Node, target: Target, ranks: list[int]) -> str:
-    """What is known about awaited ranks that do not respond."""
+    """Return what is known about awaited ranks that do not respond."""
     silent = [
         (rank, node.unresponsive[target.procs[rank].id]) for rank in ranks if target.procs[rank].id in node.unresponsive
     ]

@@ -1,7 +1,7 @@
-"""An actor whose endpoints are coroutines; its driver runs an event loop.
+"""An actor whose endpoints are coroutines, run in an event loop on its driver thread.
 
-Messages are still handled one at a time, except for concurrent endpoints, which run as tasks. The loop polls for the
-whole process while it is idle.
+Messages are handled one at a time, except for concurrent endpoints, which run as tasks. While idle, the loop polls for
+the whole process.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class AsyncActorInstance(ActorInstance):
                 return None
             link, message, body = queue.popleft()
             self.handling += 1
-            while self._system.gate.closed:  # tasks that run already may end meanwhile
+            while self._system.gate.closed:  # running tasks may end meanwhile
                 self.handling -= 1
                 await asyncio.sleep(GATE_PERIOD)
                 self.handling += 1
@@ -221,7 +221,7 @@ class AsyncActorInstance(ActorInstance):
     # -- supervision --------------------------------------------------------------------------------
 
     def supervise(self, failure: MeshFailure) -> None:
-        """A mesh of this actor failed: call ``__supervise__``, at the next await."""
+        """Handle the failure of a mesh of this actor: call ``__supervise__``, at the next await."""
         loop = self._loop
         if loop is None or self.death is not None or self.ended:
             super().supervise(failure)
@@ -287,7 +287,7 @@ class AsyncActorInstance(ActorInstance):
         return error
 
     def _clean_up(self, error: BaseException | None) -> None:
-        """Does nothing, as ``_end`` has cleaned up in the loop."""
+        """Do nothing: ``_end`` has cleaned up in the loop."""
 
     # -- interrupts ----------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class AsyncActorInstance(ActorInstance):
         return [f"{self.name}.{name}" for name in running]
 
     def interrupted_here(self) -> None:
-        """KeyboardInterrupt is about to be raised in the running task."""
+        """Record that KeyboardInterrupt is about to be raised in the running task."""
         super().interrupted_here()
         if self._loop is not None:
             self._raised.add(asyncio.current_task(self._loop))
@@ -326,7 +326,7 @@ class AsyncActorInstance(ActorInstance):
 
 
 def _without_loop(hook: Callable[[MeshFailure], Any], failure: MeshFailure) -> Any:
-    """Call a hook that is a plain ``def``; like all sync code, it may wait for futures."""
+    """Call a hook that is a plain ``def``. Like all sync code, it may wait for futures."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:

@@ -1,4 +1,4 @@
-"""Messages that a process holds back while its bootstrap runs.
+"""Hold messages back while the bootstrap of a process runs.
 
 Actors that the owner of a proc spawns on it wait until the bootstrap returns, and so do messages for these actors. An
 actor that the bootstrap itself spawns, on ``this_proc()``, must not wait: the bootstrap may call it, or wait for
@@ -36,7 +36,7 @@ class BootstrapHold:
         self._over = False
 
     def takes(self, link: MessageLink, message: HeldMessage, body: Body) -> bool:
-        """Hold the message, or handle it, and return True; after False, the caller handles it now."""
+        """Hold or handle the message and return True. If it returns False, the caller must handle the message now."""
         with self._lock:
             if self._over:
                 return False
@@ -58,7 +58,7 @@ class BootstrapHold:
             self._handle(*entry)
 
     def release(self) -> None:
-        """Handle the held messages in order, and hold no more."""
+        """Handle the held messages in order, and hold no further messages."""
         while True:
             with self._lock:
                 # Later messages queue behind the held ones, whichever actor they are for.

@@ -1,9 +1,9 @@
-"""The process groups of ``torch.distributed`` in this process: their connections, and how to end a wait in them.
+"""Track the connections of ``torch.distributed`` process groups in this process, and end waits in collectives.
 
-When one rank of a call raises, others may wait for it in a collective. Gloo has no call that ends such a wait, so a
-rank records which connections its groups open, whether the user's ``init_process_group``, DeviceMesh or this package
-makes them. To release a rank, the runtime shuts these connections down as if the peers had done so, and the collective
-raises. Shutdown works even if a child process (a DataLoader worker) has inherited the connection; closing does not.
+When one rank of a call raises, others may wait for it in a collective. Gloo has no function that ends such a wait. A
+rank therefore records the connections that its groups open, whether user code, DeviceMesh or this package creates them.
+To release a rank, the runtime shuts these connections down as if the peers had done so, and the collective raises.
+Shutdown works even if a child process (a DataLoader worker) has inherited the connection; closing does not.
 
 This module never imports torch, and costs nothing until the program imports it.
 """
@@ -41,9 +41,9 @@ STILL_UNSURE = 3.0
 #: How often a thread is sampled, at first and later (seconds).
 LOOK, LOOK_LATER = 0.05, 0.25
 
-#: How long nothing may happen on the connections of groups that are quiet, and how long this is waited for (seconds).
+#: How long the connections of groups must be idle to count as quiet, and the time limit for that (seconds).
 QUIET, SETTLING = 0.02, 0.5
-#: Where Linux has the bytes that were acknowledged and received, in its ``struct tcp_info``.
+#: The position of the acknowledged and received bytes in Linux's ``struct tcp_info``.
 _TCP_BYTES = slice(120, 136)
 
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -52,7 +52,7 @@ _RUNTIME = os.path.join(programs.PACKAGE, "runtime", "")
 _LOADER = f"{_TORCH}utils{os.sep}data{os.sep}"
 #: Methods that wait for work started earlier: methods of `Work`, and methods that copy results from a GPU.
 WAITING = frozenset({"wait", "result", "synchronize", "item", "tolist", "cpu", "numpy", "value"})
-#: Error messages which mean that another rank is gone, or did not join.
+#: Error messages that mean that another rank is gone, or did not join.
 _OF_PEER = (
     r"closed by peer|reset by peer|broken pipe|read error|write error|timed? ?out|remote process|aborted|socketstart"
     r"|connection refused|connection was likely closed|failed to recv|failed to send"
@@ -75,7 +75,7 @@ class Opened:
         self._own = sockets() - self._before
 
     def inodes(self) -> frozenset[int]:
-        """The inodes of the connections that belong, or belonged, to the group."""
+        """Return the inodes of the connections that belong, or belonged, to the group."""
         return self._own if self._own is not None else sockets() - self._before
 
     def shut_down(self) -> None:
@@ -94,7 +94,7 @@ _meeting: set[int] = set()  # threads that wait for other ranks to join, outside
 
 @contextmanager
 def opening() -> Generator[Opened]:
-    """Connections opened inside this block belong to a process group."""
+    """Assign connections opened inside this block to a process group."""
     found = Opened()
     with _lock:
         living = sockets()
@@ -106,13 +106,13 @@ def opening() -> Generator[Opened]:
     finally:
         try:
             found.close()
-        except KeyboardInterrupt:  # else connections that others open later would count as the group's
+        except KeyboardInterrupt:  # otherwise connections that other code opens later would count as the group's
             found.close()
             raise
 
 
 def shut_down_all() -> None:
-    """End every collective in progress in this process, in any group. The groups cannot be used afterwards."""
+    """End every collective in progress in this process, in any group. The groups are unusable afterwards."""
     global _endings
     with _lock:
         groups = list(_opened)
@@ -130,13 +130,13 @@ def shut_down_all() -> None:
 
 
 def settle(limit: float = SETTLING) -> None:
-    """Wait until the connections of all groups are quiet: nothing is under way, and no thread is about to send.
+    """Wait until the connections of all groups are quiet: no data is in transit, and no thread is about to send.
 
-    Gloo forgets a message that is half sent or half received when its connection ends, and whoever waits for it waits
-    for ever. Ranks that wait for one that is gone are quiet in the end.
+    When a connection ends, Gloo drops messages that are only partly sent or received, and their receivers wait forever.
+    Ranks that wait for a rank that is gone eventually become quiet.
 
     Args:
-        limit: for the wait (seconds).
+        limit: the time limit (seconds).
     """
     with _lock:
         groups = frozenset[int]().union(*(each.inodes() for each in _opened))
@@ -153,7 +153,10 @@ def settle(limit: float = SETTLING) -> None:
 
 
 def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
-    """How many bytes these connections have sent and received; None if some are under way, or another thread runs."""
+    """Return how many bytes these connections have sent and received.
+
+    None if some are under way, or another thread runs.
+    """
     sent = received = 0
     for connection in _connections(inodes):
         with suppress(OSError):  # it has been closed meanwhile
@@ -173,13 +176,13 @@ def _carried(inodes: frozenset[int]) -> tuple[int, int] | None:
 
 
 def endings() -> int:
-    """How often the connections of all groups have been shut down in this process."""
+    """Return how often the connections of all groups have been shut down in this process."""
     return _endings
 
 
 @contextmanager
 def waiting() -> Generator[Callable[[], None]]:
-    """Mark the calling thread as waiting for other ranks; its loop calls the yielded check, which raises on release."""
+    """Mark the calling thread as waiting for other ranks. Its loop calls the yielded check, which raises on release."""
     thread, began = threading.get_ident(), _endings
 
     def check() -> None:
@@ -194,7 +197,7 @@ def waiting() -> Generator[Callable[[], None]]:
 
 
 def are_broken() -> bool:
-    """Whether the connections of a process group that still exists were shut down."""
+    """Return whether the connections of a process group that still exists were shut down."""
     if not in_process_group():
         return False
     with _lock:
@@ -202,30 +205,30 @@ def are_broken() -> bool:
 
 
 def in_process_group() -> bool:
-    """Whether this process is in a process group."""
+    """Return whether this process is in a process group."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _descriptors() -> dict[int, int]:
-    """The descriptors of all sockets of this process, by inode."""
+    """Return the descriptors of all sockets of this process, by inode."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed in the meantime
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                # The lowest: a higher one may be a copy that another thread of ours holds for a moment.
+                # The lowest: a higher one may be a copy that another thread of the runtime holds for a moment.
                 found[status.st_ino] = min(int(name), found.get(status.st_ino, int(name)))
     return found
 
 
 def sockets() -> frozenset[int]:
-    """The inodes of all sockets of this process."""
+    """Return the inodes of all sockets of this process."""
     return frozenset(_descriptors())
 
 
 def _connections(inodes: frozenset[int]) -> Iterator[socket.socket]:
-    """The network connections among these sockets of this process, each open until the next is asked for."""
+    """Yield the network connections among these sockets of this process, each open until the next is requested."""
     for inode, fd in _descriptors().items():
         if inode not in inodes:
             continue
@@ -233,15 +236,15 @@ def _connections(inodes: frozenset[int]) -> Iterator[socket.socket]:
             # The descriptor may have been closed and reused for another file before it was duplicated.
             if os.fstat(held.fileno()).st_ino != inode or held.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            # A listener is none: shutting it down would raise an unrelated error in accept().
+            # Skip listeners: shutting one down would raise an unrelated error in accept().
             if not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 yield held
 
 
 # -- recording what torch opens ---------------------------------------------------------------------
 
-#: How the ranks of a group find each other if the program specifies no other way: takes torch's ``rendezvous`` and its
-#: arguments, and yields what that would yield. The package that runs programs on ranks sets it.
+#: How the ranks of a group find each other if the program specifies no other way. It takes torch's ``rendezvous`` and
+#: its arguments, and yields the same as ``rendezvous``. The package that runs programs on ranks sets it.
 find_others: Callable[..., Iterator[Any]] | None = None
 
 
@@ -290,7 +293,7 @@ class _Stand:
         self._cpu = cpu
 
     def is_at(self, other: _Stand | None, *, idle: bool) -> bool:
-        """Whether the thread has stayed at that position; with ``idle``, also without using processor time."""
+        """Return whether the thread has stayed at that position; with ``idle``, also without using processor time."""
         same = other is not None and other._frame is self._frame and other._at == self._at
         return same and (not idle or other is None or other._cpu == self._cpu)
 
@@ -299,7 +302,7 @@ _MEETING = _Stand()
 
 
 def _stand(thread: int) -> _Stand | None:
-    """The position of a thread that may wait in a collective; None if it does something else."""
+    """Return the position of a thread that may wait in a collective; None if it does something else."""
     frame = current_frames().get(thread)
     if frame is None:
         return None
@@ -318,7 +321,7 @@ def _stand(thread: int) -> _Stand | None:
 
 
 def _processor_time(thread: int) -> int:
-    """The processor time of a thread of this process, in nanoseconds if available; -1 if unknown."""
+    """Return the processor time of a thread of this process, in nanoseconds if available; -1 if unknown."""
     native = next((each.native_id for each in threading.enumerate() if each.ident == thread), None)
     if native is None:
         return -1
@@ -331,7 +334,7 @@ def _processor_time(thread: int) -> int:
 
 
 def called_method(frame: FrameType) -> str:
-    """The name of the method that a frame is calling now; "" if it is not calling a method."""
+    """Return the name of the method that a frame is calling now; "" if it is not calling a method."""
     return _calls(frame.f_code).get(frame.f_lasti, "")
 
 
@@ -339,7 +342,7 @@ _methods: dict[CodeType, dict[int, str]] = {}
 
 
 def _calls(code: CodeType) -> dict[int, str]:
-    """The names of the methods that this code calls, by the offset of the call."""
+    """Return the names of the methods that this code calls, by the offset of the call."""
     known = _methods.get(code)
     if known is None:
         import dis
@@ -367,7 +370,7 @@ def release(
 ) -> None:
     """Release a thread from collectives that other ranks will never join, until the endpoint it runs has ended.
 
-    A thread that computes is not disturbed until it waits.
+    A computing thread is not disturbed until it waits.
 
     Args:
         key: identifies what the thread runs; further requests with the same key are ignored.
@@ -410,7 +413,7 @@ def _release(thread: Callable[[], int], runs: Callable[[], bool], failed: frozen
 
 
 def _doubts(failed: frozenset[int] | None) -> tuple[bool, bool]:
-    """Whether waiting uses processor time here, and whether some group does not include the failed ranks."""
+    """Return whether waiting uses processor time here, and whether some group does not include the failed ranks."""
     c10d: Any = sys.modules.get(C10D)
     if c10d is None:
         return False, False
@@ -426,9 +429,9 @@ def _doubts(failed: frozenset[int] | None) -> tuple[bool, bool]:
 
 
 def failed_by_peer(error: BaseException) -> bool:
-    """Whether a rank failed only because another rank was gone or did not join, or because it was released.
+    """Return whether a rank failed only because another rank was gone or did not join, or because it was released.
 
-    An error that was made of such a one says so by an attribute `of_peer`.
+    An error created from such an error has an attribute `of_peer`.
     """
     if getattr(error, "of_peer", False) is True:
         return True
@@ -443,16 +446,17 @@ def failed_by_peer(error: BaseException) -> bool:
 
 
 def said_first(error: BaseException) -> str:
-    """The message without torch's additions: the source line of torch in front, and advice after the first sentence."""
+    """Return the message without torch's additions: its source line in front, and advice after the first sentence."""
     first = str(error).strip().split("\n", 1)[0]
     return re.sub(r"^\[/[^\]]*\] ", "", first).partition(". This is typically")[0]
 
 
 def interrupt_first(error: BaseException) -> None:
-    """Give an interrupt that ended a wait in a collective its own text first, and torch's error as a note.
+    """Make an interrupt that ended a wait in a collective show its own text first, and torch's error as a note.
 
-    No signal ends such a wait: torch raises because the connections of the group were shut down, and the interrupt is
-    then raised within torch, while it handles that error.
+    No signal ends such a wait. Torch raises because the connections of the group were shut down, and the interrupt is
+    then
+    raised within torch, while it handles that error.
     """
     waited = error.__context__
     while waited is not None and not failed_by_peer(waited):
@@ -465,13 +469,13 @@ def interrupt_first(error: BaseException) -> None:
     error.add_note(f"It ended a wait in torch.distributed ({said}).")
 
     def hides(file: str) -> bool:
-        return _TORCH in file or file.startswith((_RUNTIME, _LIBRARY))  # the handler of the signal is ours
+        return _TORCH in file or file.startswith((_RUNTIME, _LIBRARY))  # the signal handler is part of the runtime
 
     error.__traceback__ = without_last_frames(error.__traceback__, hides, least=1)
 
 
 def fault_body(error: BaseException) -> bytes:
-    """The body of an ERROR reply."""
+    """Return the body of an ERROR reply."""
     interrupt_first(error)
     fault = capture(error)
     return encode_fault(msgspec.structs.replace(fault, of_peer=True) if failed_by_peer(error) else fault)

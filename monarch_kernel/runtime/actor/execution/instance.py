@@ -64,7 +64,7 @@ CLEANUP_TIMEOUT = 10.0
 
 
 class _FailureDue:
-    """Mailbox marker: the next of ``_failures`` is due."""
+    """Mailbox marker: handle the next entry of ``_failures``."""
 
 
 FAILURE: Final = _FailureDue()
@@ -81,9 +81,9 @@ class Instance:
     """The value of ``context().actor_instance``; the client's instance has no mailbox.
 
     Attributes:
-        mesh_id: unique name of the mesh that this actor belongs to.
-        name: the name it was spawned under.
-        class_name: its class.
+        mesh_id: the unique name of its mesh.
+        name: the name that it was spawned under.
+        class_name: the name of its class.
         rank: its position in the mesh as spawned.
         creator: the id of the actor that spawned it.
     """
@@ -142,7 +142,7 @@ class Instance:
                 log.debug("while stopping %s: %s", mesh, e)
 
     def describe(self) -> str:
-        """This actor, as failure reports name it."""
+        """Return this actor, as failure reports name it."""
         host, pid = self._system.node.ref.host, self._system.pid
         if not self.creator:
             what = "the controller" if self._system.is_root else "a rank's own code, outside any actor"
@@ -214,7 +214,7 @@ class ActorInstance(Instance):
         return self._object
 
     def hold(self, port: Port[Any]) -> None:
-        """Record a port that arrived: its receiver is notified when this actor drops it or ends."""
+        """Record a port that arrived. Its receiver is notified when this actor drops the port or ends."""
         super().hold(port)
         port._holder = self
 
@@ -259,7 +259,7 @@ class ActorInstance(Instance):
             self.refuse(link, message)
 
     def release(self, message: PeersFailed) -> None:
-        """Release this actor from collectives with other ranks of its call, as these failed."""
+        """Release this actor from collectives with other ranks of its call, because these have failed."""
         there = [self.answering, *(each[1] for each in list(self._queue))]
         # By identity: a call that comes after this one may have the same actor, endpoint and sender.
         concerned = {
@@ -366,7 +366,7 @@ class ActorInstance(Instance):
                     self._wait_in(self.background)
             link, message, body = queue.popleft()
             self.handling = 1
-            if self._system.gate.closed:  # looked at after `handling` is set; see `message_gate`
+            if self._system.gate.closed:  # read after `handling` is set; see `message_gate`
                 self._enter()
             if type(message) is Call:
                 if recorder.recording is None and not message.trace:
@@ -418,7 +418,7 @@ class ActorInstance(Instance):
             finally:
                 self._interruptible = False
                 self.running = self.answering = None
-            del args, kwargs  # so that the memory of arrays among them is released to the caller with the answer
+            del args, kwargs  # releases the memory of arrays among them to the caller with the answer
             if endpoint.explicit_port or not message.call:
                 self._end_of_tensors(message)
                 return None
@@ -435,7 +435,7 @@ class ActorInstance(Instance):
         return None
 
     def _enter_context(self, message: Call) -> None:
-        """Make a message's context and origin those of the thread; mostly they are those of the last message."""
+        """Set a message's context and origin for the thread. Usually they are unchanged."""
         here = self._context
         if (
             here._endpoint != message.endpoint
@@ -452,7 +452,7 @@ class ActorInstance(Instance):
             origin.set(cell)
 
     def _end_of_tensors(self, message: Call) -> None:
-        """Operations on tensors that wait for the end of a call go on."""
+        """Continue operations on tensors that wait for the end of a call."""
         if message.tensors:
             tensor_functions().call_ended(message.tensors)
 
@@ -468,7 +468,7 @@ class ActorInstance(Instance):
         if is_checkpoint:
             self._keep_checkpoint(reply, buffers)
         self._system.reply(link, message, OK, reply, buffers)
-        self._end_of_tensors(message)  # not before: the reply may be of memory that operations write
+        self._end_of_tensors(message)  # not earlier: operations may write memory that the reply contains
 
     def _keep_checkpoint(self, state: Pickled, buffers: Buffers) -> None:
         """Send the result of ``checkpoint`` to the owner's process, which keeps it for this actor's successor."""
@@ -488,7 +488,7 @@ class ActorInstance(Instance):
     def _prepare(
         self, link: MessageLink, message: Call, endpoint: CalledEndpoint, body: Body
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """The function to call for a message, and its arguments."""
+        """Return the function to call for a message, and its arguments."""
         self.calls += 1
         self.began = monotonic()
         self.latest = message.endpoint
@@ -512,7 +512,7 @@ class ActorInstance(Instance):
         error: BaseException,
         interrupted: bool = False,
     ) -> BaseException | None:
-        """Answer for an endpoint that raised. Returns the error if it ends the actor."""
+        """Answer for an endpoint that raised. Return the error if it ends the actor."""
         self.failures += 1
         if message.tensors:
             tensor_functions().call_ended(message.tensors, error)
@@ -539,7 +539,7 @@ class ActorInstance(Instance):
         return None
 
     def _of(self, error: BaseException) -> ActorError:
-        """What the receiver of a port raises that got this in the place of an answer (``send``)."""
+        """Return the exception that the receiver of a port raises if it got this in place of an answer (``send``)."""
         here, node = self._context, self._system.node
         rank, extent, fault = here.message_rank, here._extent, capture(error)
         failure = RankFailure(rank.rank, dict(rank), node.ref.host, self._system.pid, self.proc_id, fault)
@@ -550,7 +550,7 @@ class ActorInstance(Instance):
         cause = f"actor explicitly aborted due to: {type(error).__name__}: {error}"
         if isinstance(error, Aborted) or type(error) is MeshFailure:
             cause = f"actor explicitly aborted due to: {error}"
-        if isinstance(error, MeshFailure):  # a mesh that this actor owns failed: the first cause has the traceback
+        if isinstance(error, MeshFailure):  # an owned mesh failed: the first cause has the traceback
             text = "\n".join(error.report().split("\n")[1:])
         node = self._system.node
         death = Death.of(DeathKind.ACTOR_FAILED, cause, self.proc_id, node.ref.host, self._system.pid, text)
@@ -568,7 +568,7 @@ class ActorInstance(Instance):
         self._notify()
 
     def _is_told_to_stop(self) -> bool:
-        """Whether this actor is about to stop, so that it ignores further failures."""
+        """Return whether this actor is about to stop, so that it ignores further failures."""
         return self._stopping is not None or any(type(message) is StopActor for _, message, _ in list(self._queue))
 
     def _supervised(self, failure: MeshFailure) -> BaseException | None:
@@ -609,7 +609,7 @@ class ActorInstance(Instance):
             self.death = Death.of(DeathKind.STOPPED, f"stopped: {reason}", self.proc_id, host, self._system.pid)
 
     def _finish(self, error: BaseException | None) -> None:
-        """End the actor: clean up, answer waiting messages, notify the owner."""
+        """End the actor: clean up, answer waiting messages, and notify the owner."""
         error = error or self._fatal
         self._note_death(error)
         assert self.death is not None
@@ -651,9 +651,9 @@ class ActorInstance(Instance):
     # -- interrupts ----------------------------------------------------------------------------------
 
     def interrupt(self, cells: str = "") -> list[str]:
-        """Raise KeyboardInterrupt in the running endpoint. Returns the names of interrupted endpoints.
+        """Raise KeyboardInterrupt in the running endpoint. Return the names of interrupted endpoints.
 
-        With ``cells``, only if the actor is not a tool and runs for a notebook cell whose id has this prefix.
+        With ``cells``, only do so if the actor is not a tool and runs for a notebook cell whose id has this prefix.
         """
         name, call = self.running, self.answering
         if name is None or not self._runs_for(self.running_for, cells):
@@ -663,7 +663,7 @@ class ActorInstance(Instance):
         return [f"{self.name}.{name}"]
 
     def _end_waits(self, key: object, runs: Callable[[], bool]) -> None:
-        """End the waits in collectives of what was interrupted, as neither a signal nor an exception does."""
+        """End the waits in collectives of interrupted endpoints. Neither a signal nor an exception ends them."""
         collectives.release((self.mesh_id, key), lambda: self._thread if runs() else 0, runs)
 
     def _runs_for(self, cell: str, cells: str) -> bool:
@@ -677,7 +677,7 @@ class ActorInstance(Instance):
             raise_in_thread(self._thread, KeyboardInterrupt)
 
     def interrupted_here(self) -> None:
-        """Note that a requested KeyboardInterrupt is about to be raised in user code of this actor."""
+        """Record that a requested KeyboardInterrupt is about to be raised in user code of this actor."""
         self._system.note_interrupt(self)
 
 

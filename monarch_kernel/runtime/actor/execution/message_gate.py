@@ -1,4 +1,4 @@
-"""The gate before the actors of a process: a tool that changes their code works between two of their messages."""
+"""The gate before the actors of a process: it lets a tool change their code between two of their messages."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: How long messages are held at a time while others are still handled, and the pause before the next time (seconds). An
-#: endpoint may wait for another actor of this process, whose messages are held.
+#: How long messages are held at a time while others are still being handled, and the pause before the next attempt
+#: (seconds). An endpoint may wait for another actor of this process, whose messages are held.
 HOLD = 0.2
 PAUSE = 0.2
-#: How often the gate looks whether all actors are idle (seconds).
+#: The interval at which the gate checks whether all actors are idle (seconds).
 GATE_PERIOD = 0.0005
 
 
 class StillBusy(TimeoutError):
-    """Actors of this process handled messages all the time; the message names what ran."""
+    """Actors of this process were handling messages all the time. The message names the running endpoints."""
 
 
 class MessageGate:
     """Holds the messages of a process's actors.
 
-    An actor first notes that it handles a message, then looks at ``closed``; this class closes first, then looks who
-    handles something. So either of them sees the other.
+    An actor first records that it handles a message, then reads ``closed``. The gate first closes, then reads which
+    actors
+    handle messages. At least one of the two therefore sees the other.
     """
 
     def __init__(self) -> None:
@@ -34,19 +35,19 @@ class MessageGate:
         self._one = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until messages are not held; called by an actor that has found the gate closed."""
+        """Wait until messages are not held. Called by an actor that has found the gate closed."""
         self._opened.wait()
 
     def between(self, function: Callable[[], T], busy: Callable[[], list[str]], wait: float) -> T:
-        """Run a function while no message is handled, and none begins to be.
+        """Run a function while no message is being handled.
 
         Args:
             function: must not wait for an actor of this process.
-            busy: what runs now, for the error; empty if nothing does.
-            wait: how long to wait for that (seconds).
+            busy: returns what is running now, for the error; empty if nothing is.
+            wait: the time limit for becoming idle (seconds).
 
         Raises:
-            StillBusy: something ran all the time.
+            StillBusy: actors were handling messages all the time.
         """
         with self._one:
             deadline = time.monotonic() + wait

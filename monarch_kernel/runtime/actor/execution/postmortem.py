@@ -1,6 +1,6 @@
-"""Exceptions that ended an endpoint or a cell, kept for a while with their frames for post-mortem debugging.
+"""Keep exceptions that ended an endpoint or a cell, with their frames, for post-mortem debugging.
 
-They are bounded in number and in time, as frames keep the values of their variables alive; where memory has run out,
+Their number and lifetime are limited, because frames keep the values of their variables alive. If memory has run out,
 the values are dropped at once. A newer failure of the same endpoint replaces the older one. This module costs nothing
 until an endpoint fails.
 """
@@ -81,14 +81,14 @@ def failed(
         _kept[:] = [each for each in _kept if each.actor != actor or each.endpoint != endpoint][1 - LIMIT :]
         _kept.append(Failure(_count, error, actor, endpoint, cell, time.time(), begun))
         _schedule(later)
-    no_memory = any(_is_out_of_memory(each) for each in _chain(error))  # what the frames hold is needed
+    no_memory = any(_is_out_of_memory(each) for each in _chain(error))  # the memory that the frames hold is needed
     for frame in _frames(error):
         if no_memory or _TORCH in frame.f_code.co_filename:
             _empty(frame)
 
 
 def let_go_of_groups() -> None:
-    """Release the work of a process group that ends; otherwise its connections stay open and other ranks wait."""
+    """Release the work of a process group that ends. Otherwise its connections stay open and other ranks wait."""
     for failure in failures():
         for frame in _frames(failure.error):
             if any(type(value).__module__ in _GROUPS for value in list(frame.f_locals.values())):
@@ -96,7 +96,7 @@ def let_go_of_groups() -> None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of this host or, as torch reports it, of a GPU has run out."""
+    """Return whether memory of this host or, as torch reports it, of a GPU has run out."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
@@ -131,7 +131,7 @@ def _empty(frame: FrameType) -> None:
 
 
 def failures() -> list[Failure]:
-    """The kept failures, oldest first."""
+    """Return the kept failures, oldest first."""
     with _lock:
         _drop_old()
         return list(_kept)

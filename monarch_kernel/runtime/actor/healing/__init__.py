@@ -1,1 +1,1 @@
-"""Healing: the replacement of dead procs and actors, and the calls that wait for it."""
+"""Healing: replace dead procs and actors, and hold calls meanwhile."""

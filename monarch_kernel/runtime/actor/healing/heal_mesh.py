@@ -1,4 +1,4 @@
-"""``heal_mesh`` heals a mesh and returns a handle that can be used at once; ``respawn_actors`` creates actors again."""
+"""``heal_mesh`` heals a mesh and returns a handle that is usable at once; ``respawn_actors`` recreates actors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _procs_of(mesh: ProcMesh | ActorMesh[Any]) -> ProcMesh:
 
 
 def actor_meshes_on(procs: ProcMesh) -> list[ActorMesh[Any]]:
-    """The meshes of actors that this process spawned on procs of this mesh, without those of tools."""
+    """Return the meshes of actors that this process spawned on procs of this mesh, without those of tools."""
     system: Any = get_system()
     ids = {ref.id for ref in procs._target().procs}
     meshes = [record.mesh for record in list(system.healer.spawned_actors.values())]
@@ -59,11 +59,11 @@ def actor_meshes_on(procs: ProcMesh) -> list[ActorMesh[Any]]:
 
 
 def respawn_actors(procs: ProcMesh, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
-    """Stop the actors of this process on these procs and create them again there, with their original arguments.
+    """Stop the actors of this process on these procs and recreate them there, with their original arguments.
 
     An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets its last checkpoint. Tools, and actors
-    that other processes spawned, stay. Calls that this process makes meanwhile wait; calls of others that arrive while
-    an actor is stopped fail.
+    that other processes spawned, stay. Calls that this process makes meanwhile wait. Calls of other processes that
+    arrive while an actor is stopped fail.
 
     Raises (in the future):
         Exception: an ``__init__`` or ``__restore__`` failed; that actor is dead then. TimeoutError: it took too long.

@@ -1,4 +1,4 @@
-"""Healing as users see it: where new hosts come from, the report ``Healed``, ``HealError``, a mesh's ``healed``."""
+"""The user-facing types of healing: ``HostSource``, the report ``Healed``, ``HealError``, and ``Healable``."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class HostSource(Protocol):
     """Something that replaces lost hosts, such as ``monarch_kernel.job.EngineJob``."""
 
     def replacements(self, gone: Sequence[str], timeout: float) -> HostMesh:
-        """New hosts in the places of lost ones.
+        """Return new hosts that replace lost ones.
 
         Args:
             gone: the ids of the lost hosts' agents.
-            timeout: how long that may take (seconds).
+            timeout: the time limit (seconds).
 
         Returns:
             As many new hosts, attached, in the same order.
 
         Raises:
-            RuntimeError: there are none; the message says why.
+            RuntimeError: there are none; the message names the cause.
         """
         ...
 
 
 class HealError(RuntimeError):
-    """A mesh could not be healed completely; the message says what is missing and why."""
+    """A mesh could not be healed completely. The message names what is missing and why."""
 
 
 class Replacement(msgspec.Struct, frozen=True):

@@ -1,14 +1,15 @@
-"""The replacement of dead procs and actors (long because all of it shares one record of what was spawned).
+"""Replace dead procs and actors (long because all of it shares one record of what was spawned).
 
-A dead proc stays dead: its successor is another proc, with a new id, at the same rank of its mesh. So no message for
-the old proc can reach the new one, and records of the old one's death stay true. Mesh handles name the procs they were
-made with, and ask the node for their current successors (``Node.current``).
+A dead proc stays dead: its successor is another proc, with a new id, at the same rank of its mesh. No message for the
+old proc can therefore reach the new one, and records of the old one's death stay true. Mesh handles refer to the procs
+that they were created with, and ask the node for their current successors (``Node.current``).
 
 The process that spawned procs starts their successors. The process that spawned actors on them keeps their class and
-arguments, and creates them again. A successor is announced once the healer's own actors on it are created and restored.
-The announcement goes to the root. The root forwards it to every process it has a link to, and keeps it for later
-requests (a process asks when it learns of a death). Owners in other processes create their actors when they receive it,
-and the healer waits for them.
+arguments, and recreates them. A successor is announced once the healer's own actors on it are created and restored. The
+announcement goes to the root. The root forwards it to every process it has a link to, and keeps it for later requests
+(a
+process asks when it learns of a death). Owners in other processes create their actors when they receive it, and the
+healer waits for them.
 
 An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, the result of
 its last ``checkpoint``. Its owner's process keeps that result, whichever process made the call.
@@ -84,7 +85,7 @@ class SpawnedProcs(msgspec.Struct):
 
 
 class Healer:
-    """Keeps a record of how this process made its meshes, and replaces their dead ranks."""
+    """Records how this process created its meshes, and replaces their dead ranks."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -94,9 +95,9 @@ class Healer:
         self._askers: dict[str, set[str]] = {}
         self._guards: dict[str, threading.Lock] = {}
         self.restarts = Restarts()
-        #: Notified with the id of a mesh that was made, healed or forgotten, and with "id#rank" at a checkpoint.
+        #: Notified with the id of a mesh that was created, healed or forgotten, and with "id#rank" at a checkpoint.
         self.records_changed: Subscribers[[str]] = Subscribers("a record of meshes")
-        #: The procs that are being healed, and what is notified with some of them, and whether that begins or ends.
+        #: The procs that are being healed. The callbacks get some of them, and whether healing begins or ends.
         self.healing: set[str] = set()
         self.on_healing: Subscribers[[frozenset[str], bool]] = Subscribers("a callback on healing")
         #: Called to get a replacement for a dead host agent; each may return None.
@@ -184,7 +185,7 @@ class Healer:
 
         def work() -> Healed:
             with self._guard(mesh):
-                procs = self._living(mesh)  # a heal that was under way may have put others in their places
+                procs = self._living(mesh)  # an earlier heal may have replaced some of them
                 new = procs - before
                 held.begin(new)
                 try:
@@ -195,14 +196,14 @@ class Healer:
         return self._in_background(f"{mesh.name}.respawn", before, work)
 
     def _guard(self, mesh: ProcMesh) -> threading.Lock:
-        """Held while ranks or actors of a mesh are replaced: two of these at once would create an actor twice."""
+        """Lock ranks or actors of a mesh during replacement, so that no actor is created twice."""
         return self._guards.setdefault(mesh._mesh_uid, threading.Lock())
 
     def _living(self, mesh: ProcMesh) -> set[str]:
         return {ref.id for ref in mesh._target().procs} - self._system.node.deaths.keys()
 
     def _in_background(self, what: str, procs: set[str], work: Callable[[], Healed]) -> Future[Healed]:
-        """Run this on a thread of its own; calls to these procs wait meanwhile."""
+        """Run ``work`` on a separate thread. Calls to these procs wait meanwhile."""
         future: Future[Healed] = Future(self._system.node.poller, what)
         waiting = self._system.held_calls
         waiting.begin(procs)
@@ -269,7 +270,7 @@ class Healer:
         return healed
 
     def _broken(self, mesh: ProcMesh) -> set[str]:
-        """The procs of a mesh that are dead, or that hold a dead actor."""
+        """Return the procs of a mesh that are dead, or that hold a dead actor."""
         deaths = self._system.node.deaths
         failed = self._system.tree.failed_on()
         return {ref.id for ref in mesh._target().procs if ref.id in deaths or ref.id in failed}
@@ -300,7 +301,8 @@ class Healer:
             except BaseException as e:
                 for ref in new.values():
                     self._discard(ref)
-                # A rank that died with its host may be heard of first: the successor was sent to a host that is lost.
+                # The death of a rank may be reported before that of its host: the successor was then sent to a lost
+                # host.
                 lost = {agent.id for agent in agents.values() if self._is_gone(agent, new.values())}
                 if not isinstance(e, Exception) or not lost or time.monotonic() > deadline:
                     raise
@@ -331,7 +333,7 @@ class Healer:
         return healed
 
     def _is_gone(self, agent: ProcRef, successors: Iterable[ProcRef]) -> bool:
-        """Whether a host agent has died, or ends its host with the successors there."""
+        """Return whether a host agent has died, or ends its host with the successors there."""
         deaths = self._system.node.deaths
         ended = [deaths[ref.id].kind for ref in successors if ref.agent == agent.id and ref.id in deaths]
         return agent.id in deaths or DeathKind.HOST_ENDING in ended
@@ -344,7 +346,7 @@ class Healer:
         new: dict[int, ProcRef],
         deadline: float,
     ) -> None:
-        """Start successors with these agents, note them in ``new``, and wait for their bootstrap."""
+        """Start successors with these agents, record them in ``new``, and wait for their bootstrap."""
         node = self._system.node
         messages: list[tuple[ProcRef, SpawnProcs]] = []
         for rank, agent in agents.items():
@@ -397,7 +399,8 @@ class Healer:
         timeout: float,
         gone: set[str],
     ) -> dict[int, ProcRef]:
-        """The host agent for the successor of each dead proc: on the same host if it lives, else on a spare host.
+        """Return the host agent for the successor of each dead proc: on the same host if it lives, else on a spare
+        host.
 
         Args:
             gone: agents that end.
@@ -462,7 +465,7 @@ class Healer:
     def _respawn_all(
         self, old: str, ref: ProcRef, names: dict[str, None], restored: dict[str, None], deadline: float
     ) -> None:
-        """Create all actors that this process owns on ``old`` again on ``ref``."""
+        """Recreate all actors that this process owns on ``old`` on ``ref``."""
         waiting: list[tuple[SpawnedActors, int, OneCall]] = []
         for actors_record in list(self.spawned_actors.values()):
             for rank, proc in enumerate(actors_record.mesh._target().procs):
@@ -480,7 +483,7 @@ class Healer:
     ) -> None:
         for actors_record, rank, created in waiting:
             created.get(max(0.0, deadline - time.monotonic()))
-            if not actors_record.mesh._spec.tool:  # users know nothing of those
+            if not actors_record.mesh._spec.tool:  # users do not know tools
                 names[actors_record.mesh._name] = None
             if self._restore(actors_record, rank, ref, deadline):
                 restored[actors_record.mesh._name] = None
@@ -539,7 +542,7 @@ class Healer:
         restored: dict[str, None],
         deadline: float,
     ) -> list[Replacement]:
-        """Create actors again that died in processes that are still alive."""
+        """Recreate actors that died in processes that are still alive."""
         tree = self._system.tree
         node = self._system.node
         ended = self._ended(mesh, deadline)
@@ -563,7 +566,7 @@ class Healer:
         return revived
 
     def _ended(self, mesh: ProcMesh, deadline: float) -> dict[tuple[str, str], str]:
-        """Why actors of this process in living procs of a mesh have ended, by proc and actor."""
+        """Return why actors of this process in living procs of a mesh have ended, by proc and actor."""
         node = self._system.node
         target = mesh._target()
         on: dict[str, list[str]] = {}
@@ -696,7 +699,7 @@ class Healer:
     # -- automatic restarts -----------------------------------------------------------------------------
 
     def takes_over(self, proc: str, death: Death, give_up: Callable[[str], None]) -> bool:
-        """Whether a restart policy replaces this proc now, so that its death is not reported yet.
+        """Return whether a restart policy replaces this proc now, so that its death is not reported yet.
 
         Args:
             give_up: called with a reason if the replacement fails.

@@ -1,7 +1,7 @@
-"""Calls made while their ranks are being healed: they wait for the heal, as calls after ``spawn`` wait for the spawn.
+"""Hold calls made while their ranks are being healed, like calls after ``spawn``, which wait for the spawn.
 
 A call over a dead rank fails at once. If ``heal()`` is replacing the rank, this process holds the call, and sends it to
-the rank's successor when the heal is over; if the heal fails, the call fails as it would have without the heal. Calls
+the rank's successor when the heal is over. If the heal fails, the call fails as it would have without the heal. Calls
 of one process stay in order: a call over a rank that an earlier held call addresses waits, too.
 """
 
@@ -26,14 +26,14 @@ class HeldCalls:
         self._kept: list[tuple[frozenset[str], Callable[[], None]]] = []
 
     def begin(self, procs: Iterable[str]) -> None:
-        """Begin to hold calls over these procs, as they, or actors on them, are being replaced."""
+        """Begin to hold calls over these procs, because they or actors on them are being replaced."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] = self._healing.get(proc, 0) + 1
             self.active = bool(self._healing or self._kept)
 
     def keep(self, procs: Iterable[str], send: Callable[[], None]) -> bool:
-        """Hold a call to these procs if it must wait, and return whether it does; if so, ``send`` is called later."""
+        """Hold a call to these procs if it must wait, and return whether it does. If so, ``send`` is called later."""
         wanted = frozenset(procs)
         with self._lock:
             if not self._must_wait(wanted, self._kept):
@@ -44,7 +44,7 @@ class HeldCalls:
             return True
 
     def end(self, procs: Iterable[str]) -> None:
-        """Send the calls that waited for the heal of these procs, which is over, with or without success."""
+        """Send the calls that waited for the heal of these procs, which is over, successful or not."""
         with self._lock:
             for proc in procs:
                 self._healing[proc] -= 1

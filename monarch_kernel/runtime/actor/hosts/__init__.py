@@ -1,1 +1,1 @@
-"""Hosts: the host mesh, the start of procs on it, workers, and how a controller attaches to them."""
+"""Hosts: the host mesh, starting procs on it, workers, and attaching a controller to them."""

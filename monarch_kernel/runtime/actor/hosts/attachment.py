@@ -1,4 +1,4 @@
-"""The connection of a controller to the workers of other hosts."""
+"""Connect a controller to the workers of other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ATTACH_TIMEOUT = 30.0
 
 
 class AttachTimeoutError(ConnectionError, RuntimeError):
-    """A worker has not answered in time. (Monarch's error is a RuntimeError.)"""
+    """A worker has not answered in time. (Monarch's error is a RuntimeError, too.)"""
 
 
 def attach_to_workers(
@@ -43,23 +43,23 @@ def attach_to_workers(
 
     Args:
         ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
-        workers: the URLs of the workers, futures of these, or what ``start_worker_loop_forever`` gave, in the order of
+        workers: the URLs of the workers, futures of URLs, or results of ``start_worker_loop_forever``, in the order of
             the mesh.
         name: a label for messages.
-        key_file: the key for these workers; others may be attached with another. By default the file that
-            ``MONARCH_KERNEL_KEY_FILE`` names, or this user's own key.
-        allow: the list of further worker keys to trust (see ``docs/security.md``); by default the list that
-            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
-        timeout: limit for the attempts to connect (seconds). By default it is the setting
-            ``mesh_attach_config_timeout``, and what is raised then is left to the uses of the mesh, as in Monarch.
+        key_file: the key for these workers; other workers may be attached with another key. By default the file in
+            ``MONARCH_KERNEL_KEY_FILE``, or this user's own key.
+        allow: the list of further worker keys to trust (see ``docs/security.md``). By default the list in
+            ``MONARCH_KERNEL_ALLOW``, or the key file's own list, if there is one.
+        timeout: the time limit for connecting (seconds). By default the setting ``mesh_attach_config_timeout``; errors
+            are then raised when the mesh is used, as in Monarch.
 
     Returns:
         A host mesh with one dimension, ``hosts``. If workers have not answered within the setting, ``initialized`` and
-        all that is done with it raise the same AttachTimeoutError.
+        all uses of the mesh raise the same AttachTimeoutError.
 
     Raises:
-        AttachTimeoutError: some workers have not answered within ``timeout``; a ConnectionError, too.
-        ConnectionError: some workers refuse the connection, or speak another version; the message names each, and why.
+        AttachTimeoutError: some workers have not answered within ``timeout``; it is also a ConnectionError.
+        ConnectionError: some workers refuse the connection, or have another version; the message names each, and why.
         ValueError: a URL is invalid, or there is no key.
         RuntimeError: this is not the controller.
     """
@@ -97,15 +97,16 @@ _attached: tuple[System, str] | None = None
 
 
 def attach(addr: str, timeout: float | None = None) -> None:
-    """Connect this controller to a worker before anything else, as Monarch's clients behind a firewall do.
+    """Connect this controller to a worker before any other use of the API, like Monarch's clients behind a firewall.
 
-    A controller never needs to be reachable: it connects to workers, and answers return over the same connections. So
-    this call exists only for compatibility with Monarch. It fails early if the worker cannot be reached; every worker
-    given to ``attach_to_workers`` must be reachable from here, too. A second call with the same address does nothing.
+    A controller never needs to be reachable: it connects to workers, and answers return over the same connections. This
+    function exists only for compatibility with Monarch. It fails early if the worker cannot be reached. Every worker
+    passed
+    to ``attach_to_workers`` must be reachable from here, too. A second call with the same address has no effect.
 
     Args:
         addr: the worker's URL.
-        timeout: limit for the attempts to connect (seconds); by default the setting ``mesh_attach_config_timeout``.
+        timeout: the time limit for connecting (seconds); by default the setting ``mesh_attach_config_timeout``.
 
     Raises:
         ConnectionError: the worker cannot be reached, or refuses the connection.
@@ -129,7 +130,7 @@ def attach(addr: str, timeout: float | None = None) -> None:
 
 
 def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None = None) -> list[ProcRef]:
-    """Connect to all of these workers, or to none of them; over TCP with these keys, by default this process's."""
+    """Connect to all of these workers, or to none of them. TCP uses these keys, by default those of this process."""
     node = system.node
     attached = set(system.workers)
     began = time.monotonic()
@@ -153,7 +154,7 @@ def dial_all(system: System, urls: list[str], timeout: float, keys: Keys | None 
 
 
 def _near(system: System, ref: ProcRef) -> ProcRef:
-    """The reference to a worker of this machine, which other hosts reach in the same way as this process."""
+    """Return the reference to a worker of this machine, which other hosts reach in the same way as this process."""
     here = system.node.ref
     if ref.site == here.site:
         ref = msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)

@@ -1,4 +1,4 @@
-"""The command and environment that start a proc, as users specify them."""
+"""The command and environment that start a proc, as specified by users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from monarch_kernel.protocol.messages import Launch
 
-#: What a command for Monarch runs in a proc.
+#: Modules that a command for Monarch runs in a proc.
 _MONARCHS_MODULES = ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main")
 
 
@@ -35,7 +35,7 @@ class BootstrapCommand(msgspec.Struct):
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """The same command with more environment variables; None removes one.
+        """Return the same command with more environment variables; None removes one.
 
         Raises:
             TypeError: a value is neither a string nor None.
@@ -46,12 +46,12 @@ class BootstrapCommand(msgspec.Struct):
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """The interpreter of this process."""
+    """Return the interpreter of this process."""
     return BootstrapCommand(sys.executable, None, [])
 
 
 def launch_of(command: Any) -> Launch:
-    """A command in the form that host agents receive.
+    """Return a command in the form that host agents receive.
 
     Raises:
         TypeError: it is not a ``BootstrapCommand``, or a part of it has the wrong type.
@@ -76,7 +76,7 @@ def launch_of(command: Any) -> Launch:
 
 
 def command_of(launch: Launch | None) -> BootstrapCommand | None:
-    """The command that started a proc; None for a proc that was forked."""
+    """Return the command that started a proc; None for a proc that was forked."""
     if launch is None or launch.argv is None:
         return None
     program, *args = launch.argv
@@ -84,7 +84,7 @@ def command_of(launch: Launch | None) -> BootstrapCommand | None:
 
 
 def checked_env(env: Mapping[str, str | None] | None, what: str = "env") -> dict[str, str | None]:
-    """An environment in the form that host agents receive; ``what`` names it in errors.
+    """Return an environment in the form that host agents receive; ``what`` names it in errors.
 
     Raises:
         TypeError: a value is neither a string nor None.

@@ -1,4 +1,4 @@
-"""Workers that outlive the process that starts them, and the folders of workers that belong to a job."""
+"""Start workers that outlive this process, and manage the folders of a job's workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start_daemon(
         env: further environment variables, also for its ranks.
 
     Returns:
-        What it says of itself, its URL first of all.
+        Its announcement, which includes its URL.
 
     Raises:
         OSError: its log cannot be written.
@@ -93,7 +93,7 @@ def start_daemon(
 
 
 def _last_words(folder: PrivateFolder, log: str, output: int) -> str:
-    """The end of the log of a worker that could not start, or why there is none."""
+    """Return the end of the log of a worker that could not start, or why there is none."""
     said = folder.read(log)[-2000:].decode(errors="replace").strip()
     if said:
         return said
@@ -120,7 +120,7 @@ def make_job_folder() -> PrivateFolder:
 
 
 def is_job_folder(path: str) -> bool:
-    """Whether a path is that of a folder which ``make_job_folder`` has made for this user, by its name."""
+    """Return whether the name of a path is that of a folder made by ``make_job_folder`` for this user."""
     return os.path.basename(path).startswith(f"{_JOB_FOLDER}{os.getuid()}-")
 
 
@@ -128,7 +128,7 @@ def remove_job_folder(path: str) -> None:
     """Wait for the last daemon in a job's folder to end, and remove the folder.
 
     Raises:
-        OSError: the folder was not removed, as it is not ours, holds files that are not ours, or is in use.
+        OSError: the folder was not removed, because it or a file in it is not ours, or it is in use.
     """
     try:
         folder = PrivateFolder.open(path)

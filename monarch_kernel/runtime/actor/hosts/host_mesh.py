@@ -101,12 +101,12 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
 
     @property
     def stream_logs(self) -> bool:
-        """Whether hosts stream the output of ranks by themselves, as in Monarch; here the controller asks for it."""
+        """Whether hosts stream the output of ranks on their own, as in Monarch. Here the controller requests it."""
         return False
 
     @property
     def is_fake_in_process(self) -> bool:
-        """Whether the hosts are not real ones but parts of this process, as in tests of Monarch; never here."""
+        """Whether the hosts are parts of this process, as in tests of Monarch. Always false."""
         return False
 
     @property
@@ -137,29 +137,34 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
     ) -> ProcMesh:
         """Start processes on every host.
 
-        Returns at once; await the result (or its ``initialized``) to know that they run.
+        Returns immediately. Await the result (or its ``initialized``) to wait until they run.
 
         Args:
             per_host: dimensions and sizes of the processes on each host, as in ``{"gpus": 4}``; None starts one.
             bootstrap: a callable (sync or async) that every process runs before anything else.
             name: a label, any string.
-            proc_bind: for each process of a host, what it may use, as lists such as "0-3,8": the NUMA nodes of its CPUs
-                (``cpunodebind``) and of its memory (``membind``), and the CPUs (``physcpubind`` or ``cpus``).
+            proc_bind: for each process of a host, the resources that it may use, as lists such as "0-3,8": the NUMA
+                nodes of
+                its CPUs (``cpunodebind``) and of its memory (``membind``), and the CPUs (``physcpubind`` or ``cpus``).
             bootstrap_command: start an interpreter with this command instead of forking; a function returns a command
-                for each point. Processes that these start with ``this_host()`` start in the same way.
+                for
+                each point. Processes that these start with ``this_host()`` start in the same way.
             env: environment variables to set in the processes; None removes one.
             preload: modules to import before forking, once for all ranks (torch and numpy are always preloaded if this
                 process has imported them).
-            restart: "on_failure" replaces dead procs, as ``heal`` does; a ``RestartPolicy`` sets how often, after which
-                delay, and whether one rank or all together. "never": the owner is notified.
-            spares: hosts that stay empty until one of the other hosts is gone, or a job, which asks its engine for a
-                replacement then.
-            devices: how many GPUs each process sees, of those that the engine gave its host (``CUDA_VISIBLE_DEVICES``
-                and its like in the environment of the worker, or all of the host); 0: all of them. With fewer GPUs than
-                the processes need, the mesh fails and says so.
+            restart: "on_failure" replaces dead procs, like ``heal``; a ``RestartPolicy`` sets how often, after which
+                delay,
+                and whether one rank or all together are replaced. "never": the owner is notified.
+            spares: hosts that stay empty until one of the other hosts is gone, or a job, which then requests a
+                replacement
+                from its provider.
+            devices: how many GPUs each process sees, of those that the provider assigned to its host
+                (``CUDA_VISIBLE_DEVICES`` and similar variables in the environment of the worker, or all of the host);
+                0: all
+                of them. If there are fewer GPUs than the processes need, the mesh fails with an error.
 
         Raises:
-            ValueError: a dimension of the hosts is repeated, or a size is not a positive whole number.
+            ValueError: a dimension of the hosts is repeated, or a size is not a positive integer.
             RuntimeError: a host is gone, or the host mesh was shut down.
         """
         self._check_usable()
@@ -323,7 +328,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
     def _per_proc(
         self, command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent
     ) -> list[Launch]:
-        """The command of each proc; empty if all are forked."""
+        """Return the command of each proc; empty if all are forked."""
         if command is None:
             command = self._command
         if command is None:
@@ -350,7 +355,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         return self
 
     def with_python_executable(self, python: str) -> HostMesh:
-        """The same hosts, with procs that run in this interpreter, which must have monarch_kernel installed.
+        """Return the same hosts, with procs that run in this interpreter, which must have monarch_kernel installed.
 
         Procs that these procs start with ``this_host()`` use the same interpreter.
         """
@@ -359,11 +364,11 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         return HostMesh(self._system, self._hosts, self._shape, command, self._use, self._name, self._part)
 
     def stop(self, reason: str = "host mesh stopped") -> Future[None]:
-        """Stop the procs spawned through this mesh and its slices; the hosts stay, and can be used again.
+        """Stop the procs spawned through this mesh and its slices. The hosts stay, and can be used again.
 
         Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep their procs.
-        Processes that ranks have left on a worker, in separate sessions, end with the last of this controller's ranks
-        there.
+        Processes that
+        ranks have left on a worker, in separate sessions, end with the last of this controller's ranks there.
 
         Raises:
             RuntimeError: this is a slice, or a reference from another process.
@@ -383,9 +388,9 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         return gathered(system.node.poller, stopping, what).then(nothing)
 
     def shutdown(self) -> Future[None]:
-        """Stop everything on these hosts and end their workers; the handle cannot be used afterwards.
+        """Stop everything on these hosts and end their workers. The handle cannot be used afterwards.
 
-        This process's own host agent keeps running, as it ends with this process.
+        This process's own host agent keeps running, because it ends with this process.
 
         Raises:
             RuntimeError: this is a slice or a reference from another process, or was already shut down.
@@ -415,7 +420,7 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             )
 
     def _everywhere(self, what: str, reason: str, message: Callable[[int], Any]) -> Future[None]:
-        """Drop all meshes that this process has started on these hosts, and send each living agent one request."""
+        """Drop all meshes that this process has started on these hosts, and send each live agent one request."""
         system = self._system
         agents = {host.agent.id: host.agent for host in self._hosts}
         for mesh in list(system.proc_meshes.values()):
@@ -457,7 +462,7 @@ def _rebuild_host_mesh(
 
 
 def _inherited_env(system: System, host: HostRef, hosts_env: bool) -> dict[str, str | None]:
-    """The part of this process's environment that ranks of a host inherit in addition to their agent's own.
+    """Return the part of this process's environment that ranks of a host inherit in addition to their agent's own.
 
     This process's agent has the environment that this process had when it started the agent; later changes are sent. A
     worker gets the changes since the start of this process, unless its ranks have a command of their own.
@@ -473,14 +478,17 @@ def _inherited_env(system: System, host: HostRef, hosts_env: bool) -> dict[str, 
 
 
 def _tool_path(system: System, host: HostRef) -> list[str]:
-    """The import path of a tool's procs: another site's own, and this process's without its working directory."""
+    """Return the import path of a tool's procs: on another site, its own; here, that of this process.
+
+    The working directory is not included.
+    """
     if host.agent.site != system.node.ref.site:
         return []
     return [entry for entry in sys.path if isinstance(entry, str) and entry]
 
 
 def _environment_at_start() -> dict[str, str]:
-    """The environment of this process when it was started."""
+    """Return the environment of this process when it was started."""
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     known = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (e.partition(b"=") for e in entries)}
@@ -515,17 +523,17 @@ def _checked_bind(index: int, bind: Mapping[str, str]) -> dict[str, str]:
 
 
 def this_host() -> HostMesh:
-    """This machine, as a mesh of one host."""
+    """Return this machine, as a mesh of one host."""
     return get_system().this_host()
 
 
 def this_proc() -> ProcMesh:
-    """This process, as a mesh of one proc; actors spawned on it live here."""
+    """Return this process, as a mesh of one proc; actors spawned on it live here."""
     return get_system().this_proc()
 
 
 def host_mesh_of_this_host(system: System) -> HostMesh:
-    """The mesh that ``this_host()`` returns."""
+    """Return the mesh that ``this_host()`` returns."""
     agent = system.ensure_agent()
     region = SINGLE.region
     return HostMesh(system, (HostRef(agent, agent.host),), region, command_of(system.launch), HostUse())
@@ -534,10 +542,10 @@ def host_mesh_of_this_host(system: System) -> HostMesh:
 def proc_mesh(
     env: Mapping[str, str | None] | None = None, setup: Callable[[], Any] | None = None, **sizes: int
 ) -> ProcMesh:
-    """Processes on this host: ``proc_mesh(gpus=4, env={...})``. Awaitable, like all handles."""
+    """Start processes on this host: ``proc_mesh(gpus=4, env={...})``. The result is awaitable, like all handles."""
     return this_host().spawn_procs(per_host=sizes, env=env, bootstrap=setup)
 
 
 def local_proc_mesh(**sizes: int) -> ProcMesh:
-    """The same as ``proc_mesh``."""
+    """Do the same as ``proc_mesh``."""
     return proc_mesh(None, None, **sizes)

@@ -1,8 +1,8 @@
-"""Where ranks start: the folders of this controller on each of its hosts, as a sync has put them there.
+"""Set the folders in which ranks start: the controller's folders, mapped to folders on each host by a sync.
 
 The host agent applies a placement (``protocol.placement``) to every rank that it starts for this controller, whichever
-process asks for it, healing included. The controller keeps what it has placed, to translate paths back, and to place it
-again on an agent that takes the place of a dead one.
+process requests it, including healing. The controller keeps its placements, to translate paths back, and to apply them
+again on an agent that replaces a dead one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.hosts.host_mesh import HostMesh
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
-# What stands in the place of `current/tree` where symbolic links were resolved, as in a working directory, in the tree
-# that a host has and in those that it had (docs/sync.md).
+# The part of a path that replaces `current/tree` if symbolic links were resolved, as in a working directory, for the
+# present and past trees of a host (docs/sync.md).
 _RESOLVED = r"/(?:generations/[^/]+/tree|slots/[^/]+)(?=/|$)"
 
 
 class Placements:
-    """What this process knows of placements: a controller, those of its hosts; a rank, that of its own host.
+    """The placements known to this process: in a controller, those of its hosts; in a rank, that of its own host.
 
     Attributes:
         by_agent: by the id of the host's agent.
@@ -51,7 +51,7 @@ class Placements:
         return self._apply(system, agent, placement if known is None else known.updated(placement))
 
     def remove(self, system: System, agent: ProcRef, folder: str) -> Future[Any] | None:
-        """Take a folder of a host out of its placement; None: it has none."""
+        """Remove a folder of a host from its placement. Return None if it has none."""
         known = self.by_agent.get(agent.id)
         return None if known is None else self._apply(system, agent, known.without(folder))
 
@@ -61,7 +61,7 @@ class Placements:
         return settled(ask_agent(system.node, agent, f"place ranks on {agent.host}", SetPlacement, whole))
 
     def renew(self, system: System, dead: Sequence[str], agent: ProcRef) -> None:
-        """Place what dead agents of a host had on their successor."""
+        """Apply the placements of a host's dead agents to their successor."""
         for name in dead:
             placement = self.by_agent.pop(name, None)
             if placement is not None:
@@ -70,7 +70,7 @@ class Placements:
     def adopt(self, agent: str, placement: Placement) -> None:
         """In a rank: record the placement of its host, under which it was started."""
         self._record(agent, placement)
-        # The kernel resolves symbolic links in a working directory, and they may lead elsewhere later.
+        # The kernel resolves symbolic links in a working directory, and the links may change later.
         self._back.update({os.path.realpath(there): here for here, there in placement.folders.items()})
 
     def _record(self, agent: str, placement: Placement) -> None:
@@ -79,7 +79,7 @@ class Placements:
         self._folders.update(placement.folders)
 
     def at_controller(self, path: str) -> str:
-        """A folder of this process as its controller names it, spelled as in a placement if it is in one."""
+        """Return a folder of this process as its controller names it, spelled as in a placement if it is in one."""
         if not self._folders or not os.path.isabs(path):
             return path
         there = self.client_path(path)
@@ -92,7 +92,7 @@ class Placements:
         return any(is_below(path, folder) for folder in self._folders)
 
     def client_path(self, path: str) -> str | None:
-        """The controller's path for a path of a placed folder on any host; None if it is in none."""
+        """Return the controller's path for a path of a placed folder on any host; None if it is in none."""
         found = moved(path, self._back)
         if found is None and self._back and re.search(_RESOLVED, path):
             found = moved(re.sub(_RESOLVED, "/current/tree", path, count=1), self._back)
@@ -100,25 +100,28 @@ class Placements:
 
 
 def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Placement]) -> Future[None]:
-    """Have the ranks of this controller start in other folders of hosts from now on.
+    """Start the ranks of this controller in other folders of hosts from now on.
 
     A rank starts in the host's folder for this process's working directory, and imports from the host's folders for
-    those of ``sys.path``, if they exist there. This holds for all meshes that are spawned on these hosts from now on,
-    through any handle and also by actors, and for healed ranks. Ranks that run already are not affected. A further
-    placement adds to the earlier ones; where folders overlap, the newer one counts.
+    those
+    of ``sys.path``, if they exist there. This applies to all meshes that are spawned on these hosts from now on,
+    through any
+    handle and also by actors, and to healed ranks. Running ranks are not affected. A further placement adds to the
+    earlier
+    ones; where folders overlap, the newer one counts.
 
-    Place again after the content of a folder has changed: host agents then load preloaded modules anew.
+    Place again after the content of a folder has changed: host agents then load preloaded modules again.
 
     Args:
-        hosts: all, or a slice of them; a proc mesh stands for its hosts.
+        hosts: all hosts, or a slice of them; a proc mesh stands for its hosts.
         placements: one for all hosts, or one for each in the order of the mesh.
 
     Returns:
-        A future, done when all host agents apply it. Dead hosts are left out.
+        A future that is done when all host agents apply it. Dead hosts are left out.
 
     Raises:
         RuntimeError: this is not the controller.
-        ValueError: the number of placements is not that of the hosts, or a folder is no absolute path.
+        ValueError: the number of placements differs from the number of hosts, or a folder is not an absolute path.
     """
     system = get_system()
     if not system.is_root:
@@ -133,14 +136,14 @@ def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Pla
 
 
 def unplace_ranks(hosts: HostMesh | ProcMesh, folder: str) -> Future[None]:
-    """Have ranks no longer start in a folder of hosts, nor with an interpreter in it, as the folder is to be removed.
+    """Stop starting ranks in a folder of hosts, or with an interpreter in it, because the folder is to be removed.
 
     Args:
-        hosts: all, or a slice of them; a proc mesh stands for its hosts.
-        folder: an absolute path on these hosts; all placed folders in it are meant, too.
+        hosts: all hosts, or a slice of them; a proc mesh stands for its hosts.
+        folder: an absolute path on these hosts; placed folders inside it are included.
 
     Returns:
-        A future, done when all host agents apply it. Ranks then start in the hosts' folders of the same paths.
+        A future that is done when all host agents apply it. Ranks then start in the hosts' folders of the same paths.
 
     Raises:
         RuntimeError: this is not the controller.
@@ -158,7 +161,7 @@ def _agents_of(hosts: HostMesh | ProcMesh) -> list[ProcRef]:
 
 
 def _spelled(placement: Placement) -> Placement:
-    """The placement with both names of a folder that is reached through symbolic links."""
+    """Return the placement with both names of a folder that is reached through symbolic links."""
     for path in (*placement.folders, *placement.folders.values()):
         if not os.path.isabs(path):
             raise ValueError(f"place_ranks(): {path!r} is not an absolute path")
@@ -167,11 +170,11 @@ def _spelled(placement: Placement) -> Placement:
 
 
 def placement_of(hosts: HostMesh | ProcMesh) -> list[Placement | None]:
-    """How ranks of this controller start on each of these hosts; None: nothing was placed there."""
+    """Return how ranks of this controller start on each of these hosts; None: nothing was placed there."""
     known = get_system().placements.by_agent
     return [known.get(agent.id) for agent in _agents_of(hosts)]
 
 
 def client_path(path: str) -> str | None:
-    """This controller's path of a file in a placed folder of any host, for sources; None if it is in none."""
+    """Return this controller's path of a file in a placed folder of any host, for sources; None if it is in none."""
     return get_system().placements.client_path(path) if started() else None

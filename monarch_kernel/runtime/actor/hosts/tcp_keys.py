@@ -1,4 +1,4 @@
-"""The keys of this process for TCP, read on first use."""
+"""The TCP keys of this process, read on first use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ StrPath = str | os.PathLike[str]
 
 
 def load_key_files(key_file: StrPath | None, allow: StrPath | None) -> Keys:
-    """The keys in these files; loads the library for TLS, which is not imported before."""
+    """Return the keys in these files. This imports the TLS library, which is not loaded before."""
     from monarch_kernel.protocol.keys import load_keys
 
     return load_keys(key_file, allow)
 
 
 def keys_for(system: System, key_file: StrPath | None, allow: StrPath | None) -> Keys:
-    """The keys for links to some workers, loaded on first use.
+    """Return the keys for links to some workers, loaded on first use.
 
-    A process may use several: each worker is dialled with those that it was attached with. The first become the
-    process's own, for workers of which it hears from others.
+    A process may use several: each worker is dialled with the keys with which it was attached. The first ones become
+    the
+    process's own keys, for workers that it learns of from others.
     """
     node = system.node
     if node.keys is not None and key_file is None and allow is None:

@@ -1,4 +1,4 @@
-"""Worker processes, which make a host usable by controllers of other hosts."""
+"""Run worker processes, which make a host usable by controllers of other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from monarch_kernel.runtime.node.poller import Poller
 
-#: How long a worker may take to start, and to end (seconds).
+#: The time limit for a worker to start, and to end (seconds).
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
 
@@ -39,10 +39,10 @@ def run_worker_loop_forever(
     Args:
         private_key, ca: accepted for compatibility with Monarch, without effect: TCP always needs a key.
         address: the address to listen on, such as ``tcp://node1:26600`` (see ``docs/hosts.md``).
-        key_file: this worker's key, or the team's; by default the file that ``MONARCH_KERNEL_KEY_FILE`` names, or this
-            user's own key.
-        allow: the list of further keys that may connect (see ``docs/security.md``); by default the list that
-            ``MONARCH_KERNEL_ALLOW`` names, or the key file's own list, if there is one.
+        key_file: this worker's key, or the team's; by default the file in ``MONARCH_KERNEL_KEY_FILE``, or this user's
+            own key.
+        allow: the list of further keys that may connect (see ``docs/security.md``); by default the list in
+            ``MONARCH_KERNEL_ALLOW``, or the key file's own list, if there is one.
         audit: a file that gets a line for each peer that connects or is refused.
 
     Raises:
@@ -81,7 +81,10 @@ def run_worker_loop_until_shutdown(
 
 
 class WorkerFuture(Future[None]):
-    """Of a worker beside this process: done when it has ended, as in Monarch. Its ``url`` is done when it listens."""
+    """The future of a worker process of this process: done when it has ended, as in Monarch.
+
+    ``url`` is done when it listens.
+    """
 
     __slots__ = ("url",)
 
@@ -142,7 +145,7 @@ def start_worker_loop_forever(
 def _start(
     address: str, key_file: StrPath | None, allow: StrPath | None, audit: StrPath | None, stdout: int | None
 ) -> tuple[int, subprocess.Popen[bytes]]:
-    """Start a worker process; returns the descriptor whose closing ends it, and the process."""
+    """Start a worker process. Return the descriptor whose closing ends it, and the process."""
     import subprocess
 
     if worker_address(address).listen.startswith("tcp://"):

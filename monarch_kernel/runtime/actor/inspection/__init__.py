@@ -1,1 +1,1 @@
-"""Inspection of the runtime by tools: running endpoints, awaited calls, failures, and the console endpoint."""
+"""Inspect the runtime from tools: running endpoints, awaited calls, failures, and the console endpoint."""

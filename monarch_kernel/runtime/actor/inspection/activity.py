@@ -1,6 +1,6 @@
-"""The activity of this process: its actors, what they run, what it waits for, what has failed.
+"""Inspect the activity of this process: its actors, running endpoints, awaited calls and failures.
 
-``call_in_wait`` has the main thread do something while it waits.
+``call_in_wait`` runs a function on the main thread while that waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from monarch_kernel.thread_frames import current_frames
 
 
 class Running(NamedTuple):
-    """An endpoint that runs in this process, or the main thread of a program that has none.
+    """An endpoint that runs in this process, or the main thread of a program without actors.
 
     Attributes:
         actor: the name that the actor was spawned under; "" for a program without actors.
@@ -49,7 +49,7 @@ class Running(NamedTuple):
 
 
 def endpoints_here() -> list[Running]:
-    """The endpoints that run in this process now."""
+    """Return the endpoints that run in this process now."""
     if not started():
         return []
     found: list[Running] = []
@@ -72,15 +72,15 @@ def _running(instance: ActorInstance) -> list[Running]:
 
 
 def interrupt_main_thread() -> None:
-    """Raise KeyboardInterrupt in the endpoint on the main thread of this process, even if that waits or sleeps.
+    """Raise KeyboardInterrupt in the endpoint on the main thread of this process, even if it waits or sleeps.
 
-    A plain signal may come just before the thread enters a system call, and then does not end that call.
+    A plain signal may arrive just before the thread enters a system call, and then does not end that call.
     """
     get_actor_system().signal_main_thread()
 
 
 def running_here() -> tuple[str, str, str]:
-    """The actor, endpoint and cell that the calling thread or task runs for; "" where there is none."""
+    """Return the actor, endpoint and cell that the calling thread or task runs for; "" if there is none."""
     here = current.get()
     if here is None:
         return "", "", calling_origin()
@@ -88,16 +88,16 @@ def running_here() -> tuple[str, str, str]:
 
 
 def repeats_here() -> bool:
-    """Whether the endpoint that the calling thread runs was the latest before, too, as in a loop of its caller."""
+    """Return whether the endpoint on the calling thread was also the actor's previous one, as in a caller's loop."""
     here = current.get()
     instance = here.actor_instance if here is not None else None
     return here is not None and isinstance(instance, ActorInstance) and instance.calls > here._since + 1
 
 
 def actors_here(actor: str = "") -> dict[str, Any]:
-    """The objects of the actors of this process, by the unique name of their mesh; optionally of one mesh only.
+    """Return the objects of the actors of this process by the unique name of their mesh; optionally of one mesh only.
 
-    Nothing is locked: the actors' own threads keep using them.
+    There is no lock: the actors' own threads continue to use the objects.
     """
     found = get_system().actors.items()
     return {uid: instance.object for uid, instance in found if actor in ("", uid)}
@@ -128,7 +128,7 @@ class Awaited:
 
 
 def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
-    """The call that a thread with these frames waits for; None if it does not wait for a call."""
+    """Return the call that a thread with these frames waits for; None if it does not wait for a call."""
     for frame in frames:
         if frame.f_code is _GET:
             call = frame.f_locals.get("self")
@@ -143,7 +143,7 @@ def awaited_by(frames: Iterable[FrameType]) -> Awaited | None:
 
 
 def awaited_here(without: Collection[str] = ()) -> list[Awaited]:
-    """The unanswered endpoint calls of this process.
+    """Return the unanswered endpoint calls of this process.
 
     Args:
         without: actors, by the unique names of their meshes, whose calls are omitted.
@@ -186,7 +186,7 @@ def _futures_in_get() -> Iterator[int]:
 
 
 def proc_here() -> str:
-    """The id of this process among the procs; "" before the runtime has started."""
+    """Return the id of this process among the procs; "" before the runtime has started."""
     return get_system().node.id if started() else ""
 
 
@@ -200,8 +200,8 @@ def keep_failure(
 
     Args:
         cell: the cell that it ran for.
-        running: the actor and the endpoint, where another engine runs them.
-        later: calls a function after a delay in seconds, where there is no system of ours.
+        running: the actor and the endpoint, if another engine runs them.
+        later: calls a function after a delay in seconds, for processes without an actor system of this package.
     """
     name, endpoint = running or running_here()[:2]
     postmortem.failed(error, name, endpoint, cell, later or get_system().node.poller.call_later)
@@ -223,7 +223,10 @@ failures = postmortem.failures
 
 
 def latest_failure() -> postmortem.Failure | None:
-    """The failure that ended what ran last here; None if its actor has begun another endpoint since."""
+    """Return the failure that ended the last endpoint or cell here.
+
+    None if its actor has begun another endpoint since.
+    """
     kept = postmortem.failures()
     if not kept:
         return None

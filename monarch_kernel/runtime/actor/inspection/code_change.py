@@ -1,6 +1,6 @@
-"""For tools that change the code of live actors: when it is safe, and what the runtime has to look up again.
+"""Support tools that change the code of live actors: wait for a safe moment, and update the runtime afterwards.
 
-A tool that reloads sources reports this to the tools that show lines of them.
+A tool that reloads sources also notifies the tools that show their lines.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ T = TypeVar("T")
 
 
 def between_messages(function: Callable[[], T], wait: float = 5.0) -> T:
-    """Run a function while no actor of this process handles a message; new messages wait for it.
+    """Run a function while no actor of this process handles a message. New messages wait for it.
 
-    Not waited for are tools on threads of their own (a debugger), the calling actor, and threads that programs start.
+    It does not wait for tools on separate threads (a debugger), the calling actor, or threads that programs start.
 
     Args:
         function: must not wait for an actor of this process.
-        wait: how long to wait until all actors are idle (seconds). Messages are held for a fraction of a second at a
-            time, as an endpoint may wait for another actor of this process.
+        wait: the time limit until all actors are idle (seconds). Messages are held for a fraction of a second at a
+            time,
+            because an endpoint may wait for another actor of this process.
 
     Raises:
-        StillBusy: an actor handled messages all the time; the message names what runs, as ``actor.endpoint``.
+        StillBusy: actors were handling messages all the time; the message names what runs, as ``actor.endpoint``.
     """
     if not started():
         return function()
@@ -44,13 +45,12 @@ def between_messages(function: Callable[[], T], wait: float = 5.0) -> T:
 
 
 def actor_class_changed(cls: type) -> None:
-    """Make callers and live actors of a class follow its definition, which has changed in place.
+    """Update callers and live actors of a class after its definition was changed in place.
 
-    Call it between messages. Handles that callers have of endpoints that still exist check arguments as the new
-    definition says.
+    Call it between messages. Existing handles of endpoints that still exist check arguments by the new definition.
 
     Raises:
-        ValueError: the class is not valid any more, or its endpoints have become async or sync; nothing has changed.
+        ValueError: the class is no longer valid, or its endpoints have become async or sync. Nothing is changed then.
     """
     specs = known_specs(cls)
     for spec in specs:
@@ -70,5 +70,5 @@ def on_sources_changed(callback: Callable[[Collection[str]], object]) -> Subscri
 
 
 def sources_changed(paths: Collection[str]) -> None:
-    """Tell that ranks run new versions of these sources (paths of this controller) from now on."""
+    """Report that ranks run new versions of these sources (paths of this controller) from now on."""
     _changed.notify(paths)

@@ -48,7 +48,7 @@ class Controller(msgspec.Struct, frozen=True):
 
 
 def controllers() -> list[Controller]:
-    """The running controllers of this user on this machine, oldest first. Does not start the runtime."""
+    """Return the running controllers of this user on this machine, oldest first. Does not start the runtime."""
     found: list[tuple[float, Controller]] = []
     for base in temporary_folders(_LONGEST):
         start = f"monarch-{os.getuid()}-"
@@ -65,7 +65,7 @@ def controllers() -> list[Controller]:
 
 
 def _sockets(folder: str) -> list[str]:
-    """The sockets of controllers in a run folder, if only this user can access it."""
+    """Return the sockets of controllers in a run folder, if only this user can access it."""
     try:
         with PrivateFolder.open(folder) as own:
             names = own.names()

@@ -1,4 +1,4 @@
-"""Lookup of what is behind a mesh that a tool was given: its proc mesh, its hosts, and the stacks of its ranks.
+"""Look up the proc mesh behind a mesh, its hosts, and the stacks of its ranks, for tools.
 
 ``spawn_tool`` starts a process for a tool's own actors on one of the hosts.
 """
@@ -39,7 +39,7 @@ class Whole:
 
 
 def whole_of(mesh: Any) -> Whole:
-    """The proc mesh that ``mesh`` is a slice of, or that its actors were spawned on.
+    """Return the proc mesh that ``mesh`` is a slice of, or that its actors were spawned on.
 
     Raises:
         TypeError: ``mesh`` is neither a proc mesh nor an actor mesh.
@@ -65,18 +65,18 @@ def whole_of(mesh: Any) -> Whole:
 
 
 def deaths_of(procs: Any) -> dict[int, Death]:
-    """The deaths of a proc mesh's ranks, as far as this process knows them."""
+    """Return the deaths of a proc mesh's ranks, as far as this process knows them."""
     known = procs._system.node.deaths
     return {rank: known[ref.id] for rank, ref in enumerate(procs._target().procs) if ref.id in known}
 
 
 def hosts_of(procs: Any) -> list[str]:
-    """The host name of each rank."""
+    """Return the host name of each rank."""
     return [ref.host for ref in procs._target().procs]
 
 
 def home() -> Any:
-    """The proc mesh of the running actor, or else of any actor of this process; None if there is none."""
+    """Return the proc mesh of the running actor, or else of any actor of this process; None if there is none."""
     here = current.get()
     mesh = here.actor_instance.proc_mesh if here is not None else None
     if mesh is None:
@@ -91,7 +91,7 @@ class ToolHost:
 
     Attributes:
         key: unique, the same for every mesh that this host is in.
-        name: of the host, for people.
+        name: the display name of the host.
         mesh: the host as a host mesh of one.
         gone: why it cannot be reached; empty if this process knows of no reason.
     """
@@ -103,7 +103,7 @@ class ToolHost:
 
 
 def each_host(mesh: Any) -> list[ToolHost]:
-    """The hosts of a mesh of hosts, procs or actors, each once, in the order of their ranks.
+    """Return the hosts of a mesh of hosts, procs or actors, each once, in the order of their ranks.
 
     Raises:
         TypeError: ``mesh`` is no mesh.
@@ -133,8 +133,8 @@ def each_host(mesh: Any) -> list[ToolHost]:
 def spawn_tool(host: ToolHost, name: str) -> ProcMesh:
     """Start a process for a tool's actors on a host: in the host's own interpreter and environment, in the root folder.
 
-    Users do not see it: lists of meshes leave it out, it is not healed, and its end is reported to its pending calls
-    only. It ends with this process, or when it is stopped; on hosts whose meshes are kept, too.
+    It is hidden from users: it is not in lists of meshes, it is not healed, and its end is reported only to its pending
+    calls. It ends with this process, or when it is stopped, even on hosts whose meshes are kept.
     """
     return host.mesh._spawn_tool(name)
 
@@ -152,7 +152,7 @@ def stacks_from_outside(
         mesh: the proc mesh.
         ranks: ranks of the mesh.
         native: include frames of native code, which pauses each rank for about 100 ms.
-        timeout: limit for all ranks together (seconds).
+        timeout: the time limit for all ranks together (seconds).
 
     Returns:
         The stack of each rank, or why it could not be read; a failed read never raises.

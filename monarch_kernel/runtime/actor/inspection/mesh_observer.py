@@ -1,7 +1,7 @@
-"""What this controller and its host agents know of its meshes, told as it changes: the source of all views.
+"""Report the state of a controller's meshes as it changes, as known to it and its host agents. The source of all views.
 
-An observer costs nothing until it is opened. It asks the host agents of all meshes for reports, by a lease that it
-renews, and follows the controller from one runtime to the next.
+An observer costs nothing until it is opened. It requests reports from the host agents of all meshes, by a lease that it
+renews. It continues if the runtime of the controller restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monarch_kernel.subscriptions import Subscription
 
 #: How long host agents report without a renewal (seconds).
 LEASE = 30.0
-#: Clocks of hosts that differ by less count as equal (seconds): a message takes some time, too.
+#: Smaller differences between clocks of hosts are ignored (seconds), because messages take time, too.
 SAME_CLOCK = 0.05
 
 
@@ -30,10 +30,10 @@ class ObservedMesh(NamedTuple):
     """A proc mesh of this controller.
 
     Attributes:
-        key: unique, as long as the mesh lives.
-        procs: of each rank, now.
-        pids: of those that are known to run; 0 for others.
-        mesh: itself.
+        key: unique, and constant as long as the mesh exists.
+        procs: the current proc of each rank.
+        pids: the process ids of procs known to run; 0 for others.
+        mesh: the mesh itself.
     """
 
     key: str
@@ -46,39 +46,39 @@ class ObservedMesh(NamedTuple):
 
 
 class ObserverEvents(Protocol):
-    """What an observer calls, on the thread on which something becomes known; calls must be short."""
+    """Callbacks of an observer, called on the thread on which something becomes known. They must be fast."""
 
     def meshes_changed(self, changed: Sequence[ObservedMesh], gone: Sequence[str]) -> None:
-        """Meshes are new, or have other procs; others are gone."""
+        """Handle meshes that are new or have other procs, and meshes that are gone."""
         ...
 
     def proc_died(self, proc: str, death: Death) -> None:
-        """A proc of a mesh has died, or was stopped."""
+        """Handle that a proc of a mesh has died, or was stopped."""
         ...
 
     def host_lost(self, agent: str, death: Death) -> None:
-        """The host agent behind some ranks is gone."""
+        """Handle the loss of the host agent of some ranks."""
         ...
 
     def proc_vitals(self, proc: str, report: ProcUnresponsive | None) -> None:
-        """A proc does not answer its agent, or (None) answers again."""
+        """Handle that a proc does not answer its agent, or (None) answers again."""
         ...
 
     def procs_healing(self, procs: frozenset[str], begins: bool) -> None:
-        """The healing of procs, or of actors on them, begins or ends."""
+        """Handle the beginning or end of the healing of procs, or of actors on them."""
         ...
 
     def host_reported(self, agent: str, report: Observed, ahead: float) -> None:
-        """A host agent has reported; its clock is that many seconds ahead of ours."""
+        """Handle a report of a host agent. Its clock is ``ahead`` seconds ahead of the local clock."""
         ...
 
 
 class MeshObserver:
-    """Tells what changes from ``open`` to ``close``.
+    """Reports changes between ``open`` and ``close``.
 
     Args:
-        events: is told.
-        period: the least time between two reports of one host (seconds).
+        events: the callbacks.
+        period: the minimum interval between two reports of one host (seconds).
     """
 
     def __init__(self, events: ObserverEvents, period: float) -> None:
@@ -98,13 +98,13 @@ class MeshObserver:
         self._healing: Subscription | None = None
 
     def open(self) -> None:
-        """Begin: everything that is known now is told before this returns."""
+        """Start. The current state is reported before this returns."""
         self._open = True
         self._changes = systems.mesh_changes.subscribe(self._sync)
         self._sync()
 
     def close(self) -> None:
-        """End: host agents stop to report, and nothing is told any more."""
+        """Stop: host agents stop reporting, and no more callbacks are called."""
         if not self._open:
             return
         if self._changes is not None:
@@ -119,7 +119,7 @@ class MeshObserver:
 
     @property
     def period(self) -> float:
-        """The least time between two reports of one host (seconds)."""
+        """The minimum interval between two reports of one host (seconds)."""
         return self._period
 
     @period.setter
@@ -129,7 +129,7 @@ class MeshObserver:
             self._renew()
 
     def ask_again(self) -> int:
-        """Ask all hosts and ranks for what they do now; reports with this number or a later one are answers."""
+        """Request a full report from all hosts and ranks. Reports with this number or a later one are answers."""
         with self._lock:
             system, agents = self._system, list(self._agents)
             self._number += 1
@@ -150,7 +150,7 @@ class MeshObserver:
         self._healing = system.healer.on_healing.subscribe(self._on_healing)
 
     def _unbind(self) -> None:
-        """Forget the system, and all that was known of it."""
+        """Forget the system and its state."""
         system = self._system
         if system is None:
             return
@@ -162,7 +162,7 @@ class MeshObserver:
         ):
             if callback in callbacks:
                 callbacks.remove(callback)
-        # Reports that are on their way are dropped without an error.
+        # Reports in transit are dropped without an error.
         node.handle(Observed, _ignore)
         if self._healing is not None:
             self._healing.close()
@@ -184,14 +184,14 @@ class MeshObserver:
             self._ask(system, agents, LEASE)
 
     def _ask(self, system: Any, agents: Sequence[str], lease: float, again: bool = False) -> None:
-        """Send the lease. Not under the lock: a handler of a message may wait for it with a link in hand."""
+        """Send the lease, without the lock: a message handler that holds a link may wait for the lock."""
         for agent in agents:
             self._asked[agent] = time.monotonic()
             if agent not in system.node.deaths:
                 system.node.send(agent, Observe(lease, self._period, again, self._number if again else 0))
 
     def _sync(self) -> None:
-        """Tell which meshes have changed, and ask new hosts for reports."""
+        """Report changed meshes, and request reports from new hosts."""
         with self._lock:
             if not self._open:
                 return
@@ -261,7 +261,7 @@ class MeshObserver:
             if link.peer not in self._agents:
                 return
             system, due = self._system, time.monotonic() - self._asked.get(link.peer, 0.0) > LEASE / 3
-            # The time of the way makes a clock look slow, so the largest difference is the best one.
+            # Transit time makes a clock appear slow, so the largest difference is the most accurate.
             ahead = report.time - time.time()
             self._ahead[link.peer] = max(ahead, self._ahead.get(link.peer, ahead))
             for figures in report.procs:
@@ -273,7 +273,7 @@ class MeshObserver:
                     _, figures, earlier = self._early.get(proc, (link.peer, None, {}))
                     self._early[proc] = (link.peer, figures, {proc: earlier[proc].joined(new) if earlier else new})
             self._tell(link.peer, report)
-        if due:  # no timer does this: with one, each message that arrives would cost a little more
+        if due:  # without a timer, which would add a small cost to every message
             self._ask(system, [link.peer], LEASE)
 
     def _tell(self, agent: str, report: Observed) -> None:
@@ -286,7 +286,7 @@ class MeshObserver:
                 self._events.procs_healing(mine, begins)
 
 
-#: The agent that has reported, and what it has told of a process and its actors.
+#: The agent that has reported, and its report on a process and its actors.
 _Early: TypeAlias = tuple[str, ProcFigures | None, dict[str, RankActivity]]
 
 
@@ -297,4 +297,4 @@ def _observed(key: str, mesh: Any, extent: Any, procs: tuple[ProcRef, ...], pids
 
 
 def _ignore(_link: MessageLink, _report: Observed, _body: Body) -> None:
-    """A report that arrives after the last observer was closed."""
+    """Ignore a report that arrives after the last observer was closed."""

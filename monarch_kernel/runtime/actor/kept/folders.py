@@ -1,8 +1,8 @@
-"""The folders of kept meshes.
+"""Manage the folders of kept meshes.
 
 A kept mesh has a folder ``<tmp>/monarch-kernel-<uid>/kept/NAME`` (mode 0700) with its keeper's socket, log and
-description. It is in the temporary folder and not in ``XDG_RUNTIME_DIR``, which is emptied when its user logs out, and
-differs between a terminal and a service. A kept mesh must be found on the next day, and from both.
+description. It is in the temporary folder, because ``XDG_RUNTIME_DIR`` is emptied when its user logs out and differs
+between a terminal and a service. A kept mesh must be found on the next day, and from both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_BASE = 60
 
 
 def kept_folder(name: str) -> str:
-    """The folder of the kept mesh with this name, whether or not it exists.
+    """Return the folder of the kept mesh with this name, whether or not it exists.
 
     Raises:
         ValueError: the name is invalid for a folder.
@@ -39,7 +39,7 @@ def _base() -> str:
 
 
 def open_base() -> PrivateFolder:
-    """The parent of the folders of kept meshes, created if it does not exist.
+    """Return the parent of the folders of kept meshes, created if it does not exist.
 
     Raises:
         NotPrivateError: another user can write there.
@@ -58,7 +58,7 @@ def open_base() -> PrivateFolder:
 
 
 def elsewhere(error: NotPrivateError) -> NotPrivateError:
-    """The same error, with advice on what to do."""
+    """Return the same error, with advice on what to do."""
     return NotPrivateError(f"{error}; {environment.KEPT_DIR.name} names another folder for kept meshes")
 
 
@@ -123,7 +123,7 @@ def remove_if_dead(path: str) -> bool:
 
 
 def read_description(path: str) -> KeptInfo | None:
-    """The description of the kept mesh in a folder.
+    """Return the description of the kept mesh in a folder.
 
     None if its keeper is dead (the folder is then removed) or has not started yet, or if the folder is not ours.
     """
@@ -137,7 +137,7 @@ def read_description(path: str) -> KeptInfo | None:
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine, by name. Does not start the runtime; removes dead meshes.
+    """Return the kept meshes of this user on this machine, by name. Does not start the runtime; removes dead meshes.
 
     Raises:
         NotPrivateError: their parent folder belongs to another user.

@@ -1,4 +1,4 @@
-"""Kept meshes seen from outside: what runs on them, their output and their end, without a runtime of one's own."""
+"""Inspect and end kept meshes from outside, without starting a runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.protocol.private_files import NotOursError, NotPrivateError
 from monarch_kernel.runtime.actor.kept import folders
 from monarch_kernel.runtime.node.local_request import request
 
-#: How long a keeper may take to answer (seconds), and to end what it keeps.
+#: The time limit for a keeper to answer, and to end its mesh (seconds).
 TIMEOUT = 5.0
 END_TIMEOUT = 30.0
 
@@ -33,7 +33,7 @@ class KeptError(RuntimeError):
 
 
 def kept() -> list[KeptInfo]:
-    """The kept meshes of this user on this machine by name, held or not. Does not start the runtime.
+    """Return the kept meshes of this user on this machine by name, held or not. Does not start the runtime.
 
     Raises:
         KeptError: their parent folder belongs to another user; the message names the owner and the remedy.
@@ -45,10 +45,10 @@ def kept() -> list[KeptInfo]:
 
 
 def kept_place() -> str:
-    """The folder that holds those of all kept meshes of this user; made if it does not exist. It changes as they do.
+    """Return the parent of the folders of all kept meshes of this user, created if missing. It changes with them.
 
     Raises:
-        KeptError: it belongs to another user, or cannot be made.
+        KeptError: it belongs to another user, or cannot be created.
     """
     try:
         with folders.open_base() as base:
@@ -58,7 +58,7 @@ def kept_place() -> str:
 
 
 def folder_of(name: str) -> str:
-    """The folder of a kept mesh, given by its name or path, whose keeper is alive.
+    """Return the folder of a kept mesh, given by its name or path, whose keeper is alive.
 
     Raises:
         KeptError: there is no such mesh.
@@ -80,7 +80,7 @@ def folder_of(name: str) -> str:
 
 
 def kept_ranks(name: str) -> list[KeptRank]:
-    """The ranks of a kept mesh as they are now, held or not, by mesh and rank. Does not take it over.
+    """Return the ranks of a kept mesh as they are now, held or not, by mesh and rank. Does not take it over.
 
     Args:
         name: its name, or the path of its folder.
@@ -94,13 +94,13 @@ def kept_ranks(name: str) -> list[KeptRank]:
 
 
 def kept_logs(name: str, mesh: str = "", ranks: Collection[int] = (), tail: int = 0) -> dict[tuple[str, int], str]:
-    """The output of the ranks of a kept mesh that its host agent has kept, by mesh and rank.
+    """Return the output of a kept mesh's ranks that its host agent has stored, by mesh and rank.
 
     Args:
         name: its name, or the path of its folder.
-        mesh: only of this mesh; empty: of all.
-        ranks: only of these; empty: of all.
-        tail: only this many lines from the end of each; 0: everything.
+        mesh: the name of a mesh; empty: all meshes.
+        ranks: some ranks; empty: all ranks.
+        tail: the maximum number of lines from the end of each; 0: everything.
 
     Raises:
         KeptError: there is no such mesh, or it does not answer.
@@ -143,7 +143,7 @@ def _ask(name: str, message: LookAtKept | ReadKeptLogs) -> bytes:
 
 
 def _request(folder: str, message: LookAtKept | ReadKeptLogs | EndKept, timeout: float) -> tuple[str, bytes]:
-    """Ask the keeper in this folder; returns why it refuses ("" if it does not), and its answer."""
+    """Send a request to the keeper in this folder. Return why it refuses ("" if it does not), and its answer."""
     label = os.path.basename(folder)
     try:
         reply, body = request(f"{folder}/{SOCKET}", message, timeout)

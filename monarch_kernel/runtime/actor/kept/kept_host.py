@@ -1,7 +1,7 @@
 """`KeptHost`: a host whose meshes outlive their controller (long because a class is not split over files).
 
-The mesh's host agent (the *keeper*) keeps a record for later controllers, in parts: for every proc mesh how its procs
-were started, for every actor mesh of the root how its actors were created, and the program's own notes. The controller
+The mesh's host agent (the *keeper*) keeps a record for later controllers. It has parts: how the procs of each proc mesh
+were started, how the actors of each actor mesh of the root were created, and the program's own notes. The controller
 sends a part when it changes, before the change takes effect, so a killed controller leaves a record without gaps.
 
 Only meshes of the root are kept. Meshes owned by actors in the controller's process end with that process.
@@ -50,15 +50,15 @@ from monarch_kernel.runtime.supervision.tree import OwnedMesh
 
 log = logging.getLogger(__name__)
 
-#: How long a keeper may take to answer (seconds).
+#: The time limit for a keeper to answer (seconds).
 TIMEOUT = 30.0
-#: Seconds without a controller after which a kept mesh ends, by default.
+#: The default time without a controller after which a kept mesh ends (seconds).
 IDLE = 12 * 3600.0
 
 
 #: The key of the part of the record that lists former host agents, which have died.
 FORMER = "former:"
-#: The key of the part that says how ranks start.
+#: The key of the part that records how ranks start.
 PLACEMENT = "placement:"
 
 
@@ -66,7 +66,7 @@ class KeptHost:
     """This machine as a host whose procs outlive this process. ``keep`` and ``attach`` return it.
 
     Attributes:
-        name: the name that ``attach`` takes.
+        name: the name for ``attach``.
         hosts: the host mesh to spawn on.
         idle: seconds without a controller after which it ends.
         missed: the number of bytes of output from the time without a controller that were not delivered, by proc;
@@ -111,7 +111,7 @@ class KeptHost:
         return [actors_record.mesh for actors_record in records if self._holds(actors_record.mesh._procs)]
 
     def actors(self, name: str) -> ActorMesh[Any]:
-        """The newest actor mesh on it that was spawned under this name.
+        """Return the newest actor mesh on it that was spawned under this name.
 
         Raises:
             LookupError: there is no such mesh; the message lists the names of the others.
@@ -124,12 +124,12 @@ class KeptHost:
         raise LookupError(f"there are no actors {name!r} on {self.name} (there are: {known})")
 
     def note(self, key: str, value: Any) -> None:
-        """Keep a value for later controllers. It may contain meshes of this host."""
+        """Store a value for later controllers. It may contain meshes of this host."""
         self._notes[key] = pickled = dumps_flat(value)
         self._send(f"note:{key}", pickled)
 
     def noted(self, key: str) -> Any:
-        """The value kept under this key; None if there is none."""
+        """Return the value kept under this key; None if there is none."""
         pickled = self._notes.get(key)
         return None if pickled is None else loads(pickled)
 
@@ -206,7 +206,7 @@ class KeptHost:
     # -- when the host agent dies ---------------------------------------------------------------------
 
     def _renew(self, agent: str) -> ProcRef | None:
-        """A replacement for a dead agent of this host; None if the dead agent does not belong to this host."""
+        """Return a replacement for a dead agent of this host; None if the dead agent does not belong to this host."""
         with self._lock:
             if agent not in self._agents or self.lost:
                 return None
@@ -318,7 +318,7 @@ class KeptHost:
         self._system.changed()
 
     def _near(self, ref: ProcRef) -> ProcRef:
-        """The reference to a proc of this machine, which other hosts reach in the same way as this process."""
+        """Return the reference to a proc of this machine, which other hosts reach in the same way as this process."""
         here = self._system.node.ref
         return msgspec.structs.replace(ref, gateway=here.gateway, gateway_address=here.gateway_address)
 
@@ -351,7 +351,7 @@ class KeptHost:
             healer.restarts.add(uid, policy)
 
     def _ours(self, message: Any) -> Any:
-        """The message that started procs, with this process as their owner and root."""
+        """Return the message that started procs, with this process as their owner and root."""
         return msgspec.structs.replace(message, owner=self._system.node.ref, root=self._system.node.ref)
 
     def _rebuild_actors(
@@ -472,10 +472,10 @@ def keep(name: str, idle: float = IDLE) -> KeptHost:
 
     Args:
         name: the name for ``attach``.
-        idle: seconds without a controller after which it ends; 0: no limit.
+        idle: the time without a controller after which it ends (seconds); 0: no limit.
 
     Raises:
-        KeptError: a kept mesh of this name exists, or the host agent could not start; the message says why.
+        KeptError: a kept mesh of this name exists, or the host agent could not start; the message names the cause.
         ValueError: the name or the limit is invalid.
     """
     system = _controller("keep")
@@ -507,7 +507,7 @@ def attach(name: str | os.PathLike[str], force: bool = False) -> KeptHost:
 
     Args:
         name: its name, or the path of its folder.
-        force: take it even from another living controller, which then loses it.
+        force: take it even from another live controller, which then loses it.
 
     Raises:
         KeptError: there is no such mesh, or another controller holds it.
@@ -546,17 +546,17 @@ def end_kept(name: str | os.PathLike[str], force: bool = False) -> KeptInfo:
 
 
 def held() -> list[KeptHost]:
-    """The kept hosts that this process holds."""
+    """Return the kept hosts that this process holds."""
     return [host for host in _hosts if not host._system._closed and not host.lost]
 
 
 def taken_over() -> dict[str, str]:
-    """The kept meshes that another process took from this one by force: by name, a sentence that says which."""
+    """Return the kept meshes that another process took from this one by force: an explanation by name."""
     return dict(_taken_over)
 
 
 def kept_host_of(mesh: ProcMesh) -> KeptHost | None:
-    """The kept host on which this mesh runs; None if the mesh ends with this process."""
+    """Return the kept host on which this mesh runs; None if the mesh ends with this process."""
     return next((host for host in held() if host._holds(mesh._procs)), None)
 
 
@@ -568,7 +568,7 @@ def _controller(what: str) -> ActorSystem:
 
 
 def _find(system: ActorSystem, name: str) -> tuple[ProcRef, str]:
-    """Connect to the keeper of a mesh; returns it with the mesh's name."""
+    """Connect to the keeper of a mesh. Return it with the mesh's name."""
     folder = folder_of(name)
     label = os.path.basename(folder)
     try:

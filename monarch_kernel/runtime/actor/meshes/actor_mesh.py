@@ -29,7 +29,7 @@ T = TypeVar("T")
 class ActorMesh(Healable, MeshTrait, Generic[T]):
     """A mesh of actors of one class. Its endpoints are attributes: ``mesh.method.call(...)``.
 
-    Made by ``ProcMesh.spawn``. Picklable, and usable in any process that receives it.
+    Created by ``ProcMesh.spawn``. It can be pickled, and used in any process that receives it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cls_or_pickle
 
     def _class_label(self) -> str:
-        """The name of the class in errors; "" if the class cannot be loaded here."""
+        """Return the name of the class in errors; "" if the class cannot be loaded here."""
         try:
             return class_label(self._cls)
         except Exception:  # unpickling runs user code
@@ -119,7 +119,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def _proc_mesh(self) -> Any:
-        """The proc mesh that the whole mesh was spawned on; programs written for Monarch use it."""
+        """The proc mesh that the whole mesh was spawned on. Programs written for Monarch use it."""
         if self._spawned_on is None:
             extent = self._shape.extent
             if extent.nelements != len(self._procs):
@@ -147,7 +147,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
         return self._cached
 
     def _reach(self, ref: ProcRef) -> MessageLink | None:
-        """A link to one of the mesh's procs, opened if necessary; None if the proc is dead."""
+        """Return a link to one of the mesh's procs, opened if necessary; None if the proc is dead."""
         self._system.node.learn(ref)
         return self._system.node.link_to(ref.id)
 
@@ -155,7 +155,7 @@ class ActorMesh(Healable, MeshTrait, Generic[T]):
 
     @property
     def initialized(self) -> Future[None]:
-        """A future that is done when every actor's ``__init__`` has returned; it raises if one of them failed."""
+        """A future that is done when every actor's ``__init__`` has returned. It raises if one of them failed."""
         if self._ready is None:
             raise RuntimeError(
                 f"{self!r} came from another process: only the handle that spawn returned knows when it is ready"
@@ -225,7 +225,7 @@ def _rebuild_actor_mesh(
 
 
 def settled(call: Future[Any]) -> Future[Any]:
-    """A future that is done when the call ends, with or without an error."""
+    """Return a future that is done when the call ends, with or without an error."""
     done: Future[Any] = Future(call._poller, call.what)
     call.add_done_callback(lambda _c: done._resolve(None))
     return done

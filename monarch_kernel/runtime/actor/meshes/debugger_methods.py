@@ -8,29 +8,29 @@ from monarch_kernel.runtime.actor import extensions
 
 
 class DebuggerMethods:
-    """The debugger as methods of a proc mesh; ``monarch_kernel.debug`` has them as functions, with more detail."""
+    """The debugger as methods of a proc mesh. ``monarch_kernel.debug`` has the same functions with more options."""
 
     def dead(self: Any) -> dict[int, str]:
-        """The ranks that this process knows as dead, and why they died; sends no messages."""
+        """Return the ranks that this process knows as dead, and why they died. Sends no messages."""
         deaths = self._system.node.deaths
         if not deaths:
             return {}
         return {rank: deaths[ref.id].cause for rank, ref in enumerate(self._target().procs) if ref.id in deaths}
 
     def stacks(self, **options: Any) -> Any:
-        """The Python stacks of all ranks, merged; see ``monarch_kernel.debug.stacks``."""
+        """Return the Python stacks of all ranks, merged; see ``monarch_kernel.debug.stacks``."""
         return extensions.debugger_functions().stacks(self, **options)
 
     def diff(self, expression: str, **options: Any) -> Any:
-        """The distinct values of an expression over the ranks; see ``monarch_kernel.debug.diff``."""
+        """Return the distinct values of an expression over the ranks; see ``monarch_kernel.debug.diff``."""
         return extensions.debugger_functions().diff(self, expression, **options)
 
     def pull(self, expression: str, **options: Any) -> Any:
-        """The value of an expression on one rank; see ``monarch_kernel.debug.pull``."""
+        """Return the value of an expression on one rank; see ``monarch_kernel.debug.pull``."""
         return extensions.debugger_functions().pull(self, expression, **options)
 
     def hang(self, **options: Any) -> Any:
-        """Why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
+        """Return why these ranks make no progress; see ``monarch_kernel.debug.hang``."""
         return extensions.debugger_functions().hang(self, **options)
 
     @property
@@ -40,5 +40,8 @@ class DebuggerMethods:
 
 
 def debug_controller() -> Any:
-    """The controller's actor that is notified of stopped ranks; programs use ``monarch_kernel.debug`` instead."""
+    """Return the controller's actor that is notified of stopped ranks.
+
+    Programs use ``monarch_kernel.debug`` instead.
+    """
     return extensions.debug_hub().hub_actor()

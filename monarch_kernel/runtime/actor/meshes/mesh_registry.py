@@ -1,4 +1,4 @@
-"""The shutdown of a controller, and the list of its meshes."""
+"""List the meshes of a controller, and shut it down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def list_proc_meshes() -> list[ProcMesh]:
-    """The proc meshes that this controller has spawned and not stopped, newest last; those of tools are left out."""
+    """Return the proc meshes that this controller has spawned and not stopped, newest last.
+
+    Meshes of tools are not included.
+    """
     if not started():
         return []
     return [mesh for mesh in get_system().proc_meshes.values() if not mesh._stopped and not mesh._tool]
@@ -43,7 +46,7 @@ def on_change(callback: Callable[[], None]) -> Subscription:
 
 
 def get_mesh(name: str) -> Any:
-    """The newest proc mesh of this controller with this name.
+    """Return the newest proc mesh of this controller with this name.
 
     Raises:
         LookupError: there is no such mesh; the message lists the names of the others.

@@ -50,9 +50,9 @@ STOP_GRACE = 5.0
 
 
 class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceMethods, MeshTrait):
-    """A mesh of processes, on which actors are spawned. Made by ``HostMesh.spawn_procs``.
+    """A mesh of processes, on which actors are spawned. Created by ``HostMesh.spawn_procs``.
 
-    Picklable: any process that receives it can spawn actors on it, too.
+    It can be pickled: any process that receives it can spawn actors on it, too.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
     def from_host_mesh(
         cls, host_mesh: Any, per_host: Mapping[str, int] | None = None, setup: Callable[[], Any] | None = None
     ) -> ProcMesh:
-        """Procs on hosts: the same as ``host_mesh.spawn_procs(per_host, bootstrap=setup)``."""
+        """Start procs on hosts, like ``host_mesh.spawn_procs(per_host, bootstrap=setup)``."""
         return host_mesh.spawn_procs(per_host, bootstrap=setup)
 
     # -- shape ----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
     def spawn(self, name: str, cls: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
         """Create one actor of ``cls`` in every proc, with these constructor arguments.
 
-        Returns at once; await the result (or its ``initialized``) to know that all ``__init__`` have returned.
+        Returns immediately. Await the result (or its ``initialized``) to wait until all ``__init__`` have returned.
 
         Raises:
             ValueError: ``cls`` is not an ``Actor``, or mixes sync and async.
@@ -217,12 +217,12 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
         Args:
             function: called with an item, or with one of each iterable, in a process of the mesh.
-            iterables: read ahead only by ``ahead`` items, so they may be endless.
-            chunk: how many items are sent at once; raise it for functions that take less than a millisecond.
-            ahead: how many items may be read beyond the last value taken (default: 16 chunks per process, and
-                at least 256).
-            return_errors: return the exception that the function raises for an item in place of its value. Otherwise
-                it is raised in that place, with a note that names the item, and items that have not started are
+            iterables: read ahead only by ``ahead`` items, so they may be infinite.
+            chunk: how many items are sent together; increase it for functions that take less than a millisecond.
+            ahead: how many items may be read beyond the last value taken (default: 16 chunks per process, and at least
+                256).
+            return_errors: return the exception that the function raises for an item as its value. Otherwise the
+                exception is raised in its place, with a note that names the item, and items that have not started are
                 cancelled.
 
         Raises:
@@ -234,10 +234,11 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         )
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function(*args, **kwargs)`` on any idle process; returns a future of its value.
+        """Call ``function(*args, **kwargs)`` on any idle process. Return a future of its value.
 
         The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` accept it) that can also be awaited
-        and has ``get()``, ``rank`` and ``interrupt()``.
+        and has
+        ``get()``, ``rank`` and ``interrupt()``.
         """
         if not callable(function):
             raise TypeError(f"submit(function, ...): {function!r} cannot be called")
@@ -256,7 +257,8 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return pool_functions().scatter(self, name, values)
 
     def gather(self, name: str) -> Any:
-        """The values of the variable ``name`` of all processes, joined in rank order; the inverse of ``scatter``.
+        """Return the values of the variable ``name`` of all processes, joined in rank order; the inverse of
+        ``scatter``.
 
         Lists, tuples, strings, bytes, NumPy arrays and tensors can be joined.
         """
@@ -279,7 +281,10 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return self
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop all actors of these procs (with ``__cleanup__``), then the procs; kill procs that do not end in time."""
+        """Stop all actors of these procs (with ``__cleanup__``), then the procs.
+
+        Procs that do not end in time are killed.
+        """
         return self._stop(reason)
 
     def _stop(self, reason: str) -> Future[Any]:
@@ -298,26 +303,29 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         self._system.healer.forget(self._mesh_uid)
 
     def kill(self, reason: str = "") -> Future[None]:
-        """Kill these procs with SIGKILL, without cleanup; done when they are gone. Their end is not a fault."""
+        """Kill these procs with SIGKILL, without cleanup.
+
+        The future is done when they are gone. Their end is not a fault.
+        """
         self._system.tree.ending(ref.id for ref in self._target().procs)
         return settled(self._ask_agents(lambda call, procs: KillProcs(call, procs, reason), "kill"))
 
     # -- healing --------------------------------------------------------------------------------
 
     def _whole(self) -> ProcMesh:
-        """The mesh as spawned, of which this may be a slice."""
+        """Return the mesh as spawned, of which this may be a slice."""
         return self._system.proc_meshes.get(self._mesh_uid, self)
 
     def heal(self, hosts: HostMesh | HostSource | None = None, timeout: float = HEAL_TIMEOUT) -> Future[Healed]:
-        """Replace dead ranks: start new procs in their place, and create their actors again.
+        """Replace dead ranks: start new procs in their place, and recreate their actors.
 
         A successor runs on the same host or, if that host is gone, on a spare one. It runs the mesh's bootstrap and
         gets the actors of its predecessor, with their original arguments and the result of their last ``checkpoint``.
-        Living ranks are not affected, and all references to the mesh stay valid, also in other processes. Failed calls
-        are not retried; new calls over ranks that are being replaced wait for the successors.
+        Live ranks are not affected, and all references to the mesh stay valid, also in other processes. Failed calls
+        are not retried. New calls over ranks that are being replaced wait for the successors.
 
         Args:
-            hosts: spare hosts, to replace hosts that are gone, or a job, which asks its engine for replacements.
+            hosts: spare hosts, to replace hosts that are gone, or a job, which requests replacements from its provider.
             timeout: limit for starting the procs and for every ``__init__`` and ``__restore__`` (seconds).
 
         Returns:
@@ -330,10 +338,11 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return self._system.healer.heal(self, hosts, timeout)
 
     def healthy(self) -> ProcMesh:
-        """A mesh of the living ranks, to continue with.
+        """Return a mesh of the live ranks, to continue with.
 
-        It keeps its dimensions if only whole slices along one of them are dead (a host, for example); otherwise it has
-        one dimension.
+        It keeps its dimensions if only whole slices along one of them are dead (a host, for example). Otherwise it has
+        one
+        dimension.
 
         Raises:
             RuntimeError: no rank is alive.
@@ -361,7 +370,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return mesh
 
     def _ask_agents(self, message: Any, what: str) -> Future[list[Any]]:
-        """Send one message to each host agent of the mesh; a future of the raw replies of living agents.
+        """Send one message to each host agent of the mesh. Return a future of the raw replies of live agents.
 
         It fails only if all agents are dead.
         """
@@ -387,13 +396,13 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return gathered(node.poller, [settled(call) for call in calls], f"{self.name}.{what}").then(answers)
 
     def interrupt(self, cells: str = "") -> Future[ValueMesh[list[str]]]:
-        """Raise KeyboardInterrupt in all endpoints that run in these procs; returns the names of those interrupted.
+        """Raise KeyboardInterrupt in all endpoints that run in these procs. Return the names of interrupted endpoints.
 
-        With ``cells``, only in endpoints that run for notebook cells whose ids have this prefix, and not in cells that
-        run on the ranks themselves.
+        With ``cells``, interrupt only endpoints that run for notebook cells whose ids have this prefix, and not cells
+        that run
+        directly on the ranks.
 
-        A proc that cannot answer (native code holds the interpreter lock) leaves the future pending: pass ``get`` a
-        timeout.
+        A proc that cannot answer (native code holds the GIL) leaves the future pending: pass a timeout to ``get``.
         """
         return self._ask_procs(lambda call, rank: Interrupt(call, rank, cells), "interrupt")
 
@@ -405,7 +414,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return call
 
     def status(self) -> Future[ValueMesh[ProcStatus]]:
-        """State, pid, memory and CPU use of every proc, as measured by its host agent."""
+        """Return state, pid, memory and CPU use of every proc, as measured by its host agent."""
         target = self._target()
 
         def merge(replies: list[Any]) -> ValueMesh[ProcStatus]:
@@ -416,7 +425,10 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return settled(asked).then(lambda _: merge([] if asked.exception() is not None else asked.get()))
 
     def unresponsive(self) -> dict[int, str]:
-        """The living ranks that do not respond, and the reasons that their host agents reported; sends no messages."""
+        """Return the live ranks that do not respond, and the reasons that their host agents reported.
+
+        Sends no messages.
+        """
         node = self._system.node
         silent = node.unresponsive
         if not silent:
@@ -424,7 +436,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return {k: silent[ref.id].why for k, ref in enumerate(self._target().procs) if ref.id in silent}
 
     def _unknown(self, ref: ProcRef) -> ProcStatus:
-        """The status of a proc whose agent did not answer."""
+        """Return the status of a proc whose agent did not answer."""
         death = self._system.node.deaths.get(ref.id) or self._system.node.deaths.get(ref.agent)
         if death is None:
             return ProcStatus(ref.id, "starting", 0, ref.host)
@@ -449,7 +461,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         return HostMesh(self._system, tuple(hosts.values()), region, use=self._shared["hosts"], part=True)
 
     def to_table(self) -> str:
-        """The mesh as a text table with one line per proc."""
+        """Return the mesh as a text table with one line per proc."""
         from monarch_kernel.display.tables import TableView, table_text
 
         rows: list[tuple[str, ...]] = []
@@ -468,13 +480,13 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
 
         Args:
             stream_to_client: prefix each line with its rank, ``[3] text``.
-            aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once. What is held
-                when this is called is shown at once.
+            aggregate_window_sec: hold lines for this time, and show equal lines of several ranks once. Lines held when
+                this is called are shown immediately.
             level: the level of the actors' ``logger``, as a number: ``logging.WARNING``.
 
         Raises:
             RuntimeError: there is a window, but no stream.
-            TypeError: the window or the level is no whole number.
+            TypeError: the window or the level is not an integer.
             ValueError: the window or the level is negative, or the level is above 255.
         """
         if aggregate_window_sec is not None and not stream_to_client:
@@ -513,7 +525,7 @@ def _rebuild_proc_mesh(uid: str, name: str, procs: tuple[ProcRef, ...], region: 
 
 
 def proc_mesh_of(system: System, name: str, procs: tuple[ProcRef, ...], extent: Extent) -> ProcMesh:
-    """The proc mesh with these procs, which another process spawned."""
+    """Return the proc mesh with these procs, which another process spawned."""
     uid = procs[0].id.rpartition(".")[0] or procs[0].id
     known = system.proc_meshes.get(uid)
     if known is not None and known._procs == procs:
@@ -523,7 +535,7 @@ def proc_mesh_of(system: System, name: str, procs: tuple[ProcRef, ...], extent: 
 
 
 def proc_mesh_of_this_process(system: System) -> ProcMesh:
-    """This process as a proc mesh of one."""
+    """Return this process as a proc mesh of one."""
     region = SINGLE.region
     ready = resolved(system.node.poller, "this_proc()", True)
     return ProcMesh(

@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 class _Directory(Actor):
-    """Creates each named singleton once; runs in the controller.
+    """Creates each named singleton once, in the controller.
 
-    Its endpoint is concurrent, as the ``__init__`` of one singleton may request another.
+    Its endpoint is concurrent, because the ``__init__`` of one singleton may request another.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, asyncio.Task[ActorMesh[Any]]] = {}
-        self._holders: dict[str, set[str]] = {}  # by name: procs that have got it
+        self._holders: dict[str, set[str]] = {}  # by name: procs that have received it
         self._failed: dict[str, MeshFailure] = {}
-        self._untold: dict[tuple[str, str], str] = {}  # by name and proc that has had it: how it died
+        self._untold: dict[tuple[str, str], str] = {}  # by name and proc with a reference to it: how it died
 
     @concurrent_endpoint
     async def get(
@@ -58,7 +58,7 @@ class _Directory(Actor):
         return mesh
 
     def _forget_dead(self, name: str) -> None:
-        """Make room for another actor of this name if it has ended; each proc that had one that failed is told once."""
+        """Remove an actor of this name that has ended. Each proc with a reference to a failed one is notified once."""
         made = self._made.get(name)
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return
@@ -85,11 +85,12 @@ class _Directory(Actor):
 
 
 def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) -> Future[ActorMesh[T]]:
-    """The actor called ``name`` in the controller; the first request from any process of the job creates it.
+    """Return the actor called ``name`` in the controller. The first request from any process of the job creates it.
 
     Raises (from ``get``/``await``):
-        ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it: the
-            next request makes another. One that was stopped is made anew at once.
+        ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it; the
+            next
+            request creates another. An actor that was stopped is recreated at once.
     """
     cls = stand_in(cls)
     spec_of(cls, RESERVED)

@@ -12,18 +12,18 @@ from monarch_kernel.runtime.mesh.shape import MeshTrait
 
 
 class TensorMethods(MeshTrait):
-    """Tensors over a proc mesh (or slice): the names of Monarch's proc meshes, and of its device meshes."""
+    """Tensors on a proc mesh (or slice), with the names of Monarch's proc meshes and of its device meshes."""
 
     def activate(self) -> Any:
-        """``with mesh.activate():`` runs torch operations on every rank of the mesh.
+        """Run torch operations on every rank of the mesh: ``with mesh.activate():``.
 
-        Their results are ``monarch_kernel.tensor.Tensor`` handles; ``fetch_shard`` and ``inspect`` bring values here.
+        Their results are ``monarch_kernel.tensor.Tensor`` handles. ``fetch_shard`` and ``inspect`` return values.
         """
         mocked = mock_mesh(self)
         return tensor_functions().activate(self) if mocked is None else mocked.activate()
 
     def rank_tensor(self, dim: str) -> Any:
-        """A number on every rank: its coordinate in dimension `dim`.
+        """Return a tensor with a number on every rank: its coordinate in dimension `dim`.
 
         Raises:
             KeyError: the mesh has no such dimension.
@@ -31,7 +31,7 @@ class TensorMethods(MeshTrait):
         return tensor_functions().rank_tensor(self, dim)
 
     def rank_tensors(self) -> Any:
-        """The coordinates of every rank, as a dict from dimension to tensor."""
+        """Return the coordinates of every rank, as a dict from dimension to tensor."""
         return tensor_functions().rank_tensors(self)
 
     @property
@@ -40,7 +40,7 @@ class TensorMethods(MeshTrait):
         return self.extent.names
 
     def rank(self, dims: Sequence[str] | str) -> Any:
-        """A number on every rank: its coordinate in a dimension, or its place in several, the last counting fastest.
+        """Return a tensor with a number on every rank: its row-major position in one or several dimensions.
 
         Raises:
             KeyError: the mesh has no such dimension.
@@ -54,11 +54,11 @@ class TensorMethods(MeshTrait):
 
     @property
     def ranks(self) -> dict[str, Any]:
-        """The coordinates of every rank, as a dict from dimension to tensor."""
+        """Return the coordinates of every rank, as a dict from dimension to tensor."""
         return self.rank_tensors()
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The coordinates of a rank, by dimension.
+        """Return the coordinates of a rank, by dimension.
 
         Raises:
             IndexError: there is no such rank.
@@ -66,15 +66,15 @@ class TensorMethods(MeshTrait):
         return dict(self.extent.point(rank))
 
     def __call__(self, **coords: int | builtins.slice) -> Any:
-        """The part of the mesh at these coordinates, as `slice` gives it."""
+        """Return the part of the mesh at these coordinates, like `slice`."""
         return self.slice(**coords)
 
     def exit(self) -> None:
-        """End its tensors, and those of all of its processes, when what was issued has run; the processes live on."""
+        """End its tensors, and those of all of its processes, after all issued operations. The processes continue."""
         tensor_functions().end_tensors(self)
 
     def process_group(self, dims: Sequence[str] | str) -> Any:
-        """Process groups over dimensions of the mesh, as an argument of functions of the ranks (``remote``).
+        """Return process groups over dimensions of the mesh, as an argument of functions of the ranks (``remote``).
 
         Raises:
             KeyError: the mesh has no such dimension.

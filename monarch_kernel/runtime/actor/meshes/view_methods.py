@@ -9,15 +9,15 @@ from monarch_kernel.runtime.actor.extensions import view_functions
 
 
 class ViewMethods:
-    """``show`` of every mesh."""
+    """The method ``show`` of every mesh."""
 
     def show(self) -> Any:
-        """A live view of this mesh, for the last line of a cell; see ``monarch_kernel.widgets.show``."""
+        """Return a live view of this mesh, for the last line of a cell; see ``monarch_kernel.widgets.show``."""
         return view_functions().show(self)
 
 
 class PlotMethods(ViewMethods):
-    """``show``, and ``plot`` of meshes that have ranks."""
+    """The methods ``show`` and ``plot`` of meshes that have ranks."""
 
     def plot(self, expression: str, **options: Any) -> Any:
         """Draw an expression of the ranks as it changes while a cell runs; see ``monarch_kernel.widgets.plot``."""
@@ -25,5 +25,5 @@ class PlotMethods(ViewMethods):
 
 
 def view_method(mesh: Any, name: str) -> Any:
-    """`show` or `plot` of an actor mesh, whose own endpoints of these names come first; None for another name."""
+    """Return `show` or `plot` of an actor mesh, unless an endpoint has this name; None for another name."""
     return partial(getattr(view_functions(), name), mesh) if name in ("show", "plot") else None

@@ -8,12 +8,12 @@ from monarch_kernel.runtime.actor.extensions import workspace_functions
 
 
 class WorkspaceMethods:
-    """`sync_workspace` of a mesh of hosts or procs; of a slice, for its hosts."""
+    """The method `sync_workspace` of a mesh of hosts or procs; on a slice, it applies to the hosts of the slice."""
 
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> Any:
-        """Sync folders of this machine, and perhaps an environment, to all hosts of this mesh.
+        """Sync folders of this machine, and optionally an environment, to all hosts of this mesh.
 
-        Ranks that are spawned afterwards run in the synced tree. ``docs/sync.md`` says what is promised.
+        Ranks that are spawned afterwards run in the synced tree. ``docs/sync.md`` describes the guarantees.
 
         Args:
             workspace: a ``monarch.tools.config.workspace.Workspace``.
@@ -21,9 +21,10 @@ class WorkspaceMethods:
             auto_reload: reload changed modules in ranks and live actors of this controller on these hosts.
 
         Returns:
-            The receipt, a ``workspace_sync.SyncReport``.
+            The report, a ``workspace_sync.SyncReport``.
 
         Raises:
-            SyncError: a host stays on its old tree; the message names it, and why, and ``report`` is the receipt.
+            SyncError: a host stays on its old tree; the message names the host and the cause, and ``report`` is the
+                report.
         """
         return await workspace_functions().sync_workspace(self, workspace, conda, auto_reload)

@@ -1,9 +1,9 @@
-"""The holders of ports: what senders report, and what receivers keep.
+"""Track the holders of ports: reports of senders, and the record of receivers.
 
-Pickling a port into a message gives it away. The sender of the message knows its destination, and reports it to the
-port's receiver first, so the receiver knows the new holder before the previous one can die. If a port is pickled in any
-other way, the sender reports that any process may hold it. A process also reports an actor that drops its copy, or that
-ends while it holds one; the ends of processes are known anyway.
+Pickling a port into a message gives the port to the destination. The sender of the message knows the destination, and
+reports it to the port's receiver first, so that the receiver knows the new holder before the previous one can die. If a
+port is pickled in any other way, the sender reports that any process may hold it. A process also reports an actor that
+drops its copy, or that ends while it holds one; the ends of processes are known anyway.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _met = _Met()
 
 
 def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[Port[Any]]]:
-    """``serialize.dumps`` for a message, and its ports, which ``give`` must report before the message is sent."""
+    """Pickle a value for a message. Return also its ports, which ``give`` must report before the message is sent."""
     if type(value) in PLAIN:  # the usual case
         return pickle.dumps(value, 5), (), ()
     arrays = dumps_arrays(value)
@@ -67,7 +67,7 @@ def pickled(value: Any) -> tuple[Pickled, Buffers, Sequence[Port[Any]]]:
 
 
 def met(port: Port[Any]) -> None:
-    """Note a port that is being pickled."""
+    """Record a port that is being pickled."""
     if _met.ports is not None:
         _met.ports.append(port)
     else:
@@ -103,7 +103,7 @@ def _tell(ports: Iterable[Port[Any]], news: PortGiven) -> None:
 
 
 def arrived(value: Callable[[], T]) -> tuple[T, list[Port[Any]]]:
-    """An unpickled value and its ports, which do not belong to the running actor."""
+    """Return an unpickled value and its ports, which do not belong to the running actor."""
     outer = _met.arrived
     _met.arrived = ports = []
     try:
@@ -113,7 +113,7 @@ def arrived(value: Callable[[], T]) -> tuple[T, list[Port[Any]]]:
 
 
 def came(port: Port[Any]) -> None:
-    """Note a port that arrived in a message."""
+    """Record a port that arrived in a message."""
     if _met.arrived is not None:
         _met.arrived.append(port)
         return
@@ -146,11 +146,11 @@ class PortHolding(Protocol):
     """A wait that fails when all senders are gone: a port's receiver, or an answer that a rank delegated to others."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if the wait is over."""
+        """Return the holders of the port; None if the wait is over."""
         ...
 
     def nobody_left(self) -> None:
-        """All holders are gone."""
+        """Handle that all holders are gone."""
 
 
 class NobodyLeft(Exception):
@@ -171,11 +171,11 @@ class _Answer:
         self._senders = Senders()
 
     def senders(self) -> Senders | None:
-        """The actors that may answer; None if the call has ended."""
+        """Return the actors that may answer; None if the call has ended."""
         return self._senders if self._number in self._book.node.calls else None
 
     def nobody_left(self) -> None:
-        """All actors that could answer are gone."""
+        """Handle that all actors that could answer are gone."""
         sink = self._book.node.calls.get(self._number)
         if sink is None:
             return
@@ -199,7 +199,7 @@ class PortHolders:
         self.node.on_peer_dead.append(self._on_peer_dead)
 
     def used_here(self, number: int) -> None:
-        """Note that this process sent through a port of its own receiver, and may do so again."""
+        """Record that this process sent through a port of its own receiver, and may do so again."""
         sink = self.node.calls.get(number)
         senders = getattr(sink, "senders", None)
         if senders is not None and (known := senders()) is not None:

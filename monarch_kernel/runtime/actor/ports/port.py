@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Port(Generic[R]):
-    """The sending end. Picklable; any process may hold it and use it any number of times.
+    """The sending end of a port. It can be pickled; any process may hold it and use it any number of times.
 
     Sending to a port whose receiver is gone raises only if ``return_undeliverable`` is set.
     """
@@ -46,14 +46,14 @@ class Port(Generic[R]):
         self._holder: Instance | None = None  # the actor that received it in a message
 
     def send(self, value: R) -> None:
-        """Send a value; the receiver's next ``recv()`` returns it."""
+        """Send a value. The receiver's next ``recv()`` returns it."""
         body, buffers, ports = pickled(value)
         if ports:
             give(ports, self._ref)
         self._send(OK, body, buffers)
 
     def exception(self, error: BaseException) -> None:
-        """Send an exception; the receiver's next ``recv()`` raises it."""
+        """Send an exception. The receiver's next ``recv()`` raises it."""
         self._send(ERROR, encode_fault(capture(error)), ())
 
     def _send(self, status: int, body: Body, buffers: Buffers) -> None:
@@ -132,7 +132,7 @@ class ReplyPort(OncePort[R]):
 
 
 def _rebuild(kind: type[Port[Any]], ref: ProcRef, number: int, rank: int) -> Port[Any]:
-    """A port from a message; its receiver is notified if the actor that holds it ends."""
+    """Return a port from a message; its receiver is notified if the actor that holds it ends."""
     port = kind(ref, number, rank)
     came(port)
     return port

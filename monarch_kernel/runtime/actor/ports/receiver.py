@@ -37,8 +37,8 @@ class _Inlet:
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self._receiver = weakref.ref(receiver)
-        #: Futures with callbacks, and those that are awaited: they live until these are called or go on, although
-        #: nothing else may hold them, as a loop does not hold its tasks.
+        #: Futures with callbacks, and awaited futures. They stay alive until these have run, although there may be no
+        #: other reference, because a loop does not hold its tasks.
         self.held: set[_Received] = set()
 
     def on_reply(self, rank: int, status: int, body: ReplyBody, buffers: Buffers) -> None:
@@ -47,15 +47,15 @@ class _Inlet:
             receiver.on_reply(rank, status, body, buffers)
 
     def on_peer_dead(self, proc: str, death: Death) -> None:
-        """Does nothing: ``PortHolders`` reports deaths, as it knows the port's holders."""
+        """Do nothing: ``PortHolders`` reports deaths, because it knows the port's holders."""
 
     def senders(self) -> Senders | None:
-        """The holders of the port; None if the receiver is gone."""
+        """Return the holders of the port; None if the receiver is gone."""
         receiver = self._receiver()
         return None if receiver is None else receiver._senders
 
     def nobody_left(self) -> None:
-        """All holders of the port are gone."""
+        """Handle that all holders of the port are gone."""
         receiver = self._receiver()
         if receiver is not None:
             receiver.fail_waiting()
@@ -97,7 +97,7 @@ class PortReceiver(Generic[R]):
         self._hand_out()
 
     def recv(self) -> Future[R]:
-        """The next value, as a future. An exception sent by ``Port.exception`` is raised.
+        """Return the next value, as a future. An exception sent by ``Port.exception`` is raised.
 
         Futures get values in the order in which they are first waited for (``get``, ``await``, a callback). A future
         that is dropped before that takes none.
@@ -120,7 +120,7 @@ class PortReceiver(Generic[R]):
             future._resolve(item)
 
     def _next(self) -> _Received | None:
-        """The future that has waited longest; skips dropped futures."""
+        """Return the future that has waited longest; skips dropped futures."""
         while self._waiting:
             future = self._waiting.popleft()()
             if future is not None and not future._done:
@@ -136,7 +136,7 @@ class PortReceiver(Generic[R]):
             self.fail_waiting()
 
     def dismiss(self, future: _Received) -> bool:
-        """Remove a future that stops waiting; False if it got its value in the meantime."""
+        """Remove a future that stops waiting. Return False if it got its value in the meantime."""
         with self._lock:
             for waiting in self._waiting:
                 if waiting() is future:
@@ -151,7 +151,7 @@ class PortReceiver(Generic[R]):
         self._hand_out()
 
     def fail_waiting(self) -> None:
-        """Fail all waiting futures, as no holder of the port is left."""
+        """Fail all waiting futures, because no holder of the port is left."""
         lost = self._senders.lost
         while lost:
             with self._lock:
@@ -164,7 +164,7 @@ class PortReceiver(Generic[R]):
             future._reject(NobodyLeft(lost))
 
     def _error(self, gone: NobodyLeft) -> SupervisionError:
-        """The error that ``recv`` raises when no holder is left."""
+        """Return the error that ``recv`` raises when no holder is left."""
         # By mesh, and by slice: ranks of several slices of one mesh may have the same number.
         groups: list[dict[int, tuple[Sender, Death]]] = []
         for sender, death in gone.lost:
@@ -187,12 +187,12 @@ class PortReceiver(Generic[R]):
         return build_port_error(told)
 
     def ranked(self) -> PortReceiver[tuple[int, R]]:
-        """The same receiver; ``recv`` returns ``(rank, value)`` from now on."""
+        """Return the same receiver; ``recv`` returns ``(rank, value)`` from now on."""
         self._ranked = True
         return self  # type: ignore[return-value]  # the value type changes with the flag
 
     def close(self) -> None:
-        """Take no more values."""
+        """Accept no more values."""
         self._node.end_call(self._number)
 
     def __reduce__(self) -> Any:
@@ -227,7 +227,7 @@ class _Received(Future[Any]):
         self._receiver.serve(self)
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) at once; claims nothing."""
+        """Return whether ``get`` would return (or raise) at once. Claims no value."""
         return self._done or (not self._claims and bool(self._receiver._values))
 
     def _wait(self, timeout: float | None) -> None:
@@ -242,7 +242,7 @@ class _Received(Future[Any]):
         super().add_done_callback(callback)
 
     def _hold(self) -> None:
-        """Claim the next value, and live until it has come."""
+        """Claim the next value, and stay alive until it has arrived."""
         held = self._receiver._inlet.held
         held.add(self)
         self._claim()
@@ -293,7 +293,7 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
-        """A port and its receiver, which stays in this process. With ``once`` it takes a single value."""
+        """Return a port and its receiver, which stays in this process. With ``once`` it takes a single value."""
         receiver: PortReceiver[R] = PortReceiver(once=once)
         return (OncePort if once else Port)(receiver._node.ref, receiver._number), receiver
 

@@ -1,1 +1,1 @@
-"""What calls, endpoints and collectives record while a trace is on, and how a trace is collected from all processes."""
+"""Record calls, endpoints and collectives while a trace is on, and collect the records of all processes."""

@@ -1,4 +1,4 @@
-"""The places in a call where traces and spans begin and end. They are off by default, and cost one test for None.
+"""Hooks in calls where traces and spans begin and end. They are off by default, and cost one test for None.
 
 Caller and actor import this module, and it imports neither; ``call_records`` has the code, and installs it here.
 """
@@ -28,7 +28,7 @@ class SentCall(Protocol):
     trace: str
 
     def sent(self) -> None:
-        """All messages are sent, and no answer will come."""
+        """Record that all messages are sent, and that no answer will arrive."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Records of calls: at the caller from the call to its last answer, at the actor from the message to the answer.
+"""Record calls: at the caller from the call to its last answer, at the actor from the message to the answer.
 
 The ``trace`` of a ``Call`` has the id of the caller's record, a blank, and the W3C ``traceparent`` of the caller's
 OpenTelemetry span; each is empty if there is none.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.execution.async_instance import AsyncActorInstance
     from monarch_kernel.runtime.actor.execution.instance import ActorInstance
 
-#: Whether the endpoint that runs has raised; set by ``failed``.
+#: Whether the running endpoint has raised; set by ``failed``.
 _failed: ContextVar[bool] = ContextVar("monarch_kernel_trace_failed", default=False)
 
 
@@ -70,12 +70,12 @@ class _Unrecorded:
 
 _installed = False
 _carries_spans = False
-#: Told of each call that has been answered: its label, and how long it took (seconds); None: nothing wants to know.
+#: Called with the label and duration (seconds) of each answered call; None if there is no observer.
 _observer: Callable[[str, float], object] | None = None
 
 
 class _Timed:
-    """Tells the observer how long a call took."""
+    """Reports the duration of a call to the observer."""
 
     __slots__ = ("_label", "_observer", "_start")
 
@@ -89,9 +89,9 @@ class _Timed:
 
 
 def observe_calls(observer: Callable[[str, float], object] | None) -> None:
-    """Call ``observer(label, seconds)`` for each call of this process that is answered from now on; None ends it.
+    """Call ``observer(label, seconds)`` for each call of this process that is answered from now on; None removes it.
 
-    It runs on the polling thread, and must be quick.
+    It runs on the polling thread, and must be fast.
     """
     global _observer
     _observer = observer
@@ -117,7 +117,7 @@ def _sending(label: str, target: Target, sink: Any) -> call_hooks.SentCall:
 
 
 def install() -> None:
-    """Provide the hooks, and have calls carry spans once this process imports OpenTelemetry."""
+    """Install the hooks, and make calls carry spans once this process imports OpenTelemetry."""
     global _installed
     if not _installed:
         _installed = True
@@ -126,7 +126,7 @@ def install() -> None:
 
 
 def follow() -> None:
-    """Have outgoing calls do what is on now: be recorded, carry spans, tell how long they took; mostly none of it."""
+    """Update the handling of outgoing calls: recorded, with spans, timed, or (usually) none of these."""
     global _carries_spans
     _carries_spans = telemetry.loaded()
     wanted = recorder.recording is not None or _carries_spans or _observer is not None
@@ -196,7 +196,7 @@ async def _handle_async(
 
 
 def _size(message: Call, body: Body) -> int:
-    """Bytes of the arguments."""
+    """Return the size of the arguments (bytes)."""
     if not isinstance(body, Apart):
         return len(body)
     return len(body.pickled) + (message.segment.size if message.segment is not None else sum(message.buffers))
@@ -209,7 +209,7 @@ def failed(error: BaseException) -> None:
 
 
 def _mark() -> int:
-    """1 if the endpoint that has just ended raised."""
+    """Return 1 if the endpoint that has just ended raised, else 0."""
     if not _failed.get():
         return 0
     _failed.set(False)  # a thread has one context for all its messages

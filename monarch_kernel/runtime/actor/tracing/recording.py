@@ -1,4 +1,4 @@
-"""Turn records on and off, here and in other processes, and collect them; both sides.
+"""Turn recording on and off, here and in other processes, and collect the records; both sides.
 
 A process records for one controller at a time, and stops when that controller is gone.
 """
@@ -30,38 +30,38 @@ from monarch_kernel.runtime.node.recorder import CAPACITY
 
 
 def start_recording(capacity: int = CAPACITY) -> None:
-    """Begin to record in this process."""
+    """Start recording in this process."""
     recorder.start(capacity)
     call_records.follow()
     _record_collectives()
 
 
 def take_records() -> RecordedTrace:
-    """What this process has recorded since it was last asked."""
+    """Return the records of this process since the last call."""
     ring = recorder.recording
     taken = ring.take() if ring is not None else recorder.Recorder(1).take()
     return decode_recorded(encode_recorded(taken))
 
 
 def stop_recording() -> None:
-    """Record no more in this process."""
+    """Stop recording in this process."""
     recorder.stop()
     call_records.follow()
     _restore_collectives()
 
 
 def trace_clock() -> int:
-    """The time on the clock of records (nanoseconds)."""
+    """Return the time on the clock of records (nanoseconds)."""
     return recorder.clock()
 
 
 def is_recording() -> bool:
-    """Whether a trace is on in this process."""
+    """Return whether a trace is on in this process."""
     return recorder.recording is not None
 
 
 def begin_record(kind: str, name: str, *, group: int = 0, call: str = "", size: int = 0) -> Callable[[int], None]:
-    """Record that something begins now on this thread.
+    """Record that an activity begins now on this thread.
 
     Args:
         kind, name, group, size: see ``TraceRecord``.
@@ -93,7 +93,7 @@ def recorded(kind: str, name: str, *, call: str = "") -> Generator[None]:
 
 
 class TraceService:
-    """Answers ``AskTrace`` in a rank. Only its controller may ask for more than the time."""
+    """Answers ``AskTrace`` in a rank. Other processes than its controller may only ask for the time."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -133,11 +133,11 @@ class TraceService:
 
 
 class TracedRank(msgspec.Struct, frozen=True):
-    """A rank that can be asked for its records.
+    """A rank from which records can be requested.
 
     Attributes:
         mesh: the name of its mesh.
-        rank: its rank there.
+        rank: its rank in the mesh.
         proc: the identifier of the process.
         host: the name of its host.
     """
@@ -149,12 +149,12 @@ class TracedRank(msgspec.Struct, frozen=True):
     _ref: ProcRef
 
     def ask(self, order: str, capacity: int = 0) -> Future[Any]:
-        """Send an ``AskTrace``; a future of its answer, which fails if the process is dead."""
+        """Send an ``AskTrace``. Return a future of its answer, which fails if the process is dead."""
         return _ask(get_system(), self._ref, order, capacity)
 
 
 def living_ranks() -> list[TracedRank]:
-    """The living ranks of all meshes of this controller, except those of tools."""
+    """Return the living ranks of all meshes of this controller, except those of tools."""
     system = get_system()
     found: list[TracedRank] = []
     for mesh in list(system.proc_meshes.values()):
@@ -203,7 +203,7 @@ def _record_collectives() -> None:
 
 
 def _restore_collectives() -> None:
-    """Give torch its own functions back."""
+    """Restore torch's own functions."""
     for name in _MODULES:
         module = sys.modules.get(name)
         for function in _COLLECTIVES if module is not None else ():
@@ -247,7 +247,7 @@ def _recording(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nbytes(values: Any) -> int:
-    """Bytes of the largest tensor, or list of tensors, among arguments."""
+    """Return the size of the largest tensor, or list of tensors, among the arguments (bytes)."""
     largest = 0
     for value in values:
         if isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def split(url: str) -> tuple[str, int]:
-    """The host and port of a URL; port 0 for any.
+    """Return the host and port of a URL; port 0 for any.
 
     Raises:
         ValueError: the URL is invalid.
@@ -29,7 +29,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]]:
-    """The addresses of a host, each with its family.
+    """Return the addresses of a host, each with its family.
 
     Raises:
         OSError: the name is unknown.
@@ -42,8 +42,10 @@ def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]
 
 
 def origin(address: str) -> str:
-    """The unit by which connections are counted: an IPv4 address, or an IPv6 network, as one host can use as many
-    addresses of its network as it likes."""
+    """Return the unit by which connections are counted: an IPv4 address or an IPv6 network.
+
+    A host can use any number of addresses of its IPv6 network.
+    """
     if ":" not in address:
         return address
     import ipaddress  # half of what this module takes to load

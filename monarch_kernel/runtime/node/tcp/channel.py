@@ -85,7 +85,7 @@ class TlsChannel:
             return True
 
     def certificate(self) -> bytes:
-        """The certificate that the other side has proved to own (DER); after the handshake."""
+        """Return the certificate that the other side has proved to own (DER); after the handshake."""
         return self._sock.getpeercert(binary_form=True) or b""
 
     # -- as a socket --------------------------------------------------------------------------------
@@ -144,14 +144,14 @@ class TlsChannel:
                 raise BlockingIOError from None
 
     def pending(self) -> int:
-        """The number of decrypted bytes that are not received yet; epoll does not report these."""
+        """Return the number of decrypted bytes that are not received yet; epoll does not report these."""
         with self._lock:
             return self._sock.pending()
 
     # -- below TLS ------------------------------------------------------------------------------------
 
     def peek(self) -> bytes:
-        """The first unread bytes, as they are on the wire; not to be called during sends.
+        """Return the first unread bytes, as they are on the wire; not to be called during sends.
 
         Raises:
             OSError: there is no data (``BlockingIOError``), or the connection has failed.
@@ -167,7 +167,7 @@ class TlsChannel:
         return bool(socket.socket.recv(self._sock, 65536))
 
     def info(self) -> bytes:
-        """The kernel's state of the connection (``struct tcp_info``)."""
+        """Return the kernel's state of the connection (``struct tcp_info``)."""
         return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
 
     # -- ending ---------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ _VERSION = ("UNSUPPORTED_PROTOCOL", "PROTOCOL_VERSION", "VERSION_TOO_LOW", "WRON
 
 
 def speaks(first: bytes) -> str:
-    """The protocol of a connection's first bytes: "TLS", "ZeroMQ", or "" for anything else."""
+    """Return the protocol of a connection's first bytes: "TLS", "ZeroMQ", or "" for anything else."""
     if any(first[: len(tls)] == tls[: len(first)] for tls in _TLS):
         return "TLS"
     return "ZeroMQ" if first.startswith(_ZMTP) else ""

@@ -23,12 +23,12 @@ class KeyRefused(Exception):
 
 
 def accept(steady: bool) -> bytes:
-    """A greeting. ``steady``: this process runs no user code, so its silence means a failure."""
+    """Return a greeting. ``steady``: this process runs no user code, so its silence means a failure."""
     return _FORM.pack(_MARK, _VERSION, _STEADY if steady else 0, 0)
 
 
 def refuse(why: str) -> bytes:
-    """A greeting that refuses the key."""
+    """Return a greeting that refuses the key."""
     text = why.encode()[:_LONGEST]
     return _FORM.pack(_MARK, _VERSION, _REFUSED, len(text)) + text
 

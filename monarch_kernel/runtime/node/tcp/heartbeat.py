@@ -46,7 +46,7 @@ _INFO = struct.Struct("=3xB20xI16xI8xI168xI")
 
 
 def heartbeat_timeout() -> float:
-    """How long a host may be silent, in seconds.
+    """Return how long a host may be silent, in seconds.
 
     Raises:
         InvalidSettingError: the environment variable is not a time.
@@ -55,7 +55,7 @@ def heartbeat_timeout() -> float:
 
 
 def silence_timeout() -> float:
-    """How long a process that runs user code may be silent while its host answers, in seconds.
+    """Return how long a process that runs user code may be silent while its host answers, in seconds.
 
     Raises:
         InvalidSettingError: the environment variable is not a time.
@@ -77,7 +77,7 @@ class PeerHealth:
         self.heard = False
 
     def is_silent(self) -> bool:
-        """Whether no data has come for too long."""
+        """Return whether no data has come for too long."""
         now = time.monotonic()
         if self.heard:
             self.heard = False
@@ -85,7 +85,7 @@ class PeerHealth:
         return now - self._heard_at >= self._limit
 
     def is_unreachable(self, info: bytes) -> bool:
-        """Whether the other host no longer acknowledges data, according to the kernel."""
+        """Return whether the other host no longer acknowledges data, according to the kernel."""
         info = info.ljust(_INFO.size, b"\0")  # an older kernel reports less
         probes, unacknowledged, sent, acknowledged, window = _INFO.unpack_from(info)
         # A sender's kernel keeps probing a receiver that does not read, at growing intervals, and the receiver's kernel
@@ -169,7 +169,7 @@ os.register_at_fork(after_in_child=_registry.__init__)
 
 
 def heartbeat_of(poller: Poller) -> Heartbeat:
-    """The heartbeat of a poller's links."""
+    """Return the heartbeat of a poller's links."""
     with _registry.lock:
         heartbeat = _registry.heartbeats.get(poller)
         if heartbeat is None:

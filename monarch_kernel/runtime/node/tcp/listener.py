@@ -199,7 +199,7 @@ class Listener:
 
 
 def room() -> int:
-    """How many pending connections this process may have."""
+    """Return how many pending connections this process may have."""
     return max(_LEAST, min(MOST, descriptors.limit() // 4))
 
 
@@ -247,11 +247,11 @@ class PendingConnections:
                 del self._counts[stranger.origin]
 
     def oldest(self) -> _Stranger | None:
-        """The connection to close when room is needed for another reason, if any."""
+        """Return the connection to close when room is needed for another reason, if any."""
         return self._oldest("")
 
     def _oldest(self, origin: str) -> _Stranger | None:
-        """The oldest connection (of an origin) that has not proved a key."""
+        """Return the oldest connection (of an origin) that has not proved a key."""
         return next(
             (stranger for stranger in self._there if origin in ("", stranger.origin) and not stranger.proved), None
         )
