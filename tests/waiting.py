@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -67,3 +68,23 @@ def waiters(path: Path) -> int:
     inode = f":{path.stat().st_ino}"
     lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum(words[1] == "->" and words[6].endswith(inode) for words in lines)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def end_jupyter(server: subprocess.Popen[bytes]) -> None:
+    """End a server of Jupyter as its user does, and its kernels with it.
+
+    One that got a last request from a page that was closed meanwhile has ended its loop, and then waits forever for the
+    thread of that request (JupyterLab, issue 10442): such a one is killed.
+    """
+    server.terminate()
+    try:
+        server.wait(patience(5))
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch_kernel.kernel.install import KERNEL_NAME, install
 from tests.conftest import alive, children, wait_until
-from tests.waiting import patience
+from tests.waiting import end_jupyter, listens, patience
 
 ROOT = Path(__file__).resolve().parents[2]
 #: No test waits longer than this for one thing to appear (milliseconds).
@@ -95,7 +95,9 @@ class Server:
         def is_up() -> bool:
             assert self._process.poll() is None, (folder / "server.log").read_text()
             found[:] = runtime.glob("jpserver-*.json") if runtime.exists() else []
-            return bool(found) and bool(found[0].read_text().rstrip().endswith("}"))
+            if not found or not found[0].read_text().rstrip().endswith("}"):
+                return False
+            return listens(json.loads(found[0].read_text())["port"])  # the file is there a moment earlier
 
         try:
             wait_until(is_up, "the server has started", 30)
@@ -125,8 +127,7 @@ class Server:
 
     def _end(self) -> None:
         left = children(self._process.pid)
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)  # it ends kernels first, on cores that other tests use
+        end_jupyter(self._process)
         for pid in filter(alive, left):  # kernels of a test that has failed
             os.kill(pid, signal.SIGKILL)
 

@@ -20,7 +20,8 @@ from monarch_kernel.errors import (
 )
 from monarch_kernel.job import EngineJob, SlurmJob
 from monarch_kernel.launchers import registry
-from monarch_kernel.launchers.base import HostPhase, Launcher
+from monarch_kernel.launchers.base import HostPhase, Launcher, LaunchRequest, Secret, WorkerCommand
+from monarch_kernel.launchers.slurm import scripts as script_texts
 from monarch_kernel.launchers.slurm.launcher import WAYS, SlurmLauncher
 from monarch_kernel.launchers.slurm.queue import expand
 from tests.actor.actors import hook
@@ -315,6 +316,22 @@ def test_from_a_notebook(slurm: Slurm, kernel: Kernel) -> None:
     refused = kernel.run("%mesh up other --on slurm --hosts 3 --procs 1")
     assert refused.ename == "UsageError" and "cannot give these hosts" in refused.evalue, refused
     kernel.ok("%mesh down m")
+
+
+@pytest.mark.parametrize(("third", "woken"), [(["salloc"], "True"), ([], "False")], ids=["salloc", "sbatch"])
+def test_the_keeper_of_an_allocation_wakes_salloc_as_it_ends(tmp_path: Path, third: list[str], woken: str) -> None:
+    command = WorkerCommand("0123456789abcdef", Secret("k"))
+    (tmp_path / "keeper.sh").write_text(script_texts.keeper(str(tmp_path), LaunchRequest(0, command)))
+    parent = """
+import os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+subprocess.Popen(["sh", "keeper.sh", "0", "0", *sys.argv[1:]])
+os.wait()
+print(signal.SIGHUP in signal.sigpending())
+"""
+    line = [sys.executable, "-c", parent, *third]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60))
+    assert done.stdout.strip() == woken, done.stderr
 
 
 def test_arguments_are_checked() -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -21,6 +19,7 @@ import pytest
 
 from tests.conftest import alive, children, wait_until
 from tests.kept.conftest import kept_folder
+from tests.waiting import end_jupyter, listens
 
 __all__ = ["kept_folder"]
 
@@ -98,14 +97,12 @@ def jupyter_server(tmp_path: Path, kept_folder: str) -> Iterator[JupyterServer]:
             found[:] = (tmp_path / "runtime").glob("jpserver-*.json")
             if not found or not (text := found[0].read_text()).rstrip().endswith("}"):
                 return False
-            with socket.socket() as sock:  # the file is there a moment earlier
-                return sock.connect_ex(("127.0.0.1", json.loads(text)["port"])) == 0
+            return listens(json.loads(text)["port"])  # the file is there a moment earlier
 
         wait_until(is_up, "the server has started", 30)
         url = json.loads(found[0].read_text())["url"].rstrip("/")
         yield JupyterServer(url, token, process.pid, log)
     finally:
         left = children(process.pid)
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        end_jupyter(process)
         assert not [pid for pid in left if alive(pid)]

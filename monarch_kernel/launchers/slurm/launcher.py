@@ -316,7 +316,7 @@ class SlurmLauncher(Launcher):
         asked = self._asked(request, array)
         count = request.hosts
         if self._way == "salloc":
-            keeper = ["sh", f"{path}/keeper.sh", str(first), str(count)]
+            keeper = ["sh", f"{path}/keeper.sh", str(first), str(count), "salloc"]
             job = self._salloc(["salloc", "--no-bell", "--kill-command=TERM", *asked, *keeper], path)
         else:
             asked += [f"--array=0-{count - 1}"] * array

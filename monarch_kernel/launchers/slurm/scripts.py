@@ -24,12 +24,18 @@ _PAUSE = 5
 
 def keeper(folder: str, request: LaunchRequest) -> Script:
     """The command of an allocation: the number of its first host and how many it has are its arguments; an element of
-    an array has one."""
+    an array has one. ``salloc`` as a third argument says that it is the parent.
+
+    A salloc whose allocation is revoked just as its command ends may never end: the thread that gets the message reaps
+    the command, and the main thread then asks for it in a loop, on a whole core (22.05; 1 of 1,700 here). SIGHUP ends
+    that loop, and lets salloc relinquish the allocation, as it does when its command ends.
+    """
     linger = max(1, int(request.command.idle))
     return script(
         """#!/bin/sh
 # Keeps an allocation of monarch_kernel while workers run in it.
 n=$(($1 + ${SLURM_ARRAY_TASK_ID:-0})); end=$((n + $2))
+[ "$3" != salloc ] || trap 'kill -HUP "$PPID"' EXIT
 cd @{folder} || exit 1
 trap 'kill $pause 2>/dev/null; exit 1' TERM HUP
 i=$n
