@@ -114,37 +114,37 @@ def torch_loaded() -> Iterator[None]:
 
 @pytest.fixture
 def start_job(torch_loaded: None, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start jobs of torchrun, or with ``ranks=0`` a single process; those that have not ended by themselves are ended,
-    and must end well. With ``forked=False`` it is started as users do, which takes longer."""
-    with _jobs(tmp_path) as start:
+    """Start jobs of a torchrun that is forked, or with ``ranks=0`` a single process; those that have not ended by
+    themselves are ended, and must end well."""
+    with _jobs(tmp_path, forked=True) as start:
+        yield start
+
+
+@pytest.fixture
+def start_torchrun(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """The same, started as users do, which takes longer."""
+    with _jobs(tmp_path, forked=False) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def start_module_job(torch_loaded: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
-    """The same, for jobs of all tests of a file."""
-    with _jobs(tmp_path_factory.mktemp("job")) as start:
+    """As ``start_job``, for jobs of all tests of a file."""
+    with _jobs(tmp_path_factory.mktemp("job"), forked=True) as start:
         yield start
 
 
 @contextmanager
-def _jobs(folder: Path) -> Generator[Callable[..., Job]]:
+def _jobs(folder: Path, forked: bool) -> Generator[Callable[..., Job]]:
     started: list[Job] = []
 
-    def start(
-        name: str,
-        *args: str,
-        ranks: int = 2,
-        script: Path = TRAIN,
-        options: Sequence[str] = (),
-        forked: bool = True,
-    ) -> Job:
-        forked &= ranks > 0
+    def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN, options: Sequence[str] = ()) -> Job:
         command = [*options, str(script), str(folder / f"{name}.ends"), *args]
-        if not forked:
+        fork = forked and ranks > 0
+        if not fork:
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
             command = [sys.executable, *torchrun, "-m", "monarch_kernel.join", *command]
-        job = Job(name, command, folder, ranks or 1, forked)
+        job = Job(name, command, folder, ranks or 1, fork)
         started.append(job)
         return job
 

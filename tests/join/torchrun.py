@@ -39,6 +39,9 @@ class Torchrun:
     def __init__(self, ranks: int, words: list[str], log: Path, environment: dict[str, str]) -> None:
         self._process = _CONTEXT.Process(target=_agent, args=(ranks, words, log, environment))
         self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        self.terminate = self._process.terminate
         self.kill = self._process.kill
 
     def poll(self) -> int | None:
