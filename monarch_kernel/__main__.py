@@ -6,6 +6,7 @@ otherwise it is the name of a command.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -121,6 +122,7 @@ def _run_kernel(argv: Sequence[str]) -> int:
     # adds the folder again, behind the standard library.
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
+    gc.disable()  # until all is loaded: nothing of that is garbage
     from monarch_kernel.kernel.app import launch
 
     launch(argv)

@@ -195,16 +195,16 @@ ALLOW = EnvironmentVariable(
     _text,
     "",
     "the path of an allow-list",
-    "the list of keys that may connect, where `allow=` and `--allow` name none",
+    "the list of keys that may connect, if neither `allow=` nor `--allow` names one",
     "controller, worker",
-    shown_default="the key file's name with `.allow` behind it",
+    shown_default="the key file's name followed by `.allow`",
 )
 HEARTBEAT_TIMEOUT = EnvironmentVariable(
     "HEARTBEAT_TIMEOUT",
     _seconds(0.1, 3600),
     "3",
     "a number of seconds from 0.1 to 3600",
-    "how long a host may be silent until it counts as lost; the same in all processes",
+    "how long a host may be silent before it counts as lost; set the same value for all processes",
     "controller, worker",
 )
 SILENCE_TIMEOUT = EnvironmentVariable(
@@ -220,7 +220,7 @@ START_LIMIT = EnvironmentVariable(
     _seconds(0),
     "120",
     "a number of seconds, 0 or more",
-    "how long a rank may take to come up, 0: no limit; `mesh_proc_spawn_max_idle` of `configure` overrides it",
+    "how long a rank may take to start, 0: no limit; `mesh_proc_spawn_max_idle` of `configure` overrides it",
     "controller, host agent, worker",
 )
 PING_PERIOD = EnvironmentVariable(
@@ -228,7 +228,7 @@ PING_PERIOD = EnvironmentVariable(
     _seconds(0),
     "1",
     "a number of seconds, 0 or more",
-    "how often a host agent asks its ranks for a sign of life; 0: never",
+    "how often a host agent pings its ranks; 0: never",
     "host agent, worker",
 )
 UNRESPONSIVE_AFTER = EnvironmentVariable(
@@ -236,7 +236,7 @@ UNRESPONSIVE_AFTER = EnvironmentVariable(
     _seconds(0),
     "3",
     "a number of seconds, 0 or more",
-    "how long a rank may leave that unanswered until it is reported as unresponsive",
+    "how long a rank may leave a ping unanswered before it is reported as unresponsive",
     "host agent, worker",
 )
 KEPT_DIR = EnvironmentVariable(
@@ -244,7 +244,7 @@ KEPT_DIR = EnvironmentVariable(
     _text,
     "",
     "the path of a folder",
-    "where kept meshes have their folders",
+    "the folder that contains those of kept meshes",
     "controller",
     shown_default="`<tmp>/monarch-kernel-<uid>/kept`",
 )
@@ -253,7 +253,7 @@ BACKLOG = EnvironmentVariable(
     _whole(0),
     "1048576",
     "a whole number of bytes, 0 or more",
-    "how much of a kept rank's output is shown to a controller that comes back",
+    "how much output of a kept rank is shown to a controller that attaches again",
     "worker of a kept mesh",
 )
 
@@ -273,7 +273,7 @@ SYNC_KEEP = EnvironmentVariable(
     _whole(0),
     "10737418240",
     "a whole number of bytes, 0 or more",
-    "how much content that no tree holds any more a host keeps for rollback and reuse; beyond that, the oldest goes",
+    "how much content outside of trees a host keeps for rollback and reuse; beyond that, the oldest is removed",
     "agents of workspace sync",
 )
 
@@ -284,7 +284,7 @@ CAST_FANOUT = EnvironmentVariable(
     _whole(1),
     "16",
     "a whole number, 1 or more",
-    "to how many host agents a process sends a cast itself; beyond that they pass it on as a tree",
+    "the number of host agents to which a process sends a cast directly; beyond that, agents forward it as a tree",
     "controller, ranks",
 )
 ERROR_GRACE = EnvironmentVariable(
@@ -300,7 +300,7 @@ SEGMENT_THRESHOLD = EnvironmentVariable(
     _whole(0),
     "131072",
     "a whole number of bytes, 0 or more",
-    "buffers of a message that add up to less travel through the socket, others in shared memory",
+    "smaller buffers of a message (in total) are sent through the socket, others in shared memory",
     "all",
 )
 DIRECT_THRESHOLD = EnvironmentVariable(
@@ -308,7 +308,7 @@ DIRECT_THRESHOLD = EnvironmentVariable(
     _whole(0),
     "1048576",
     "a whole number of bytes, 0 or more",
-    "from this size on, the body of a message to another host goes there directly, by the data plane, and not through "
+    "from this size on, the body of a message to another host is sent directly, by the data plane, and not through "
     "the host agents; 0: never",
     "all",
 )
@@ -325,7 +325,7 @@ SEGMENT_LIMIT = EnvironmentVariable(
     _whole(0),
     _quarter_of_memory,
     "a whole number of bytes, 0 or more",
-    "how much shared memory the messages of one process may take; beyond that, buffers travel through the socket",
+    "how much shared memory the messages of one process may use; beyond that, buffers are sent through the socket",
     "all",
     shown_default="a quarter of the memory",
 )
@@ -362,7 +362,7 @@ RDMA_BACKEND = EnvironmentVariable(
     _one_of("auto", *BACKENDS),
     "auto",
     "one of " + ", ".join(f"`{name}`" for name in ("auto", *BACKENDS)),
-    "forces a backend; `auto` chooses one for each pair of processes",
+    "forces a backend; `auto` selects one for each pair of processes",
     "all",
 )
 RDMA_TCP = EnvironmentVariable(
@@ -370,7 +370,7 @@ RDMA_TCP = EnvironmentVariable(
     _one_of(ENCRYPTED, TRUSTED_NETWORK),
     ENCRYPTED,
     f"`{ENCRYPTED}` or `{TRUSTED_NETWORK}`",
-    "whether bytes may go by TCP in the clear",
+    "whether data may be sent by TCP without encryption",
     "all",
 )
 RDMA_TCP_FALLBACK = EnvironmentVariable(
@@ -378,7 +378,7 @@ RDMA_TCP_FALLBACK = EnvironmentVariable(
     _flag,
     "",
     "`0` or `1`",
-    "0: no TCP between hosts unless it is forced, but an error; 1: TCP without a warning",
+    "0: an error instead of TCP between hosts, unless TCP is forced; 1: TCP without a warning",
     "all",
     shown_default="TCP, with a warning",
 )
@@ -405,7 +405,7 @@ RDMA_HUGEPAGES = EnvironmentVariable(
     _whole(0),
     "8388608",
     "a whole number of bytes, 0 or more",
-    "from this size on, registered memory is moved to huge pages; 0: never",
+    "registered memory of at least this size is moved to huge pages; 0: never",
     "all",
 )
 RDMA_DEVICE = EnvironmentVariable(
@@ -465,7 +465,7 @@ AUDIT_TEXT = EnvironmentVariable(
     _flag,
     "0",
     "0 or 1",
-    "1: the audit log has the text of cells, and not only its digest",
+    "1: the audit log contains the text of cells, not only its digest",
     "kernel",
 )
 
@@ -491,7 +491,7 @@ JOIN_HOLD = EnvironmentVariable(
     _seconds(0),
     "0",
     "a number of seconds, 0 or more",
-    "how long such a process stays after an exception that ends it, until a notebook has looked at its frames",
+    "how long such a process waits after a fatal exception for a notebook to inspect its frames",
     "ranks of jobs that others start",
 )
 
@@ -500,16 +500,16 @@ JOIN_ON_HANG = EnvironmentVariable(
     _one_of("", "dump", "hold"),
     "",
     "`dump` or `hold`",
-    "writes a report when such a job makes no progress; `hold`: and holds ranks that fail later, as `JOIN_HOLD` does",
+    "write a report when such a job makes no progress; `hold`: also hold ranks that fail later, as `JOIN_HOLD` does",
     "ranks of jobs that others start",
-    shown_default="nothing is watched",
+    shown_default="no report",
 )
 JOIN_HANG_AFTER = EnvironmentVariable(
     "JOIN_HANG_AFTER",
     _seconds(1),
     "300",
     "a number of seconds, 1 or more",
-    "how long a job makes no progress until that report",
+    "how long a job may make no progress before that report is written",
     "ranks of jobs that others start",
 )
 JOIN_REPORTS = EnvironmentVariable(
@@ -517,7 +517,7 @@ JOIN_REPORTS = EnvironmentVariable(
     _text,
     "",
     "the path of a folder",
-    "where that report goes",
+    "where that report is written",
     "ranks of jobs that others start",
     shown_default="`NAME-reports` in the working folder",
 )
@@ -526,7 +526,7 @@ JOIN_MEET = EnvironmentVariable(
     _meeting_point,
     "",
     "`host:port`",
-    "where such processes of several machines, and notebooks, meet (`docs/join.md`)",
+    "the address at which such processes on several machines and notebooks meet (`docs/join.md`)",
     "ranks of jobs that others start, `%mesh join`, `%mesh jobs`",
     shown_default="none",
 )
@@ -534,7 +534,7 @@ JOIN_WEBHOOK = EnvironmentVariable(
     "JOIN_WEBHOOK",
     _text,
     "",
-    "a URL (`https`, or `http` of this machine), or the path of a file of yours that contains it",
+    "a URL (`https`, or `http` of this machine), or the path of a file that you own and that contains it",
     "the address to which such a report is posted; it is never shown",
     "ranks of jobs that others start, `monarch-kernel report --post`",
     shown_default="none",

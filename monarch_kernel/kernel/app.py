@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ class MonarchKernelApp(IPKernelApp):
         # IPython would continue after an extension fails to load, but a kernel without its magics must not start.
         assert self.shell is not None
         self.shell.extension_manager.load_extension("monarch_kernel")
+        gc.freeze()  # what was loaded stays until the end: no collection looks at it again
+        gc.enable()
         super().init_extensions()
 
 

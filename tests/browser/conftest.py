@@ -1,7 +1,7 @@
 """A page with JupyterLab; skipped, and said so, where there is no browser to drive.
 
-All tests of a batch share a browser and a server, which cost more to start than most tests do, and the browser's cache,
-without which it compiles JupyterLab for each page; what else a test has left is removed before the next one.
+All tests of a batch share a server and a page with JupyterLab, which cost more to start than most tests do. What a test
+has open there is closed after it; after one that has failed, the next one has a new page.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ def server(checked_session: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def lab(profile: Any, server: Server, tmp_path: Path) -> Iterator[Lab]:
-    """JupyterLab; what a failed test has left on the screen is in `lab.png` of its folder."""
+def lab(request: pytest.FixtureRequest, profile: Any, server: Server, tmp_path: Path) -> Iterator[Lab]:
+    """JupyterLab, with nothing open; what a failed test has left on the screen is in `lab.png` of its folder."""
     server.empty()
-    page = profile.new_page()
-    kept = {"origin": server.url.rstrip("/"), "storageTypes": "cookies,local_storage,indexeddb,service_workers"}
-    profile.new_cdp_session(page).send("Storage.clearDataForOrigin", kept)
-    try:
-        yield Lab(page, server)
-    finally:
-        page.screenshot(path=str(tmp_path / "lab.png"))
-        page.close()
-        server.end_kernels()
+    page, failed = profile.pages[-1], request.session.testsfailed
+    lab = Lab(page, server)
+    yield lab
+    if request.session.testsfailed == failed:
+        lab.clear()
+        return
+    page.screenshot(path=str(tmp_path / "lab.png"))
+    profile.new_page()
+    page.close()
+    server.end_kernels()

@@ -167,9 +167,35 @@ class Lab:
         spec = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = {"cells": source, "metadata": {"kernelspec": spec}, "nbformat": 4, "nbformat_minor": 5}
         (self.folder / "work" / "book.ipynb").write_text(json.dumps(notebook))
-        path = "notebooks/book.ipynb?" if in_notebook_7 else "lab/tree/book.ipynb?reset&"
-        self.page.goto(f"{self._server.url}{path}token={self._server.token}")
+        if self._is_usable() and not in_notebook_7:
+            open_book = "() => { window.jupyterapp.commands.execute('docmanager:open', { path: 'book.ipynb' }) }"
+            self.page.evaluate(open_book)
+        else:
+            kept = {"origin": self._server.url.rstrip("/"), "storageTypes": "all"}
+            self.page.context.new_cdp_session(self.page).send("Storage.clearDataForOrigin", kept)
+            path = "notebooks/book.ipynb?" if in_notebook_7 else "lab/tree/book.ipynb?reset&"
+            self.page.goto(f"{self._server.url}{path}token={self._server.token}")
+            self.page.evaluate("usable => { window.usable = usable }", not in_notebook_7)
         self.page.wait_for_function(READY)
+
+    def _is_usable(self) -> bool:
+        """Whether another notebook can be opened in the page: one that was loaded again may still restore the last."""
+        return bool(self.page.evaluate("() => window.usable"))
+
+    def clear(self) -> None:
+        """Close all that is open, saved or not, and end the kernels."""
+        if self._is_usable():
+            self.page.evaluate(
+                """() => {
+                    const { shell } = window.jupyterapp;
+                    Array.from(shell.widgets('main')).forEach(each => each.dispose());
+                    shell.activateById('filebrowser');
+                    shell.collapseRight();
+                }"""
+            )
+        else:
+            self.page.goto("about:blank")
+        self._server.end_kernels()
 
     def save(self) -> None:
         """Save the notebook."""

@@ -13,10 +13,13 @@ from tests.browser.lab import Lab
 from tests.browser.panel import Panel
 
 TRAIN = """%%mesh
-import time
-for step in range(200):
+import os, time
+step = 0
+while not os.path.exists("go"):
     print("step", step, flush=True)
-    time.sleep(0.1)"""
+    step += 1
+    time.sleep(0.1)
+print("the last one", flush=True)"""
 WORK = """%%mesh
 def work(rank):
     x = rank + 1
@@ -87,7 +90,8 @@ def test_a_session_with_the_panel(lab: Lab, tmp_path: Path) -> None:
     panel.has_states(dead=1)
     panel.status(r"m: 4 ranks · 1 dead")
     assert "SIGKILL" in details.locator(".mk-Details-cause").inner_text()
-    log.get_by_text("step 199", exact=True).first.wait_for()
+    (lab.folder / "work" / "go").touch()
+    log.get_by_text("the last one", exact=True).first.wait_for()
     panel.has_states(dead=1, idle=3)
     details.get_by_role("button", name="Close").click()
     panel.section("log")
@@ -115,6 +119,17 @@ def test_a_session_with_the_panel(lab: Lab, tmp_path: Path) -> None:
     panel.press("down")
     lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop", exact=True).click()
     panel.says("This kernel has no mesh yet")
+
+
+def test_notebook_7_loads_the_same_panel(lab: Lab) -> None:
+    pytest.importorskip("notebook", reason="Notebook 7 is not installed")
+    lab.open("%mesh up --procs 2", in_notebook_7=True)
+    panel = Panel(lab)
+    panel.open()
+    panel.says("This kernel has no mesh yet")
+    lab.run(0)
+    panel.has_states(idle=2)
+    panel.section("hosts").locator("tbody tr").first.wait_for()
 
 
 def test_a_stopped_rank_is_picked(lab: Lab, tmp_path: Path) -> None:
@@ -219,17 +234,6 @@ def test_a_kept_mesh_after_a_restart_of_its_kernel(lab: Lab, tmp_path: Path) -> 
     finally:
         with contextlib.suppress(KeptError):
             end_kept("browser_kept", force=True)
-
-
-def test_notebook_7_loads_the_same_panel(lab: Lab) -> None:
-    pytest.importorskip("notebook", reason="Notebook 7 is not installed")
-    lab.open("%mesh up --procs 2", in_notebook_7=True)
-    panel = Panel(lab)
-    panel.open()
-    panel.says("This kernel has no mesh yet")
-    lab.run(0)
-    panel.has_states(idle=2)
-    panel.section("hosts").locator("tbody tr").first.wait_for()
 
 
 def test_a_kernel_without_the_extension_says_so_and_loads_it(lab: Lab) -> None:

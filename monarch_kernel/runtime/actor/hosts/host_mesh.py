@@ -40,6 +40,8 @@ MAX_PROCS_PER_HOST = 4096
 START_TIMEOUT = 30.0
 #: How long a proc may take to start (seconds); 0: the limit in its host agent's environment.
 START_LIMIT = 0.0
+#: Loaded once before ranks are forked, if the process that spawns them has loaded it: they will probably use it too.
+SHARED = ("torch", "numpy")
 
 
 class HostRef(msgspec.Struct, frozen=True):
@@ -247,8 +249,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         here = current.get()
         owner = here.actor_instance if here is not None and not tool else system.client
         modules = list(preload)
-        if not tool:  # this process uses these, so the ranks probably will: the agent imports them once, before forking
-            modules += (m for m in ("torch", "numpy") if m in sys.modules and m not in preload)
+        if not tool:
+            modules += (m for m in SHARED if m in sys.modules and m not in preload)
         call = ManyCall(node, f"{name}.setup", Target(name, uid, extent, tuple(refs), system.reported), True)
         mesh = ProcMesh(
             system,

@@ -117,7 +117,7 @@ class WithGroups:
         flat, tree = tree_flatten((args, kwargs))
         failed = next((x for x in flat if isinstance(x, FailedValue)), None)
         if failed is not None:
-            collectives.shut_down_all()
+            _leave()
             raise OperationFailed(failed)
         args, kwargs = tree_unflatten([x.of_rank() if isinstance(x, RankGroups) else x for x in flat], tree)
         with group_block():
@@ -168,8 +168,18 @@ def group_block() -> Generator[None]:
     except OperationFailed:  # all ranks of the group know
         raise
     except BaseException:
-        collectives.shut_down_all()
+        _leave()
         raise
+
+
+def _leave() -> None:
+    """End the collectives of this rank, for all ranks that wait for it.
+
+    It may have failed because another rank did the same: messages between others are still under way then, and one that
+    is half received when its connection ends would be waited for forever.
+    """
+    collectives.settle()
+    collectives.shut_down_all()
 
 
 class Agreement:
