@@ -192,7 +192,7 @@ def _within(deadline: float, condition: Callable[[], object]) -> bool:
 #: What is checked at once where a check after each test would end what the tests share, or cost more than they do: by
 #: folder, a fixture below. A test with the mark ``own_runtime`` is checked by itself wherever it is.
 CHECKED = {
-    **dict.fromkeys(("actor", "debugger", "tensor", "transfer", "watch"), "runtime"),
+    **dict.fromkeys(("actor", "debugger", "spmd", "tensor", "transfer", "watch"), "runtime"),
     **dict.fromkeys(("display", "mesh", "supervision"), "checked_module"),
     # Chromium keeps processes for pages to come; what kernels have left is checked after each test.
     "browser": "checked_session",

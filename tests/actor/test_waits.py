@@ -178,12 +178,16 @@ def _check(error: BaseException | None, wait: str, how: str) -> None:
         assert f"of mesh '{'procs-' if wait == 'port by a port' else 'victim'}" in text
 
 
-def _ways() -> list[tuple[str, str]]:
+def _ways() -> list[Any]:
     # A process that is stopped, as that of the transfer, neither exits nor takes other signals than SIGKILL.
-    return [(w, e) for w in WAITS for e in ENDS if w != "transfer" or e in ("stopped and killed", "agent")]
+    return [
+        pytest.param(w, e, marks=pytest.mark.own_runtime if e == "agent" else ())
+        for e in ENDS
+        for w in WAITS
+        if w != "transfer" or e in ("stopped and killed", "agent")
+    ]
 
 
-@pytest.mark.own_runtime
 @pytest.mark.parametrize(("wait", "how"), _ways())
 def test_a_wait_ends_with_what_it_waits_for(wait: str, how: str, procs: Procs, faults: Any) -> None:
     world = procs(1)

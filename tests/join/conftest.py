@@ -17,6 +17,7 @@ from monarch_kernel.engines.join.jobs import JoinableJob, jobs_of
 from monarch_kernel.engines.join.rank_machines import refreshed
 from tests.conftest import needs as needs
 from tests.conftest import wait_until
+from tests.join.torchrun import Torchrun, loaded
 from tests.kernel import harness
 from tests.kernel.conftest import (  # fixtures
     jupyter_folders,  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -33,19 +34,24 @@ class Job:
 
     Args:
         name: of the job.
-        command: starts it.
+        command: starts it; or what follows ``python -m monarch_kernel.join``, for a torchrun that is forked.
         folder: where its output goes, and where the file will be that ends it.
+        ranks: how many it has.
+        forked: whether the torchrun is forked.
     """
 
-    def __init__(self, name: str, command: list[str], folder: Path, ranks: int) -> None:
+    def __init__(self, name: str, command: list[str], folder: Path, ranks: int, forked: bool = False) -> None:
         self.name = name
         self.gate = folder / f"{name}.ends"
         self._log = folder / f"{name}.log"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MONARCH_KERNEL_JOIN": name}
         # Else ranks that torchrun starts again read in its store where those before them listened (pytorch#135712).
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        if forked:
+            self.process = Torchrun(ranks, command, self._log, environment)
+        else:
+            with self._log.open("wb") as log:
+                self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             wait_until(lambda: len(self.pids()) == ranks or self.process.poll() is not None, "the ranks are there", 60)
             assert self.process.poll() is None, self.log
@@ -99,30 +105,46 @@ def wait_for_ranks(name: str) -> None:
     assert len(listed(name)) == 1
 
 
+@pytest.fixture(scope="session")
+def torch_loaded() -> Iterator[None]:
+    """A process from which torchruns are forked."""
+    with loaded():
+        yield
+
+
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start jobs of torchrun, or with ``ranks=0`` a single process; those that have not ended by themselves are ended,
-    and must end well."""
-    with _jobs(tmp_path) as start:
+def start_job(torch_loaded: None, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start jobs of a torchrun that is forked, or with ``ranks=0`` a single process; those that have not ended by
+    themselves are ended, and must end well."""
+    with _jobs(tmp_path, forked=True) as start:
+        yield start
+
+
+@pytest.fixture
+def start_torchrun(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """The same, started as users do, which takes longer."""
+    with _jobs(tmp_path, forked=False) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_module_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
-    """The same, for jobs of all tests of a file."""
-    with _jobs(tmp_path_factory.mktemp("job")) as start:
+def start_module_job(torch_loaded: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """As ``start_job``, for jobs of all tests of a file."""
+    with _jobs(tmp_path_factory.mktemp("job"), forked=True) as start:
         yield start
 
 
 @contextmanager
-def _jobs(folder: Path) -> Generator[Callable[..., Job]]:
+def _jobs(folder: Path, forked: bool) -> Generator[Callable[..., Job]]:
     started: list[Job] = []
 
     def start(name: str, *args: str, ranks: int = 2, script: Path = TRAIN, options: Sequence[str] = ()) -> Job:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-        gate = str(folder / f"{name}.ends")
-        command = [sys.executable, *torchrun, "-m", "monarch_kernel.join", *options, str(script), gate, *args]
-        job = Job(name, command, folder, ranks or 1)
+        command = [*options, str(script), str(folder / f"{name}.ends"), *args]
+        fork = forked and ranks > 0
+        if not fork:
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+            command = [sys.executable, *torchrun, "-m", "monarch_kernel.join", *command]
+        job = Job(name, command, folder, ranks or 1, fork)
         started.append(job)
         return job
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,11 +210,16 @@ def test_who_has_another_key_is_refused_and_told_why(
         assert f"Ranks and notebooks meet at tcp://{meet}" in point.stdout.readline()
         refused = viewer.run(f"%mesh jobs --meet {meet}")
         assert f"the meeting point tcp://{meet} cannot be reached" in refused and "not one that" in refused
-        job = Job(machines, "refused", tmp_path, key_file, meet)
-        wait_until(
-            lambda: f"the meeting point tcp://{meet} is not reached: refused" in job.logs[0].read_text(), "", LONG
-        )
-        job.end()  # it does not mind
+        with (
+            (tmp_path / "log").open("wb") as log,
+            one_rank(machines["host0"], key_file, "refused", meet, "waiting.py", stderr=log) as rank,
+        ):
+            wait_until(
+                lambda: f"the meeting point tcp://{meet} is not reached: refused" in (tmp_path / "log").read_text(),
+                "the rank is refused, too",
+                LONG,
+            )
+        assert rank.wait(LONG) == 0  # it does not mind
     finally:
         point.signal(signal.SIGTERM)
         assert point.wait(LONG) == 0
@@ -269,12 +275,14 @@ def meeting_point(host: Host, key_file: Path, port: int) -> Generator[str]:
 
 
 @contextmanager
-def one_rank(host: Host, key_file: Path, name: str, meet: str, script: str, *args: str) -> Generator[Process]:
+def one_rank(
+    host: Host, key_file: Path, name: str, meet: str, script: str, *args: str, stderr: Any = None
+) -> Generator[Process]:
     """A job of one rank."""
     variables = {**environment(key_file), "MONARCH_KERNEL_JOIN": name, "MONARCH_KERNEL_JOIN_MEET": meet}
     (folder := key_file.parent.parent / name).mkdir()
     command = [sys.executable, "-m", "monarch_kernel.join", str(Path(__file__).parent / script)]
-    rank = host.start([*command, str(folder / "ends"), *args], variables, stderr=None)
+    rank = host.start([*command, str(folder / "ends"), *args], variables, stderr=stderr)
     try:
         yield rank
     finally:

@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).parent / "late_train.py"
 LINE = SCRIPT.read_text().split("\n").index("    dist.all_reduce(ends, dist.ReduceOp.MAX)") + 1
 
 
-def test_the_late_rank_of_a_joined_job_is_named(start_job: Callable[..., Job], notebook: Kernel) -> None:
-    job = start_job("late", ranks=2, script=SCRIPT)
+def test_the_late_rank_of_a_joined_job_is_named(start_torchrun: Callable[..., Job], notebook: Kernel) -> None:
+    job = start_torchrun("late", ranks=2, script=SCRIPT)
     notebook.ok("%mesh join late")
     found = until(notebook, "%mesh stragglers --last 10", r"(?s)Rank 1 keeps the others waiting.*1 \(10\)")
     assert f"mostly to all_reduce at late_train.py:{LINE}." in found

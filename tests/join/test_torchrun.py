@@ -19,8 +19,8 @@ from tests.kernel.harness import Kernel
 LINE = TRAIN.read_text().split("\n").index("    optimizer.zero_grad()") + 1
 
 
-def test_join_look_stop_change_and_leave(start_job: Callable[..., Job], notebook: Kernel) -> None:
-    job = start_job("whole", "--differs")
+def test_join_look_stop_change_and_leave(start_torchrun: Callable[..., Job], notebook: Kernel) -> None:
+    job = start_torchrun("whole", "--differs")
     assert "whole" in shown(notebook.ok("%mesh jobs"))
     assert "2 ranks (ranks=2)" in shown(notebook.ok("%mesh join whole"))
     assert "train.py" in until(notebook, "%mesh stacks", r"\[0-1\].*\n.*train\.py")

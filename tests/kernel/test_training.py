@@ -78,7 +78,7 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def joined(kernel: Kernel) -> Kernel:
     """The file's kernel with a mesh of three ranks in a process group."""
-    kernel.ok("%mesh up joined --procs 3 --dist gloo --preload torch")
+    kernel.ok("%mesh up joined --procs 3 --dist gloo --preload torch,torch._dynamo")
     kernel.ok(IMPORTS)
     return kernel
 
@@ -86,7 +86,7 @@ def joined(kernel: Kernel) -> Kernel:
 @pytest.fixture(scope="module")
 def alone(joined: Kernel) -> Kernel:
     """The same kernel, and a mesh whose cells make groups of their own."""
-    joined.ok("%mesh up alone --procs 3 --preload torch")
+    joined.ok("%mesh up alone --procs 3 --preload torch,torch._dynamo")
     joined.ok(IMPORTS)
     return joined
 
@@ -120,7 +120,7 @@ def told(outcome: Outcome, failed: int, error: str) -> str:
 @pytest.mark.parametrize(("loader", "workers"), [(False, 0), (True, 0), (True, 2)], ids=["loop", "loader", "workers"])
 def test_a_rank_that_raises_in_ddp_releases_the_others(trainers: Kernel, loader: bool, workers: int) -> None:
     if workers:  # the failure is kept for a while, and with it the loader and its processes, until the ranks end
-        trainers.ok("%mesh up loading --procs 3 --dist gloo --preload torch")
+        trainers.ok("%mesh up loading --procs 3 --dist gloo --preload torch,torch._dynamo")
         trainers.ok(IMPORTS)
     said = told(trainers.run(TRAINING.format(loader=loader, workers=workers)), 1, "ValueError")
     assert "raise ValueError('no sample')" in said
@@ -153,7 +153,7 @@ def test_what_a_rank_catches_breaks_nothing(trainers: Kernel) -> None:
 
 
 def test_a_rank_that_dies_releases_the_others(trainers: Kernel) -> None:
-    trainers.ok("%mesh up dying --procs 3 --preload torch")
+    trainers.ok("%mesh up dying --procs 3 --preload torch,torch._dynamo")
     outcome = trainers.run(
         f"{IMPORTS}import os\ndist.init_process_group('gloo')\n"
         "if rank == 2:\n    os.kill(os.getpid(), 9)\ndist.barrier()"
@@ -190,7 +190,7 @@ def test_a_script_runs_twice_and_its_error_fails_the_cell(scripts: Kernel, tmp_p
 def test_programs_of_torchrun_run_beside_cells_and_after_a_heal(trainers: Kernel, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    trainers.ok("%mesh up programs --procs 3 --preload torch")
+    trainers.ok("%mesh up programs --procs 3 --preload torch,torch._dynamo")
     meet = "%%mesh\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n" + ALL_MEET
     run = f"""
 async def run():

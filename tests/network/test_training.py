@@ -24,7 +24,9 @@ LONG = 60.0
 
 def train(hosts: HostMesh) -> list[Any]:
     """Two ranks on each of two hosts, and a spare: steps, the loss of a host, and steps again."""
-    procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}, preload=("torch",), spares=hosts.slice(hosts=2))
+    procs = hosts.slice(hosts=slice(0, 2)).spawn_procs(
+        {"gpus": 2}, preload=("torch", "torch._dynamo"), spares=hosts.slice(hosts=2)
+    )
     trainers = procs.spawn("trainer", Trainer)
     groups = ProcessGroups(procs)
     trainers.join.call(groups.form().get(LONG)).get(LONG)

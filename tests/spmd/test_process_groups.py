@@ -8,13 +8,14 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch_kernel import actor as public
-from monarch_kernel.actor import Actor, ActorError, ActorMesh, Channel, MeshFailure, ProcMesh, endpoint, this_host
+from monarch_kernel.actor import Actor, ActorError, ActorMesh, Channel, ProcMesh, endpoint, this_host
 from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.spmd import (
@@ -24,6 +25,7 @@ from monarch_kernel.spmd import (
     setup_torch_elastic_env_async,
     share_state,
 )
+from tests.conftest import stop_all_meshes
 from tests.waiting import patience
 
 torch = pytest.importorskip("torch")
@@ -117,15 +119,16 @@ class Learner(Actor):
 
 
 @pytest.fixture(autouse=True)
-def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """Failures that nobody handled; they end nothing here."""
-    seen: list[MeshFailure] = []
-    monkeypatch.setattr(public, "unhandled_fault_hook", seen.append)
-    return seen
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Failures that nobody handled end nothing here; the ranks of a test end with it."""
+    monkeypatch.setattr(public, "unhandled_fault_hook", lambda failure: None)
+    yield
+    stop_all_meshes("the test is over")
 
 
-def procs(n: int, **options: Any) -> ProcMesh:
-    return this_host().spawn_procs({"gpus": n}, name="p", preload=("torch",), **options)
+def procs(n: int) -> ProcMesh:
+    """Forked from a process that has loaded torch, and what its optimizers load."""
+    return this_host().spawn_procs({"gpus": n}, name="p", preload=("torch", "torch._dynamo"))
 
 
 def all_stuck(mesh: ActorMesh[Any], without: int) -> list[Any]:

@@ -11,9 +11,11 @@ import asyncio
 import linecache
 import os
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -103,9 +105,6 @@ class MonarchDebugger(Debugger):
         from monarch_kernel.debugger.rank.debugpy_tunnel import spare_runtime
 
         self._spare = spare_runtime
-        ours = os.path.join(programs.PACKAGE, "**")
-        if ours not in self.kernel_modules:
-            self.kernel_modules.append(ours)
         spare_runtime()
         return dict(await super().attach(message))
 
@@ -244,6 +243,8 @@ class MonarchDebugger(Debugger):
         async with self._one_request:
             if msg.get("command") != "attach":
                 return dict(await super()._forward_message(msg))
+            if "rules" in msg["arguments"]:  # the kernel is to leave internal frames out
+                msg["arguments"]["rules"] = _spared(self.kernel_modules)
             try:
                 return dict(await asyncio.wait_for(super()._forward_message(msg), ATTACH_DEADLINE))
             except TimeoutError:
@@ -273,6 +274,22 @@ class MonarchDebugger(Debugger):
         """Call a function on the control thread after a delay. May be called on any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.call_later, seconds, function)
+
+
+def _spared(files: list[str]) -> list[Message]:
+    """The rules by which debugpy leaves out our own files, and the packages that these files of the kernel belong to.
+
+    Whenever a breakpoint changes, debugpy compares each function that runs with each rule. One for each file, which
+    is ipykernel's way, takes more of a core than all else in the kernel.
+    """
+    known = set(files)
+    modules = {name for name, module in sys.modules.copy().items() if getattr(module, "__file__", None) in known}
+    modules.discard("__main__")  # cells have that name, too
+    packages = {
+        next(part for part in accumulate(name.split("."), "{}.{}".format) if part in modules) for name in modules
+    }
+    ours: Message = {"path": os.path.join(programs.PACKAGE, "**"), "include": False}
+    return [ours, *({"module": name, "include": False} for name in sorted(packages))]
 
 
 def waited_for() -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch_kernel.runtime.actor.context import current_rank
 from monarch_kernel.runtime.actor.definition import Actor, endpoint
+from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface, own_address
 from monarch_kernel.runtime.spmd.member import Meeting
@@ -79,7 +80,8 @@ class SPMDActor(Actor):
         member.leave()  # a group that other code of this process has left behind
         argv = args[module:]
         folder = os.getcwd() if module else os.path.dirname(os.path.abspath(argv[0]))
-        with _as_program(argv, folder), counting_apart(self._meeting(master_addr, master_port)):
+        apart = counting_apart(self._meeting(master_addr, master_port))
+        with _as_program(argv, folder), apart, collectives.keeping_groups():
             self._set_environment(master_addr, master_port)
             try:
                 if module:

@@ -531,3 +531,18 @@ def test_debugpy_is_opened_and_ended_by_a_magic(kernel: Kernel, bell: Bell) -> N
     )
     assert "7" in kernel.ok("str(get_mesh('m').debug.print('here'))").text
     kernel.ok("get_mesh('m').debug.cont()\nstopped.result(30)")
+
+
+def test_internal_functions_are_left_out_by_few_rules(lab: FrontEnd) -> None:
+    lab.kernel.ok(
+        "import sys, pydevd\n"
+        "rules = pydevd.get_global_debugger()._files_filtering\n"
+        "def left_out(name, file=None):\n"
+        "    return rules.exclude_by_filter(file or sys.modules[name].__file__, name)"
+    )
+    internal = ["IPython.core.interactiveshell", "ipykernel.kernelbase", "threading", "monarch_kernel.kernel.kernel"]
+    assert lab.kernel.ok(f"[left_out(name) for name in {internal}]").text == str([True] * len(internal))
+    # A cell, and what it has imported.
+    lab.kernel.ok("import this\nassert left_out('__main__', '/tmp/ipykernel_1/1.py') is left_out('this') is None")
+    # Each function is compared with each of them, again and again.
+    lab.kernel.ok("assert len(rules._exclude_filters) < len(sys.modules) / 4, len(rules._exclude_filters)")

@@ -253,6 +253,24 @@ def install() -> None:
     after_import(C10D, _watch)
 
 
+_kept: list[Any] | None = None
+
+
+@contextmanager
+def keeping_groups() -> Generator[None]:
+    """Keep the process groups that are made meanwhile until the end of the block.
+
+    If a model of DDP has the last reference to one, the interpreter's lock is held while the group's threads end, which
+    may wait for that lock: the process would stand still for ever.
+    """
+    global _kept
+    before, _kept = _kept, []
+    try:
+        yield
+    finally:
+        _kept = before
+
+
 def _watch(c10d: Any) -> None:
     """Wrap two private functions that every way to make a group calls; other versions of PyTorch may lack them."""
     make = getattr(c10d, "_new_process_group_helper", None)
@@ -261,7 +279,10 @@ def _watch(c10d: Any) -> None:
         @functools.wraps(make)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with opening():
-                return make(*args, **kwargs)
+                made = make(*args, **kwargs)
+            if _kept is not None:
+                _kept.append(made)
+            return made
 
         c10d._new_process_group_helper = watched
     meet = getattr(c10d, "rendezvous", None)
