@@ -1,1 +1,1 @@
-"""The tensor engine: torch operations of the controller, run by every rank of a mesh (docs/tensors.md)."""
+"""The tensor engine: every rank of a mesh runs the torch operations of the controller (docs/tensors.md)."""

@@ -1,1 +1,3 @@
-"""What programs call: activation of meshes, fetches, remote functions, reductions, by Monarch's names."""
+"""Functions and classes for programs, with Monarch's names: activation of meshes, fetches, remote functions,
+reductions.
+"""

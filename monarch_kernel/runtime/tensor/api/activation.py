@@ -1,4 +1,4 @@
-"""Which mesh and stream torch operations go to, and when: ``with mesh.activate():``, ``with coalescing():``."""
+"""Select the mesh and stream of torch operations: ``with mesh.activate():``, ``with coalescing():``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.actor.meshes.proc_mesh import ProcMesh
 
 
-#: Operations of torch's own book-keeping, which stay here.
+#: Internal bookkeeping operations of torch, which run locally.
 _LOCAL: frozenset[Any] = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
-#: What `torch.tensor(...)` ends with: a local tensor becomes one on the mesh.
+#: The last operation of `torch.tensor(...)`: it turns a local tensor into one on the mesh.
 _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class _Active(threading.local):
-    """What is active on this thread."""
+    """The active mesh and stream of this thread."""
 
     mesh: ProcMesh | None = None
     sharded: TensorMesh | None = None
@@ -43,7 +43,7 @@ _active = _Active()
 
 
 class _Mode(TorchDispatchMode):
-    """Sends operations to a mesh: those that make tensors, too."""
+    """Sends operations to a mesh, including those that create tensors."""
 
     def __init__(self, mesh: TensorMesh) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Mode(TorchDispatchMode):
 
 
 def engine_of(procs: ProcMesh) -> TensorEngine:
-    """The tensor engine of a proc mesh and its slices; made on first use.
+    """Return the tensor engine of a proc mesh and its slices. It is created on first use.
 
     Raises:
         RuntimeError: the mesh was stopped.
@@ -74,12 +74,12 @@ def engine_of(procs: ProcMesh) -> TensorEngine:
 
 
 def end_tensors(procs: ProcMesh) -> None:
-    """See ``ProcMesh.exit``."""
+    """Implement ``ProcMesh.exit``."""
     engine_of(procs).exit()
 
 
 def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> TensorMesh:
-    """The target for operations on `procs` (default: the active mesh) and `stream` (default: the active one).
+    """Return the target for operations on `procs` (default: the active mesh) and `stream` (default: the active stream).
 
     Raises:
         ValueError: no mesh is given or active.
@@ -92,13 +92,13 @@ def tensor_mesh(procs: ProcMesh | None = None, stream: Stream | None = None) -> 
 
 
 def active_target() -> tuple[ProcMesh | None, Stream]:
-    """The mesh and the stream that are active on this thread."""
+    """Return the mesh and the stream that are active on this thread."""
     return _active.mesh, _active.stream
 
 
 @contextmanager
 def activate(procs: ProcMesh) -> Generator[ProcMesh]:
-    """Torch operations in this block run on every rank of the mesh, and their results are handles."""
+    """Run the torch operations of this block on every rank of the mesh. Their results are handles."""
     mesh = tensor_mesh(procs)
     with _active_is(procs, None), _without_modes(), _Mode(mesh):
         yield procs
@@ -106,13 +106,13 @@ def activate(procs: ProcMesh) -> Generator[ProcMesh]:
 
 @contextmanager
 def activate_sharded(mesh: TensorMesh) -> Generator[None]:
-    """New tensors in this block are on a sharded mesh, all of each on every rank."""
+    """Create the new tensors of this block on a sharded mesh, replicated on every rank."""
     with _active_is(None, mesh), _without_modes(), _Mode(mesh):
         yield
 
 
 def active_sharded() -> TensorMesh | None:
-    """The sharded mesh that is active on this thread."""
+    """Return the sharded mesh that is active on this thread."""
     return _active.sharded
 
 
@@ -128,7 +128,7 @@ def _active_is(procs: ProcMesh | None, sharded: TensorMesh | None) -> Generator[
 
 @contextmanager
 def activate_stream(stream: Stream) -> Generator[Stream]:
-    """Operations in this block, of meshes that are activated in it or already active, run in this stream."""
+    """Run the operations of this block in this stream, for meshes activated inside or outside the block."""
     before = _active.stream
     _active.stream = stream
     try:
@@ -146,17 +146,17 @@ Stream._activation = staticmethod(activate_stream)
 
 @contextmanager
 def restored(procs: ProcMesh | None, stream: Stream) -> Generator[None]:
-    """What `active_target` gave is active in this block."""
+    """Make a mesh and stream from `active_target` active in this block."""
     with no_mesh.activate() if procs is None else activate(procs), activate_stream(stream):
         yield
 
 
 class NoMesh:
-    """Stands for no mesh: ``with no_mesh.activate():`` makes operations in the block local ones."""
+    """The absence of a mesh: operations in ``with no_mesh.activate():`` run locally."""
 
     @contextmanager
     def activate(self) -> Generator[NoMesh]:
-        """Torch operations in this block run here, on local tensors."""
+        """Run the torch operations of this block here, on local tensors."""
         with _active_is(None, None), _without_modes():
             yield self
 
@@ -168,10 +168,10 @@ no_mesh = NoMesh()
 
 
 def get_active_mesh() -> ProcMesh:
-    """The mesh that is active on this thread.
+    """Return the mesh that is active on this thread.
 
     Raises:
-        ValueError: none is.
+        ValueError: no mesh is active.
     """
     if _active.mesh is None:
         raise ValueError("no device mesh is active: write `with mesh.activate():`")
@@ -179,12 +179,12 @@ def get_active_mesh() -> ProcMesh:
 
 
 def get_active_stream() -> Stream:
-    """The stream that is active on this thread: the main one, if no other was activated."""
+    """Return the stream that is active on this thread: the main stream by default."""
     return _active.stream
 
 
 def _is_local(args: Any) -> bool:
-    """Whether an operation is one on local tensors: values that were fetched, say."""
+    """Return whether all tensors of an operation are local, such as fetched values."""
     first = args[0]
     if isinstance(first, (list, tuple)):
         return bool(first) and isinstance(first[0], torch.Tensor)
@@ -192,7 +192,7 @@ def _is_local(args: Any) -> bool:
 
 
 def _unpickled_here(*args: Any, **kwargs: Any) -> Any:
-    """``pickle.loads``, with local tensors while a mesh is active, too."""
+    """Run ``pickle.loads`` so that it also creates local tensors while a mesh is active."""
     if not torch._C._len_torch_dispatch_stack():  # pyright: ignore[reportPrivateUsage]  # torch has no public name for it
         return pickle.loads(*args, **kwargs)
     with _disable_current_modes():
@@ -208,16 +208,16 @@ def _without_modes() -> Generator[None]:
         yield
 
 
-#: Records in one message, within a block.
+#: The maximum number of records in one message, inside a block.
 COALESCED = 4096
 
 
 @contextmanager
 def coalescing() -> Generator[None]:
-    """Operations in this block go to the ranks in few messages, and all are on their way when it ends.
+    """Send the operations of this block in few messages. All are sent by the end of the block.
 
-    Operations are sent together anyway, so this changes little: the controller is through with a long block a little
-    sooner, and the ranks begin later. Values can be fetched in it. `compile` sends a function as one operation.
+    Operations are batched anyway, so the effect is small: the controller finishes a long block slightly sooner, and the
+    ranks start later. Values can be fetched inside the block. To send a function as one operation, use `compile`.
     """
     before = TensorEngine.batch
     TensorEngine.batch = COALESCED

@@ -1,4 +1,4 @@
-"""Values of ranks, here: ``fetch_shard``, ``inspect``, ``call_on_shard_and_fetch``."""
+"""Fetch values from ranks: ``fetch_shard``, ``inspect``, ``call_on_shard_and_fetch``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 
 def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> FetchedValues:
-    """The values of one rank; a future.
+    """Return a future of the values of one rank.
 
     Args:
         obj: a handle, or nested lists, tuples and dicts with handles, all of one mesh.
-        shard, coords: the rank's coordinates, such as ``gpus=1``; dimensions that are not named are 0.
+        shard, coords: the rank's coordinates, such as ``gpus=1``; other dimensions default to 0.
 
     Raises:
         IndexError: a coordinate is out of range.
@@ -31,7 +31,7 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coords: int)
 
 
 def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Any:
-    """The values of one rank, as ``fetch_shard(...).result()`` gives them."""
+    """Return the values of one rank, like ``fetch_shard(...).result()``."""
     __tracebackhide__ = True
     return fetch_shard(obj, shard, **coords).get()
 
@@ -39,14 +39,16 @@ def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> 
 def call_on_shard_and_fetch(
     function: Callable[..., Any], *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
 ) -> Any:
-    """Call ``function(*args, **kwargs)`` on the ranks, in order with their operations; a future of one's result.
+    """Call ``function(*args, **kwargs)`` on the ranks, in order with their operations.
 
-    Unlike ``remote``, the result may be anything that can be pickled, and no shapes need be known.
+    Return a future of one rank's result.
+
+    Unlike with ``remote``, the result may be any picklable object, and its shapes need not be known.
 
     Args:
-        function: gets tensors in place of handles; or what ``remote`` made of one; or an endpoint of actors, of which
-            only the one at these coordinates is called.
-        shard: coordinates of the rank whose result is fetched; dimensions that are not named are 0.
+        function: a function, which receives tensors in place of handles; a result of ``remote``; or an endpoint of
+            actors, of which only the actor at these coordinates is called.
+        shard: coordinates of the rank whose result is fetched; other dimensions default to 0.
     """
     if isinstance(function, Endpoint):
         return function.at(dict(shard or {})).call_one(*args, **kwargs)
@@ -57,10 +59,10 @@ def call_on_shard_and_fetch(
 
 
 def mesh_of_all(obj: Any) -> TensorMesh:
-    """The mesh of all handles in `obj`; the active one if there are none.
+    """Return the mesh of all handles in `obj`, or the active mesh if there are none.
 
     Raises:
-        MixedTensorsError: they are of several meshes.
+        MixedTensorsError: the handles belong to several meshes.
     """
     handles = handles_in(obj)
     if not handles:
@@ -76,7 +78,7 @@ def mesh_of_all(obj: Any) -> TensorMesh:
 
 
 def rank_at(mesh: TensorMesh, coords: dict[str, int]) -> int:
-    """The rank of a mesh at these coordinates; dimensions that are not named are 0."""
+    """Return the rank of a mesh at these coordinates. Other dimensions default to 0."""
     rank = 0
     coords = dict(coords)
     for label, size in zip(mesh.labels, mesh.sizes):

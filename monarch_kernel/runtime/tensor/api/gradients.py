@@ -1,4 +1,6 @@
-"""Gradients one by one (``grad_generator``), and functions that define theirs, here or on the ranks."""
+"""Compute gradients one at a time (``grad_generator``), and define functions with custom gradients, here or on the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from monarch_kernel.runtime.tensor.rank import objects
 
 
 class GradientGenerator:
-    """Gradients, one by one; `grad_generator` makes it."""
+    """An iterator over gradients, created by `grad_generator`."""
 
     def __init__(self, roots: Sequence[Any], with_respect_to: Sequence[Any], grad_roots: Sequence[Any] = ()) -> None:
         self._steps = self._run(roots, with_respect_to, grad_roots)
@@ -43,14 +45,15 @@ class GradientGenerator:
 
 
 def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_roots: Any = ()) -> GradientGenerator:
-    """Gradients of `roots`, one for each tensor of `with_respect_to` in turn; None where the roots do not depend on it.
+    """Yield the gradient of `roots` for each tensor of `with_respect_to` in turn; None where the roots do not depend on
+    it.
 
-    The operations of the backward pass are issued at the first step; the ranks run them while the program goes on.
+    The first step issues the operations of the backward pass. The ranks run them while the program continues.
 
     Args:
         roots: a tensor or ``GradientEdge``, or several.
-        with_respect_to: what is differentiated by: tensors and ``GradientEdge`` objects.
-        grad_roots: gradients of the roots; ones, where there is none or it is None.
+        with_respect_to: tensors and ``GradientEdge`` objects to differentiate by.
+        grad_roots: gradients of the roots; ones where a gradient is missing or None.
     """
     outputs = [roots] if isinstance(roots, (torch.Tensor, GradientEdge)) else roots
     given = [grad_roots] if isinstance(grad_roots, torch.Tensor) else grad_roots or ()
@@ -58,9 +61,10 @@ def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_ro
 
 
 def gradient_execution_order(roots: Sequence[Any], with_respect_to: Sequence[Any]) -> list[int]:
-    """Positions in `with_respect_to` in the order in which a backward pass of `roots` has their gradients.
+    """Return the positions in `with_respect_to` in the order in which a backward pass of `roots` computes their
+    gradients.
 
-    That is the reverse order of their first uses; what is not used is first.
+    This is the reverse order of their first uses. Unused tensors come first.
 
     Args:
         roots, with_respect_to: tensors that require grad, or ``GradientEdge`` objects.
@@ -88,7 +92,7 @@ def _edge_of(x: Any) -> Any:
 
 
 def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
-    """Make a function differentiable that returns its result and a function of the result's gradients.
+    """Make a function differentiable that returns its result and a function of the gradients of the result.
 
     ```python
     @grad_function
@@ -96,9 +100,9 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
         return x * 2, lambda grad: grad * 2
     ```
 
-    The second one gets a gradient for each part of the result, and returns one (or None) for each tensor among the
-    arguments, in their order, or for each argument. It runs with the mesh and the stream of the result active.
-    Arguments and results may be nested lists, tuples and dicts.
+    The gradient function takes a gradient for each part of the result. It returns a gradient (or None) for each tensor
+    among the arguments, in their order, or for each argument. It runs with the mesh and the stream of the result
+    active. Arguments and results may be nested lists, tuples and dicts.
     """
 
     @functools.wraps(function)
@@ -139,13 +143,13 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
 
 
 class RemoteAutogradFunction(torch.autograd.Function):
-    """A function that ranks run with a forward and a backward of its own; `remote_autograd_function` makes them."""
+    """A function with custom forward and backward on the ranks, created by `remote_autograd_function`."""
 
     target_class: ClassVar[type[torch.autograd.Function]]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Apply it to tensors of a mesh, as the function that it was made of is applied to local ones."""
+        """Apply the function to tensors of a mesh, like ``torch.autograd.Function.apply``."""
         learning = tuple(
             k
             for k, x in enumerate(args)
@@ -182,7 +186,7 @@ class RemoteAutogradFunction(torch.autograd.Function):
 def remote_autograd_function(
     target_class: type[torch.autograd.Function], name: str | None = None
 ) -> type[RemoteAutogradFunction]:
-    """Have the ranks run a ``torch.autograd.Function``: forward and backward are one operation each.
+    """Run a ``torch.autograd.Function`` on the ranks. Its forward and backward are one operation each.
 
     ```python
     Square = remote_autograd_function(MySquare)
@@ -190,15 +194,15 @@ def remote_autograd_function(
     y.sum().backward()
     ```
 
-    Its context is the ranks': what it saves stays there, until the controller's graph goes. The first call with a
-    kind of arguments waits for its result to learn the shapes. A second derivative is refused.
+    The context lives on the ranks: saved values stay there until the controller frees the graph. The first call with a
+    kind of arguments waits for its result to learn the shapes. Second derivatives raise an error.
 
     Args:
-        target_class: the function, which ranks can import, or of this program.
-        name: of the class that is returned; by default ``Remote_`` and that of `target_class`.
+        target_class: the class, which ranks can import or this program defines.
+        name: the name of the returned class; by default ``Remote_`` and the name of `target_class`.
 
     Raises:
-        TypeError: it is no ``torch.autograd.Function``.
+        TypeError: `target_class` is not a ``torch.autograd.Function``.
     """
     if not (isinstance(target_class, type) and issubclass(target_class, torch.autograd.Function)):
         raise TypeError(f"remote_autograd_function({target_class!r}): give a subclass of torch.autograd.Function")

@@ -1,4 +1,4 @@
-"""Functions of the ranks whose results nobody describes: the first call of a kind tells what they look like."""
+"""Call functions of the ranks whose result shapes are unknown: the first call of each kind determines them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.objects import Construct, describe_object, object_of
 from monarch_kernel.runtime.tensor.rank.results import ResultLike, part_of_key
 
-#: Where an engine keeps what it has learnt.
+#: The key under which an engine stores learnt results.
 _LEARNT = "results of functions"
 
 
 def call_learnt(
     mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None
 ) -> Any:
-    """Call a function on the ranks; the first call of a kind waits to see what it gave. It runs once for each call.
+    """Call a function on the ranks. The first call of each kind waits to learn the form of the result.
 
-    What is no tensor in its result is, in all calls of a kind, what the first rank gave at the first.
+    Each call runs the function once.
+
+    Parts of the result that are not tensors come from the first rank in the first call of a kind.
 
     Args:
-        key: what makes functions one, if they are made anew for each call.
+        key: identifies functions that are created again for each call.
 
     Raises:
-        RemoteException: the function has failed in the first call of a kind.
-        ValueError: what ranks gave differs in shape.
+        RemoteException: the function failed in the first call of a kind.
+        ValueError: the results of the ranks differ in shape.
     """
     engine = mesh.engine
     known: dict[Any, ResultLike] = engine.extras.setdefault(_LEARNT, {})
@@ -58,6 +60,6 @@ def call_learnt(
 
 
 def argument_key(x: Any) -> Any:
-    """What of an argument decides on results."""
+    """Return the key of the properties of an argument that determine the form of results."""
     handle = handle_of(x)
     return part_of_key(x) if handle is None else (type(x), handle._spec)

@@ -1,7 +1,7 @@
-"""Calls of actors among operations on tensors: handles as arguments of endpoints, and as references to their results.
+"""Call actors among operations on tensors: handles as arguments of endpoints, and as references to their results.
 
-The streams whose tensors are arguments wait until the endpoint has ended: what it writes is there for later operations,
-and what they write does not reach it.
+The streams of the argument tensors wait until the endpoint has ended. Later operations see its writes, and their writes
+do not affect it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class LentArguments:
 
     @contextmanager
     def pickling(self) -> Generator[None]:
-        """See ``extensions.TensorCall``."""
+        """Implement ``extensions.TensorCall``."""
         loan = TensorLoan(self._procs)
         with loan:
             yield
         self._waits = loan.send()
 
     def sent(self) -> Any:
-        """Have the streams wait for the end of the call."""
+        """Make the streams wait for the end of the call."""
         for mesh, ranks, token in self._waits:
             key = ("wait for call", self._label, ranks)
             mesh.call(WaitForCall(self._label, ranks), lambda _: None, float(token), key=key)
@@ -79,7 +79,7 @@ class ResultReference(LentArguments):
         return (*super().tensors, (self._mesh.engine.key, self._token))
 
     def sent(self) -> Any:
-        """The tensors that stay on the ranks, as the endpoint nests them."""
+        """Return the handles of the tensors that stay on the ranks, in the structure of the endpoint's result."""
         self._waits = [wait for wait in self._waits if wait[0].stream is not self._mesh.stream]
         super().sent()
         mesh = self._mesh
@@ -95,21 +95,21 @@ class ResultReference(LentArguments):
         return without_gradient(f"what {self._label} gave", like.filled(mesh.objects(like, made)), self._inputs)
 
 
-#: Where an engine keeps what results of endpoints look like, by kind of call.
+#: The key under which an engine stores the forms of endpoint results, by kind of call.
 _CACHED = "results of endpoints"
 
 
 def lend_arguments(label: str, procs: Sequence[Any]) -> LentArguments:
-    """A call whose arguments have handles among them, in order with the handles' streams.
+    """Create a call with handles among its arguments, in order with the handles' streams.
 
-    An actor gets the value itself and not a copy.
+    An actor receives the value itself, not a copy.
 
     Args:
-        label: what the endpoint is called.
+        label: the name of the endpoint.
         procs: the processes that are called.
 
     Raises:
-        MixedTensorsError: an actor is in a process that is no rank of a tensor's mesh.
+        MixedTensorsError: an actor is in a process that is not a rank of a tensor's mesh.
     """
     return LentArguments(label, procs)
 
@@ -117,12 +117,12 @@ def lend_arguments(label: str, procs: Sequence[Any]) -> LentArguments:
 def refer_to_result(
     label: str, target: Any, propagate: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ResultReference:
-    """A call whose result stays on the ranks; see `Endpoint.rref`."""
+    """Create a call whose result stays on the ranks; see `Endpoint.rref`."""
     return ResultReference(label, target, propagate, function, (args, kwargs))
 
 
 def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
-    """The mesh of the ranks on which these actors are: the active one, or a part of it."""
+    """Return the mesh of the ranks of these actors: the active mesh, or a part of it."""
     handles = handles_in(arguments)
     if active_target()[0] is None and handles:
         base = handles[0]._spec.mesh
@@ -143,7 +143,7 @@ def _mesh_of_results(label: str, target: Any, arguments: Any) -> TensorMesh:
 def _expected(
     mesh: TensorMesh, label: str, propagate: Any, function: Any, arguments: Any
 ) -> tuple[Any, ResultLike | None]:
-    """What the result of a call looks like, with its key; None if only the result itself can tell."""
+    """Return the form of a call's result and its key; None in place of the form if it is unknown before the call."""
     flat, tree = tree_flatten(arguments)
     key = label, propagate, function, tree, tuple(map(argument_key, flat))
     known = mesh.engine.extras.setdefault(_CACHED, {})
@@ -167,7 +167,7 @@ def _expected(
 
 
 def _asked(mesh: TensorMesh, label: str, token: int) -> ResultLike:
-    """What the result of a call looks like that is under way: one round trip."""
+    """Fetch the form of the result of a call in progress, in one round trip."""
     engine = mesh.engine
     engine.plan.synchronised(f"the shapes of {label}")
     found: list[Any] = engine.ask(mesh, functools.partial(described, label, token))

@@ -1,4 +1,4 @@
-"""`OpaqueObject` and `OpaqueModule`: objects and modules on every rank, called from the controller."""
+"""Objects and modules on every rank, called from the controller: `OpaqueObject` and `OpaqueModule`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monarch_kernel.runtime.tensor.rank.results import ResultLike
 
 
 class OpaqueObject(OpaqueRef):
-    """An object on every rank of the active mesh, of which this is the controller's side.
+    """The controller's side of an object on every rank of the active mesh.
 
     ```python
     class Table(OpaqueObject):
@@ -38,14 +38,14 @@ class OpaqueObject(OpaqueRef):
         rows = table.look_up(torch.tensor([3, 5]))  # each rank's own result, in order with its operations
     ```
 
-    When the last reference here goes, each rank lets go of its object. What an object's method raises is a
+    When the last reference here is deleted, each rank releases its object. An exception in a method is raised as
     ``RemoteException`` at the next fetch that depends on its result. Gradients do not pass: a backward pass that
-    comes to such a result raises.
+    reaches such a result raises.
 
     Args:
-        constructor: the name of a class or function that ranks can import, one of this program, or the `OpaqueRef` of
-            an object that there is already.
-        args, kwargs: for the constructor; ranks get their values in the places of tensors.
+        constructor: the name of a class or function that ranks can import, a class or function of this program, or the
+            `OpaqueRef` of an existing object.
+        args, kwargs: arguments of the constructor; ranks receive their own values in place of handles.
     """
 
     def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
@@ -63,9 +63,9 @@ class OpaqueObject(OpaqueRef):
         """Call a method on every rank.
 
         Args:
-            method_name: a method of the ranks' object; "" calls the object itself.
-            propagation: called as ``propagation(self, *args, **kwargs)`` with tensors without values, once for each
-                kind of arguments: returns tensors like the results. What else is in its result is returned as it is.
+            method_name: the name of the method; "" calls the object itself.
+            propagation: called as ``propagation(self, *args, **kwargs)`` with fake tensors, once for each kind of
+                arguments. It returns tensors like the results; other parts of its result are returned unchanged.
         """
         like = self._looks_like(method_name, propagation, args, kwargs)
         result = self._mesh.call(
@@ -78,10 +78,10 @@ class OpaqueObject(OpaqueRef):
     def call_method_on_shard_and_fetch(
         self, method_name: str, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
     ) -> FetchedValues:
-        """Call a method on every rank, and fetch what it gave on one of them: anything that can be pickled.
+        """Call a method on every rank, and fetch the result of one rank, which may be any picklable object.
 
         Args:
-            shard: coordinates of that rank; dimensions that are not named are 0.
+            shard: coordinates of that rank; other dimensions default to 0.
         """
         return call_on_shard_and_fetch(CallMethod(method_name), self, *args, shard=shard, **kwargs)
 
@@ -99,7 +99,7 @@ class OpaqueObject(OpaqueRef):
 
 
 def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method of an `OpaqueObject` the ranks' method of its name; its body says what the result looks like."""
+    """Call the method of this name on the ranks. The decorated body describes the form of the result."""
 
     @functools.wraps(fn)
     def method(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OpaqueModule:
-    """A ``torch.nn.Module`` that each rank of the active mesh has for itself.
+    """A ``torch.nn.Module`` with an independent copy on each rank of the active mesh.
 
     ```python
     with mesh.activate():
@@ -122,12 +122,12 @@ class OpaqueModule:
         optimizer.step()
     ```
 
-    Forward and backward are one operation each. Modules of different ranks know nothing of each other: seed alike
-    (``torch.manual_seed``) what is to begin alike. `RemoteModule` is for modules that are one over the ranks. The
-    gradient of a parameter on which the result does not depend is zeros, and not None.
+    Forward and backward are one operation each. The modules of different ranks are independent: to initialise them
+    equally, seed equally (``torch.manual_seed``). For one module that spans the ranks, use `RemoteModule`. If the
+    result does not depend on a parameter, its gradient is zeros, not None.
 
     Args:
-        args, kwargs: as for `OpaqueObject`: what builds the module, and arguments for that.
+        args, kwargs: the constructor of the module and its arguments, as for `OpaqueObject`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -138,10 +138,10 @@ class OpaqueModule:
         return f"<OpaqueModule on {self._object._mesh!r}>"
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Handles of the parameters; what is written to them is written to the module. One round trip, the first time.
+        """Return handles of the parameters. Writes to them change the module. The first call costs one round trip.
 
         Raises:
-            ValueError: the parameters of ranks differ in shape, so that no handle could stand for them.
+            ValueError: the parameters differ in shape between ranks, and therefore cannot have handles.
         """
         if self._parameters is None:
             mesh, ref = self._object._mesh, self._object
@@ -161,15 +161,15 @@ class OpaqueModule:
         return self._parameters
 
     def call_method(self, method_name: str, propagation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the ranks' modules, as of an `OpaqueObject`: gradients do not pass."""
+        """Call a method of the ranks' modules, as for `OpaqueObject`. Gradients do not pass."""
         return self._object.call_method(method_name, propagation, *args, **kwargs)
 
     def __call__(self, *args: Any, propagator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call the module on every rank; gradients pass to its parameters and to tensors among the arguments.
+        """Call the module on every rank. Gradients pass to its parameters and to tensors among the arguments.
 
         Args:
-            propagator: called as ``propagator(self, *args, **kwargs)`` with tensors without values: returns tensors
-                like the results.
+            propagator: called as ``propagator(self, *args, **kwargs)`` with fake tensors; returns tensors like the
+                results.
         """
         flat, tree = tree_flatten((args, kwargs))
         learning = tuple(k for k, x in enumerate(flat) if type(x) is Tensor and x.requires_grad)
@@ -183,7 +183,7 @@ class OpaqueModule:
 
 
 class _Call(torch.autograd.Function):
-    """One forward pass, and its backward pass. The graph on the ranks goes when torch frees what was saved for it."""
+    """One forward pass and its backward pass. The ranks free their graph when torch frees its saved tensors."""
 
     @staticmethod
     def forward(  # type: ignore[override]  # torch's stub has other names
@@ -218,12 +218,12 @@ class _Call(torch.autograd.Function):
 
 
 def backward_on_ranks(ctx: Any, gradients: Sequence[Any]) -> Any:
-    """Run the backward pass of a forward pass that the ranks keep.
+    """Run the backward pass of a forward pass that is kept on the ranks.
 
     Args:
-        ctx: has the key of that forward pass as its saved tensor, and size, stride and dtype of each gradient that is
-            returned as ``shapes``.
-        gradients: of the results of the forward pass.
+        ctx: holds the key of that forward pass as its saved tensor, and in ``shapes`` the size, stride and dtype of
+            each returned gradient.
+        gradients: the gradients of the results of the forward pass.
     """
     ran, shapes = OpaqueRef.of(ctx.saved_tensors[0]), ctx.shapes
 

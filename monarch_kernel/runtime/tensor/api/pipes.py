@@ -1,4 +1,4 @@
-"""``Pipe``, ``create_pipe``, ``remote_generator``: generators in processes beside the ranks. Data loaders, mostly."""
+"""Run generators, such as data loaders, in processes beside the ranks: ``Pipe``, ``create_pipe``, ``remote_generator``."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from monarch_kernel.runtime.tensor.controller.signature import quiet
 from monarch_kernel.runtime.tensor.rank import pipes
 from monarch_kernel.runtime.tensor.wire import PipeMesh, PipeYield, TensorSlot
 
-#: Messages are filled up to a multiple of so many bytes: ranks learn a new operation for each size.
+#: Messages are padded to a multiple of this size (bytes), because ranks learn a new operation for each size.
 _UNIT = 512
 
 
 class FakePipe:
-    """The pipe that a shape function gets: it sees what the program sends, as fake tensors.
+    """The pipe of a shape function: it receives the program's values as fake tensors.
 
     Attributes:
-        ranks, sizes: as of a rank's: coordinates (here 0) and sizes by dimension of the mesh.
+        ranks, sizes: as in a rank's pipe: coordinates (here 0) and sizes by dimension of the mesh.
     """
 
     def __init__(self, labels: tuple[str, ...], sizes: tuple[int, ...]) -> None:
@@ -38,16 +38,16 @@ class FakePipe:
         self._sent: list[Any] = []
 
     def send(self, obj: Any) -> None:
-        """The program sends this."""
+        """Record a value that the program sends."""
         self._sent.append(obj)
 
     def recv(self) -> Any:
-        """What the program has sent next; None if it has not."""
+        """Return the next value that the program has sent, or None if there is none."""
         return self._sent.pop(0) if self._sent else None
 
 
 class Pipe:
-    """A generator that runs in a process beside each rank of the active mesh; `recv` gives handles of its values.
+    """A generator in a process beside each rank of the active mesh. `recv` returns handles of its values.
 
     ```python
     @remote_generator("loader.main")          # on the ranks: main(pipe, size) calls pipe.send(...), or yields
@@ -60,17 +60,17 @@ class Pipe:
         batch = pipe.recv()
     ```
 
-    Its operations are in order with the stream that was active when it was made. The processes end when it is closed,
-    or when it goes, and with their ranks.
+    Its operations are in order with the stream that was active at its creation. The processes end when the pipe is
+    closed or deleted, or when their ranks end.
 
     Args:
         fn: the function of the processes, ``remote(function, propagate=shape function)``.
-        max_messages: how many values they make ahead of their use.
-        args, kwargs: what the function gets after the pipe. Handles are tensors there.
+        max_messages: how many values each process produces in advance.
+        args, kwargs: arguments of the function after the pipe. It receives tensors in place of handles.
 
     Raises:
         ValueError: no mesh is active.
-        TypeError: `fn` is no remote function, or one without a shape function.
+        TypeError: `fn` is not a remote function, or has no shape function.
     """
 
     def __init__(self, fn: RemoteFunction, max_messages: int, args: Any, kwargs: Any) -> None:
@@ -99,12 +99,12 @@ class Pipe:
         self._end: Tensor | None = mesh.call(
             pipes.opened, lambda *_: torch.empty(0), payload, *handles, key="pipe opened"
         )
-        mesh.engine.flush()  # the processes begin to load
+        mesh.engine.flush()  # the processes start to load
 
     # -- values -------------------------------------------------------------------------------------
 
     def send(self, obj: Any) -> None:
-        """Give the generators a value, for their ``pipe.recv()``: handles in it are tensors there."""
+        """Send a value to the generators, for their ``pipe.recv()``. They receive tensors in place of handles."""
         end = self._open()
         template, handles = _template(obj)
         with self._shapes_only():
@@ -112,9 +112,9 @@ class Pipe:
         self._mesh.call(pipes.sent, lambda *_: None, end, self._payload(template), *handles, key="pipe sent")
 
     def recv(self) -> Any:
-        """Handles of the next value that each generator gives; what is no tensor is as the shape function says.
+        """Return handles of the next value of each generator. Parts that are not tensors come from the shape function.
 
-        It does not wait. A generator that has ended, raised or died is a failure of these handles.
+        This does not block. If a generator has ended, raised or died, these handles fail.
 
         Raises:
             StopIteration: the shape function has ended.
@@ -145,7 +145,7 @@ class Pipe:
 
     @property
     def ranks(self) -> dict[str, Tensor]:
-        """The coordinates of the ranks, as handles; in the generators, ``pipe.ranks`` has those of their rank."""
+        """The coordinates of the ranks, as handles. In a generator, ``pipe.ranks`` has the coordinates of its rank."""
         return rank_tensors(self._mesh.procs)
 
     @property
@@ -156,7 +156,7 @@ class Pipe:
     # -- end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the processes, when the operations so far have run. A second call does nothing."""
+        """End the processes when all earlier operations have run. A second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             self._mesh.call(pipes.closed, lambda _: None, end, key="pipe closed")
@@ -190,7 +190,7 @@ class Pipe:
 
 
 class _ShapesOnly:
-    """A block in which tensors have shapes, and no values; a part of a generator can run in it."""
+    """A block in which tensors have shapes but no values. Parts of a generator can run in it."""
 
     def __init__(self, fake: Any) -> None:
         self._all = (_disable_current_modes(), torch.no_grad(), quiet(), fake)
@@ -212,12 +212,12 @@ def create_pipe(fn: RemoteFunction, *args: Any, max_messages: int = 50, **kwargs
 def remote_generator(
     path: str | Callable[..., Any], max_messages: int = 50
 ) -> Callable[[Callable[..., Any]], Callable[..., Pipe]]:
-    """Make a generator of shapes a function that runs another generator beside each rank; see `Pipe`.
+    """Turn a generator of shapes into a function that runs another generator beside each rank; see `Pipe`.
 
     Args:
         path: the function of the processes: ``"module.function"``, or the function itself. Its first argument is a
-            pipe: it gives values by ``pipe.send(...)``, or it is a generator and yields them.
-        max_messages: how many values each process makes ahead of their use.
+            pipe. It calls ``pipe.send(...)`` for each value, or it is a generator and yields them.
+        max_messages: how many values each process produces in advance.
     """
 
     def decorated(shapes: Callable[..., Any]) -> Callable[..., Pipe]:

@@ -1,4 +1,4 @@
-"""``to_mesh``, ``slice_mesh`` and ``reduce`` of all tensors in nested containers; coordinates; ``show``."""
+"""Move and reduce all tensors in nested containers, get coordinates, and show values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
-    """Copies of all tensors in `tensors` on another mesh; see `Tensor.to_mesh`."""
+    """Copy all tensors in `tensors` to another mesh; see `Tensor.to_mesh`."""
     return tree_map(lambda t: t.to_mesh(mesh, stream) if type(t) is Tensor else t, tensors)
 
 
 def slice_mesh(tensors: Any, **coords: int | slice) -> Any:
-    """All tensors in `tensors` on a part of their mesh; see `Tensor.slice_mesh`."""
+    """Restrict all tensors in `tensors` to a part of their mesh; see `Tensor.slice_mesh`."""
     return tree_map(lambda t: t.slice_mesh(**coords) if type(t) is Tensor else t, tensors)
 
 
@@ -40,7 +40,7 @@ def reduce(
     mesh: Any = None,
     _inplace: bool = False,
 ) -> Any:
-    """All tensors in `tensors`, combined over dimensions of their mesh; see `Tensor.reduce`."""
+    """Reduce all tensors in `tensors` over dimensions of their mesh; see `Tensor.reduce`."""
 
     def reduced(t: Any) -> Any:
         if type(t) is not Tensor:
@@ -53,12 +53,12 @@ def reduce(
 def reduce_(
     tensors: Any, dims: Sequence[str] | str, reduction: str = "sum", scatter: bool = False, mesh: Any = None
 ) -> Any:
-    """`reduce`, in place."""
+    """Do the same as `reduce`, in place."""
     return reduce(tensors, dims, reduction, scatter, mesh, _inplace=True)
 
 
 def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> None:
-    """Show the values of one rank: as a notebook shows tensors, or as text elsewhere.
+    """Show the values of one rank: with the notebook's display, or elsewhere as text.
 
     Args:
         obj, shard, coords: as for `inspect`.
@@ -67,7 +67,7 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coords: int) -> Non
 
 
 def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) -> Any:
-    """Procs on all hosts, ``gpu_per_host`` on each, with the dimensions ``host`` and ``gpu``.
+    """Spawn ``gpu_per_host`` procs on each host, with the dimensions ``host`` and ``gpu``.
 
     Args:
         ctx: accepted as in Monarch.
@@ -77,27 +77,28 @@ def world_mesh(ctx: Any, hosts: Any, gpu_per_host: int, _processes: Any = None) 
 
 
 def python_local_mesh(*, gpus: int | None = None, hosts: int = 1) -> Any:
-    """Procs on this host, with the dimensions ``host`` and ``gpu``; they end with this process, or by ``stop()``.
+    """Spawn procs on this host, with the dimensions ``host`` and ``gpu``. They end with this process or on ``stop()``.
 
     Args:
-        gpus: how many of each of `hosts`; by default as many as this host has GPUs, and one if it has none.
+        gpus: the number of procs for each of `hosts`; by default the number of GPUs of this host, or one if it has
+            none.
     """
     count = torch.cuda.device_count() or 1 if gpus is None else gpus
     return this_host().spawn_procs({"host": hosts, "gpu": count})
 
 
 def rank_tensor(procs: ProcMesh, dim: str) -> Any:
-    """A number on every rank: its coordinate in dimension `dim` (int64)."""
+    """Create an int64 scalar on every rank: its coordinate in dimension `dim`."""
     mesh = tensor_mesh(procs)
     if dim not in mesh.labels:
         raise unknown_dimension(dim, mesh.labels)
-    # A rank knows its place in the world; the region says where that is in this mesh.
+    # A rank knows its position in the world. The region translates it into this mesh.
     at = {rank: point[dim] for rank, point in zip(mesh.ranks, procs.extent.points())}
     return mesh.call(_coordinate, lambda _: torch.zeros((), dtype=torch.int64), at, key=("rank_tensor", dim))
 
 
 def rank_tensors(procs: ProcMesh) -> dict[str, Any]:
-    """The coordinates of every rank, by dimension."""
+    """Return the coordinates of every rank, by dimension."""
     return {label: rank_tensor(procs, label) for label in procs.extent.names}
 
 

@@ -1,4 +1,4 @@
-"""`RemoteProcessGroup`: a process group over dimensions of a mesh, as an argument of functions of the ranks."""
+"""Pass a process group over dimensions of a mesh to functions of the ranks: `RemoteProcessGroup`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class RemoteProcessGroup(GroupArgument):
-    """Process groups over dimensions of a mesh: each rank is in one with those that differ from it only in these.
+    """Process groups over dimensions of a mesh. Each group has the ranks that differ only in these dimensions.
 
-    A function of the ranks gets its rank's ``torch.distributed`` group in its place:
+    A function of the ranks receives the ``torch.distributed`` group of its rank in its place:
 
     ```python
     @remote(propagate=lambda t, group: t)
@@ -34,8 +34,8 @@ class RemoteProcessGroup(GroupArgument):
         y = summed(x, rows)
     ```
 
-    The groups are formed when they are first used, and formed anew after a death or a collective that broke. Each
-    stream has its own. If a rank fails in a function that has one, the others do not wait for it: they fail, too.
+    The groups are formed on first use, and again after a death or a failed collective. Each stream has separate groups.
+    If a rank fails in a function that uses a group, the other ranks fail too instead of waiting for it.
 
     Args:
         dims: names of dimensions of the mesh; ranks are counted in their order.
@@ -57,18 +57,18 @@ class RemoteProcessGroup(GroupArgument):
         return f"<RemoteProcessGroup over {', '.join(self.dims)} of {self.mesh!r}>"
 
     def size(self) -> int:
-        """How many ranks there are in each group."""
+        """Return the number of ranks in each group."""
         return len(self._partition[0])
 
     def drop(self) -> None:
-        """It is used no more: functions that get it raise here."""
+        """Stop using the group. Functions that receive it later raise here."""
         self.dropped = True
 
     def on_ranks(self, mesh: TensorMesh) -> RankGroups:
-        """What ranks get in its place, of which they make their group. Sees to it that the groups exist.
+        """Return the object that ranks receive and turn into their group. The groups are formed if necessary.
 
         Raises:
-            RuntimeError: it was dropped.
+            RuntimeError: the group was dropped.
             MixedTensorsError: the function does not run on all ranks of a group.
             DeviceMeshError: a rank has died.
         """
@@ -86,5 +86,5 @@ class RemoteProcessGroup(GroupArgument):
 
 
 def process_group(procs: ProcMesh, dims: Sequence[str] | str) -> RemoteProcessGroup:
-    """See ``ProcMesh.process_group``."""
+    """Implement ``ProcMesh.process_group``."""
     return RemoteProcessGroup(dims, procs)

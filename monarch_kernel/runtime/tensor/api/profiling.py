@@ -1,4 +1,4 @@
-"""Profiler, GPU memory records, timers and logs on the ranks of the active mesh, in order with their operations."""
+"""Profile, record GPU memory, time and log on the ranks of the active mesh, in order with their operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.runtime.tensor.api.remote_function import remote
 
 
 class Schedule(NamedTuple):
-    """Which steps are profiled; the arguments of ``torch.profiler.schedule``."""
+    """The steps to profile; the arguments of ``torch.profiler.schedule``."""
 
     wait: int
     warmup: int
@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
 
 
 _numbers = count()
-# On a rank: what is being profiled, and the records of sections that have begun.
+# On a rank: the running profiles, and the open sections.
 _profiles: dict[int, Any] = {}
 _sections: dict[int, Any] = {}
 
@@ -80,11 +80,11 @@ _dump_remote = remote(_dump, propagate=lambda *_: None)
 
 
 class profile:  # noqa: N801  # Monarch's name
-    """``torch.profiler.profile`` on every rank of the active mesh.
+    """Run ``torch.profiler.profile`` on every rank of the active mesh.
 
     Args:
-        on_trace_ready: the folder on each host where every rank writes its traces; None: none is written.
-        schedule: which of the steps that ``step`` ends are profiled; None: all.
+        on_trace_ready: the folder on each host to which every rank writes its traces; None: no traces are written.
+        schedule: the steps to profile (``step`` ends a step); None: all.
         options: further arguments of ``torch.profiler.profile``, such as ``record_shapes=True``.
     """
 
@@ -108,7 +108,7 @@ class profile:  # noqa: N801  # Monarch's name
         return self
 
     def step(self) -> None:
-        """End a step, on every rank."""
+        """End a step on every rank."""
         _step_remote(self._number)
 
     def __exit__(self, *_exc: object) -> None:
@@ -117,7 +117,7 @@ class profile:  # noqa: N801  # Monarch's name
 
 @contextmanager
 def record_function(name: str, args: str | None = None) -> Generator[None]:
-    """Give the operations of a ``with`` block a name in the traces of `profile`, on every rank."""
+    """Name the operations of a ``with`` block in the traces of `profile`, on every rank."""
     number = next(_numbers)
     _begin_section_remote(number, name, args)
     try:
@@ -127,7 +127,7 @@ def record_function(name: str, args: str | None = None) -> Generator[None]:
 
 
 def record_memory_history(**options: Any) -> None:
-    """Record the history of GPU memory on every rank of the active mesh; nothing where there is no GPU.
+    """Record the history of GPU memory on every rank of the active mesh. Ranks without a GPU do nothing.
 
     Args:
         options: the arguments of ``torch.cuda.memory._record_memory_history``.
@@ -136,12 +136,12 @@ def record_memory_history(**options: Any) -> None:
 
 
 def dump_memory_snapshot(dir_snapshots: str = "./snapshots", dump_local: bool = True, prefix: str = "memory") -> None:
-    """Write the recorded history of GPU memory to a file of each rank; nothing where there is no GPU.
+    """Write the recorded history of GPU memory to a file for each rank. Ranks without a GPU do nothing.
 
     Args:
         dir_snapshots: the folder on each host.
         dump_local: accepted as in Monarch; files are local.
-        prefix: how the names of the files begin.
+        prefix: the prefix of the file names.
     """
     _dump_remote(dir_snapshots, prefix)
 
@@ -158,12 +158,12 @@ _set_level_remote = remote(_logger.setLevel, propagate=lambda _: None)
 
 
 def log_remote(message: str, *args: Any, level: int = logging.WARNING) -> None:
-    """Log on every rank of the active mesh: ``log_remote("loss %s", loss)`` logs each rank's value of a tensor."""
+    """Log on every rank of the active mesh. ``log_remote("loss %s", loss)`` logs each rank's value of a tensor."""
     _log_remote(level, message, args)
 
 
 def set_logging_level_remote(level: int) -> None:
-    """From which level on the ranks of the active mesh log what `log_remote` sends."""
+    """Set the level of `log_remote` messages to log on the ranks of the active mesh."""
     _set_level_remote(level)
 
 
@@ -171,7 +171,7 @@ _DEFAULT = "default"
 
 
 class ExecutionTimer:
-    """Times of named sections in this process, in milliseconds."""
+    """Times of named sections in this process (milliseconds)."""
 
     _begun: dict[str, float]
     _times: dict[str, list[float]]
@@ -179,7 +179,7 @@ class ExecutionTimer:
 
     @classmethod
     def start(cls, name: str | None = None, use_cpu: bool = False) -> None:
-        """Begin a section; without ``use_cpu``, once the GPU has done what it was given before."""
+        """Begin a section. Without ``use_cpu``, it begins when the GPU has finished its earlier work."""
         _wait(use_cpu)
         cls._begun[name or _DEFAULT] = time.perf_counter()
 
@@ -188,7 +188,7 @@ class ExecutionTimer:
         """End a section.
 
         Raises:
-            ValueError: it was not begun.
+            ValueError: the section was not begun.
         """
         begun = cls._begun.pop(name or _DEFAULT, None)
         if begun is None:
@@ -208,16 +208,16 @@ class ExecutionTimer:
 
     @classmethod
     def get_latest_measurement(cls, name: str | None = None) -> float:
-        """The last time of a section.
+        """Return the last time of a section.
 
         Raises:
-            KeyError: it has not ended yet.
+            KeyError: the section has not ended yet.
         """
         return cls._times[name or _DEFAULT][-1]
 
     @classmethod
     def summary(cls) -> dict[str, dict[str, float]]:
-        """For each section the count, and the mean, total, least and greatest time."""
+        """Return the count, and the mean, total, minimum and maximum time of each section."""
         return {
             name: {
                 "count": len(times),
@@ -231,7 +231,7 @@ class ExecutionTimer:
 
     @classmethod
     def reset(cls) -> None:
-        """Forget all times."""
+        """Delete all times."""
         cls._begun.clear()
         cls._times.clear()
 
@@ -270,10 +270,10 @@ def execution_timer_stop(name: str | None = None, use_cpu: bool = False) -> None
 
 
 def get_execution_timer_average_ms(name: str = _DEFAULT) -> torch.Tensor:
-    """The mean time of a section on each rank of the active mesh, a float64 tensor of no dimension."""
+    """Return the mean time of a section on each rank of the active mesh, as a float64 scalar tensor."""
     return _average_remote(name)
 
 
 def get_latest_timer_measurement(name: str | None = None) -> torch.Tensor:
-    """The last time of a section on each rank of the active mesh, a float64 tensor of no dimension."""
+    """Return the last time of a section on each rank of the active mesh, as a float64 scalar tensor."""
     return _latest_remote(name)

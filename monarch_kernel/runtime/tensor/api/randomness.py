@@ -1,4 +1,7 @@
-"""Random numbers of the ranks of a mesh: seeds and states. `torch.manual_seed` seeds those of the active mesh, too."""
+"""Seed random number generators of the ranks, and get and set their states.
+
+`torch.manual_seed` also seeds the active mesh.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from monarch_kernel.runtime.tensor.rank import randomness
 
 
 def manual_seed(seed: int, *, per_rank: bool = False) -> None:
-    """Seed the random numbers of the ranks of the active mesh.
+    """Seed the generators of the ranks of the active mesh.
 
     Args:
-        seed: a whole number.
-        per_rank: each rank gets numbers of its own: its place in the mesh is added to the seed. Otherwise they are the
-            same everywhere.
+        seed: an integer.
+        per_rank: draw different numbers on each rank: its position in the mesh is added to the seed. By default, all
+            ranks draw the same numbers.
 
     Raises:
         ValueError: no mesh is active.
@@ -35,10 +38,10 @@ def manual_seed(seed: int, *, per_rank: bool = False) -> None:
 
 
 def seed_by_index(seed: int, process_idx: int | Tensor | None = None) -> None:
-    """Seed the random numbers of the ranks of the active mesh with ``seed ^ process_idx``.
+    """Seed the generators of the ranks of the active mesh with ``seed ^ process_idx``.
 
     Args:
-        process_idx: a whole number, or one on each rank (`rank_tensor`, say); None for 0.
+        process_idx: an integer, or a tensor with an integer on each rank, such as a `rank_tensor`; None for 0.
     """
     place = 0 if process_idx is None else process_idx
     mesh = place._spec.mesh if type(place) is Tensor else tensor_mesh()
@@ -47,28 +50,28 @@ def seed_by_index(seed: int, process_idx: int | Tensor | None = None) -> None:
 
 
 def random_seed() -> None:
-    """Seed the random numbers of each rank of the active mesh with a number of its own that nobody can foresee."""
+    """Seed the generators of each rank of the active mesh with a different, unpredictable number."""
     mesh = tensor_mesh()
     Redraws.of(mesh.engine).seeded()
     mesh.call(randomness.seed_at_random, lambda: None, key="seed at random")
 
 
 def get_rng_state() -> Tensor:
-    """Where the random numbers of each rank of the active mesh are: a handle of uint8 numbers, for `set_rng_state`."""
+    """Return the generator state of each rank of the active mesh: a handle of a uint8 tensor for `set_rng_state`."""
     return state_of(tensor_mesh())
 
 
 def set_rng_state(state: Tensor) -> None:
-    """Have each rank go on from what `get_rng_state` gave."""
+    """Restore the generator state that `get_rng_state` returned, on each rank."""
     Redraws.of(state._spec.mesh.engine).seeded()
     go_on_from(state)
 
 
 class State(NamedTuple):
-    """Where the random numbers of each rank are.
+    """The states of the random number generators of each rank.
 
     Attributes:
-        cpu, cuda: of each kind of generator; of a rank without a GPU, the second is zeros.
+        cpu, cuda: the state of each kind of generator; `cuda` is zeros on a rank without a GPU.
     """
 
     cpu: Tensor
@@ -76,18 +79,18 @@ class State(NamedTuple):
 
 
 def get_state() -> State:
-    """Where the random numbers of each rank of the active mesh are, for `set_state`."""
+    """Return the generator states of each rank of the active mesh, for `set_state`."""
     sizes = _sizes()
     return State(*tensor_mesh().call(randomness.states, lambda: _of_sizes(sizes), key="rng_states"))
 
 
 def set_state(state: State) -> None:
-    """Have each rank go on from what `get_state` or `new_state` gave."""
+    """Restore states that `get_state` or `new_state` returned, on each rank."""
     set_rng_state(torch.cat([state.cpu, state.cuda]))  # type: ignore[arg-type]  # an operation on handles gives one
 
 
 def new_state(seed: Tensor) -> State:
-    """Where random numbers are that begin with a seed: a whole number on each rank (`rank_tensor`, say)."""
+    """Return the state of generators with a new seed: an integer on each rank, such as a `rank_tensor`."""
     sizes = _sizes()
     made: Any = seed._spec.mesh.call(randomness.fresh_state, lambda _: _of_sizes(sizes), seed, key="fresh_state")
     return State(*made)
@@ -103,7 +106,7 @@ def _of_sizes(sizes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def make_deterministic(seed: int = 0) -> None:
-    """Use torch's deterministic algorithms on the ranks of the active mesh, and seed them alike."""
+    """Use torch's deterministic algorithms on the ranks of the active mesh, and seed all ranks equally."""
     tensor_mesh().call(_use_deterministic, lambda: None, key="deterministic")
     manual_seed(seed)
 

@@ -1,4 +1,4 @@
-"""``remote``: functions of a program's own, which ranks run like operations."""
+"""Run functions of the program on the ranks like operations: ``remote``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from monarch_kernel.runtime.tensor.controller.fetched_values import FetchedMesh,
 from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 from monarch_kernel.runtime.tensor.rank.objects import NamedFunction, WithoutResult
 
-#: How the shapes of results are found: a function of fake tensors, or one of the words below.
+#: How to determine the shapes of results: a function of fake tensors, or one of the words below.
 Propagate = Callable[..., Any] | str | None
 
 
-#: Functions that get what ``remote`` is given, and return the function or name for it; None: the next one is asked.
+#: Functions that take an argument of ``remote`` and return the function or name for it, or None to try the next one.
 function_resolvers: list[Callable[[Any], Callable[..., Any] | str | None]] = []
 
 
 class RemoteFunction:
-    """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its own values.
+    """A function that every rank of the mesh of its arguments (or of the active mesh) calls with its local values.
 
     Attributes:
-        function: what ranks call.
-        path: its name, if it was given by name.
-        name: what errors call it.
+        function: the function that ranks call.
+        path: its import name, if it was specified by name.
+        name: its name in errors.
     """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
@@ -64,22 +64,27 @@ class RemoteFunction:
 
     @property
     def shapes(self) -> Callable[..., Any] | None:
-        """The function of fake tensors that tells the shapes of the results; None if only a call can tell."""
+        """Return the function of fake tensors that computes the shapes of the results; None if only a call can
+        determine them.
+        """
         if self._propagate in (None, "cached"):
             return None
         return self._propagate if callable(self._propagate) else self.function
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling it: what it gives stays on the ranks."""
+        """Call the function. Its result stays on the ranks."""
         return self(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> FetchedMesh:
-        """Call it on every rank, in order with their operations; a future of a ``ValueMesh`` of what it gave."""
+        """Call the function on every rank, in order with their operations.
+
+        Return a future of a ``ValueMesh`` of the results.
+        """
         mesh, call = self._fetched(args, kwargs, -1)
         return FetchedMesh(mesh, call, self.name)
 
     def call_one(self, *args: Any, **kwargs: Any) -> FetchedValues:
-        """Call it on the only rank of the mesh; a future of what it gave.
+        """Call the function on the only rank of the mesh. Return a future of its result.
 
         Raises:
             ValueError: the mesh has more than one rank.
@@ -90,16 +95,16 @@ class RemoteFunction:
         return self._one(0, args, kwargs)
 
     def choose(self, *args: Any, **kwargs: Any) -> FetchedValues:
-        """Call it on every rank, and fetch what one of them gave, chosen at random."""
+        """Call the function on every rank, and fetch the result of a random rank."""
         return self._one(random.randrange(len(mesh_of_all((args, kwargs)).ranks)), args, kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[FetchedValues]:
-        """Call it on every rank; a future for each rank, in their order."""
+        """Call the function on every rank. Yield a future for each rank, in rank order."""
         mesh, call = self._fetched(args, kwargs, -1)
         return iter([FetchedValues.of_call(mesh, call, rank, self.name) for rank in range(len(mesh.ranks))])
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Call it on every rank, and do not wait for it, nor look at what it gives."""
+        """Call the function on every rank without waiting, and ignore the results."""
         mesh_of_all((args, kwargs)).call(
             WithoutResult(self.function), _nothing, *args, **kwargs, key=("ignored", self.function)
         )
@@ -125,14 +130,14 @@ def remote(function: Callable[..., Any] | str, *, propagate: Propagate = None) -
 @overload
 def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], RemoteFunction]: ...
 def remote(function: Any = None, *, propagate: Propagate = None) -> Any:
-    """Make a function one that ranks run, in order with their operations.
+    """Make a function that ranks run, in order with their operations.
 
     Args:
         function: a function (pickled once), or the name ``"module.function"`` of one that ranks can import.
-        propagate: a function of fake tensors that returns what the results look like; "mocked": the function itself is
-            called with such; None or "cached": the first call of a kind of arguments waits for its result to learn it,
-            and what is no tensor in later results is what it was then. A function that returns nothing waits at no
-            call with "inspect": it is called for what it does, and what it gives is None here.
+        propagate: how to determine the form of the results. A function is called with fake tensors and returns tensors
+            like the results. "mocked" calls `function` itself with fake tensors. None or "cached" waits for the result
+            of the first call with each kind of arguments; parts that are not tensors stay the same in later results.
+            "inspect" is for functions called for their effects: no call waits, and the result here is None.
     """
     if function is None:
         return lambda f: RemoteFunction(f, propagate)
