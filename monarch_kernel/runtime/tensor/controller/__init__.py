@@ -1,1 +1,3 @@
-"""The controller's side of the tensor engine: handles of values on the ranks, and the stream of records to them."""
+"""The controller's side of the tensor engine: handles of values on the ranks, and the stream of records sent to the
+ranks.
+"""

@@ -1,9 +1,9 @@
-"""Moves of tensors between ranks, with their gradients: `reduce`, `to_mesh`, `slice_mesh` and `borrow`.
+"""Move tensors between ranks, with gradients: `reduce`, `to_mesh`, `slice_mesh` and `borrow`.
 
-``loss.backward()`` differentiates the sum of what all ranks of the loss's mesh hold: each rank begins with a gradient
-of one. So the gradient of a rank's value is the sum of what it adds to the losses of all ranks, and each move has one
-adjoint, which is a move as well: an all-reduce for an all-reduce, a reduce-scatter for an all-gather, the way back for
-a copy. Adjoints are made of the functions here, so second derivatives pass, too.
+``loss.backward()`` differentiates the sum of the losses of all ranks of the loss's mesh: each rank begins with a
+gradient of one. The gradient of a rank's value is therefore the sum of its contributions to the losses of all ranks.
+Each move has one adjoint, which is also a move: an all-reduce for an all-reduce, a reduce-scatter for an all-gather,
+the reverse copy for a copy. Adjoints consist of the functions in this module, so second derivatives also work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reduce(
     target: TensorMesh | None,
     out: Tensor | None,
 ) -> Tensor:
-    """See `Tensor.reduce`; `target` is a part of the tensor's mesh."""
+    """Implement `Tensor.reduce`. `target` is a part of the tensor's mesh."""
     if out is not None:
         return _reduce_into(tensor, dims, reduction, scatter, target, out)
     issue = functools.partial(reducing.reduce, dims=dims, reduction=reduction, scatter=scatter, target=target, out=None)
@@ -56,14 +56,14 @@ def reduce(
 
 
 def slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
-    """See `Tensor.slice_mesh`."""
+    """Implement `Tensor.slice_mesh`."""
     if not _differentiates(tensor):
         return _slice_mesh(tensor, coords)
     return _Moved.apply(tensor, lambda t: _slice_mesh(t, coords), functools.partial(_spread, mesh=tensor._spec.mesh))
 
 
 def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
-    """See `Tensor.to_mesh`."""
+    """Implement `Tensor.to_mesh`."""
     if not _differentiates(tensor):
         return _to_mesh(tensor, procs, stream)
     source = tensor._spec.mesh
@@ -79,7 +79,7 @@ def to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
 
 
 def borrow(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Borrow]:
-    """See `Stream.borrow`."""
+    """Implement `Stream.borrow`."""
     if not _differentiates(tensor):
         return borrowing.lend(tensor, target, mutable)
     if mutable:
@@ -99,12 +99,12 @@ def borrow(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, B
 
 
 def without_gradient(what: str, results: Any, inputs: Sequence[Tensor]) -> Any:
-    """The results of something that has no gradient: a backward that comes to one of them raises.
+    """Make the results of an operation without a gradient: a backward pass that reaches one of them raises.
 
     Args:
-        what: what it is, for the error.
+        what: the operation, for the error message.
         results: nested lists, tuples and dicts with tensors.
-        inputs: those of the call.
+        inputs: the tensors among the arguments.
     """
     needs = next((t for t in inputs if _differentiates(t)), None)
     if needs is None:
@@ -124,7 +124,7 @@ def _differentiates(tensor: Tensor) -> bool:
 
 
 class _Moved(torch.autograd.Function):
-    """A move that is linear, and its adjoint."""
+    """A linear move and its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, issue: Move, adjoint: Move) -> Tensor:  # type: ignore[override]
@@ -137,7 +137,7 @@ class _Moved(torch.autograd.Function):
 
 
 class _MovedInPlace(torch.autograd.Function):
-    """The same, where the result takes the place of the tensor."""
+    """A linear move whose result replaces the tensor, and its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, issue: Move, adjoint: Move) -> Tensor:  # type: ignore[override]
@@ -151,7 +151,7 @@ class _MovedInPlace(torch.autograd.Function):
 
 
 class _Extreme(torch.autograd.Function):
-    """The least or greatest value: ranks that hold it share the gradient, as in ``torch.amax``."""
+    """The minimum or maximum over ranks. Ranks that hold it share the gradient, as in ``torch.amax``."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -203,7 +203,7 @@ def _reduce_into(
 ) -> Tensor:
     def issue(t: Tensor) -> Tensor:
         made = reducing.reduce(t, dims, reduction, scatter, target, out if out is not tensor else t)
-        torch.autograd.graph.increment_version(made)  # a backward that has saved it must notice
+        torch.autograd.graph.increment_version(made)  # a backward pass that has saved it must detect the change
         return made
 
     if not _differentiates(tensor) and not _differentiates(out):
@@ -218,7 +218,7 @@ def _reduce_into(
             "reduce_() of a leaf tensor that requires grad: work under torch.no_grad() (of gradients, "
             "t.grad.reduce_(...)), or use reduce()"
         )
-    if reduction in ("min", "max"):  # its adjoint needs the values of before
+    if reduction in ("min", "max"):  # the adjoint needs the earlier values
         raise RuntimeError(
             f"reduce_(reduction={reduction!r}) of a tensor that requires grad: use reduce(), as gradients need its "
             "values"
@@ -227,7 +227,7 @@ def _reduce_into(
 
 
 def _spread(gradient: Tensor, mesh: TensorMesh) -> Tensor:
-    """A value of a part of a mesh on all of it: zero elsewhere. The adjoint of `slice_mesh`."""
+    """Extend a value from a part of a mesh to all of it, with zeros elsewhere. This is the adjoint of `slice_mesh`."""
     part = gradient._spec.mesh
     if part is mesh:
         return gradient
@@ -242,7 +242,7 @@ def _spread(gradient: Tensor, mesh: TensorMesh) -> Tensor:
 
 
 def _onto_part(tensor: Tensor, part: TensorMesh) -> Tensor:
-    """The values of a part of a mesh, which has its dimensions or fewer: what `_spread` takes back."""
+    """Restrict a value to a part of a mesh, which may have fewer dimensions. This reverses `_spread`."""
     if not _differentiates(tensor):
         return handle_on(part, tensor)
     mesh = tensor._spec.mesh
@@ -250,7 +250,7 @@ def _onto_part(tensor: Tensor, part: TensorMesh) -> Tensor:
 
 
 def _into_stream(gradient: Tensor, mesh: TensorMesh) -> Tensor:
-    """A copy of a value in the stream of `mesh`."""
+    """Copy a value to the stream of `mesh`."""
     there = gradient._spec.mesh
 
     def issue(t: Tensor) -> Tensor:
@@ -263,7 +263,10 @@ def _into_stream(gradient: Tensor, mesh: TensorMesh) -> Tensor:
 
 
 def _refuse(what: str) -> Move:
-    """In place of an adjoint that is not defined; the line is that of the call, which a backward does not show."""
+    """Return a function that raises, in place of an undefined adjoint.
+
+    Its error names the line of the call, which a backward pass does not show.
+    """
     file, line, _ = frames.here()
 
     def refuse(gradient: Tensor) -> Tensor:
@@ -276,7 +279,7 @@ def _refuse(what: str) -> Move:
 
 
 def _slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
-    """See `Tensor.slice_mesh`."""
+    """Implement `Tensor.slice_mesh`."""
     mesh = tensor._spec.mesh
     if mesh.sharded:
         raise TypeError(
@@ -288,7 +291,7 @@ def _slice_mesh(tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
 
 
 def _to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
-    """See `Tensor.to_mesh`."""
+    """Implement `Tensor.to_mesh`."""
     source = tensor._spec.mesh
     if source.sharded:
         raise TypeError(f"to_mesh() of a sharded tensor of mesh {source.name}: only plain ones move so")
@@ -304,7 +307,7 @@ def _to_mesh(tensor: Tensor, procs: ProcMesh, stream: Stream | None) -> Tensor:
 
 
 def into_stream(target: TensorMesh, tensor: Tensor) -> Tensor:
-    """A value that nothing else uses, in another stream: operations there wait until it has been made."""
+    """Return a value that has no other user in another stream. Operations there wait until it has been computed."""
     target.engine.order(tensor._spec.mesh, target)
     made = handle_on(target, tensor)
     made._owner.delete_in(target.dead)
@@ -325,10 +328,10 @@ def _moved(tensor: Tensor, source: TensorMesh, target: TensorMesh) -> Tensor:
 
 
 def senders(source: TensorMesh, target: TensorMesh) -> list[int]:
-    """For each rank of `target` the rank of `source` that it gets its value from.
+    """Return, for each rank of `target`, the rank of `source` that sends its value.
 
     Raises:
-        ValueError: they have different sizes, or `target` lacks a dimension.
+        ValueError: the meshes have different sizes, or `target` lacks a dimension.
     """
     sizes = dict(zip(target.labels, target.sizes))
     for label, size in zip(source.labels, source.sizes):
@@ -351,7 +354,10 @@ def senders(source: TensorMesh, target: TensorMesh) -> list[int]:
 
 
 def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
-    """Over the data plane. The controller waits: the two worlds have no order of operations in common."""
+    """Move a value to other processes over the data plane.
+
+    The controller waits, because the two worlds have no common order of operations.
+    """
     source = tensor._spec.mesh
     route = senders(source, target)
     source.engine.plan.synchronised("to_mesh()")
@@ -370,7 +376,7 @@ def _to_other_world(tensor: Tensor, target: TensorMesh) -> Tensor:
 
 
 def handle_on(mesh: TensorMesh, tensor: Tensor) -> Tensor:
-    """Another handle of a value, on a part of its ranks or in another stream."""
+    """Create another handle of a value, on a part of its ranks or in another stream."""
     made = make_handle(spec_on(mesh, tensor._spec), tensor._owner)
     made._constant = tensor._constant
     return made

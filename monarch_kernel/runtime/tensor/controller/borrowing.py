@@ -1,7 +1,7 @@
-"""`Borrow`: a tensor of one stream, in use in another; and `drop`: a tensor that is used no more.
+"""Lend a tensor of one stream to another (`Borrow`), and drop a tensor that is no longer used (`drop`).
 
-Both concern the memory of a tensor, and so all its views. Owners of values that share memory have one `Storage`, and a
-class of their own: the use of a tensor that has no views, and is not lent, is not checked.
+Both affect the memory of a tensor, and therefore all its views. Owners of values that share memory have a common
+`Storage` and a separate class. Uses of a tensor without views and loans are therefore not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _number: Any = ValueOwner.id  # pyright: ignore[reportUnknownMemberType]  # the 
 
 
 class StorageLoan(NamedTuple):
-    """What a borrow is, for errors."""
+    """The description of a borrow in errors."""
 
     mutable: bool
     text: str
@@ -30,18 +30,19 @@ class StorageLoan(NamedTuple):
 
     @property
     def traceback(self) -> str:
-        """Where it was made."""
+        """Return the traceback of its creation."""
         return f"Traceback of borrow (most recent call last):\n{frames.text(self.place)}"
 
 
 class Storage:
-    """What the values of one stream share that are views of one another.
+    """The shared state of values of one stream that are views of one another.
 
     Attributes:
-        owned: the numbers of those that the stream owns, with where each is put to be deleted.
-        borrow: by which the stream has them; None: they are its own.
-        loans: to other streams, until they are dropped. Not the borrows: those keep the owners.
-        unusable: why none may be used now; else empty.
+        owned: the numbers of the values that the stream owns, with the list that each is appended to for deletion.
+        borrow: the borrow through which the stream has the values; None if the stream owns them.
+        loans: the loans to other streams that are not dropped yet. These are not the borrows, which would keep the
+            owners alive.
+        unusable: the reason why the values cannot be used now; otherwise empty.
     """
 
     __slots__ = ("__weakref__", "borrow", "dropped", "loans", "owned", "unusable")
@@ -54,25 +55,25 @@ class Storage:
         self.dropped = False
 
     def drop(self, why: str) -> None:
-        """None may be used any more; they are deleted, when nobody has borrowed them any more."""
+        """Make the values unusable. They are deleted when no stream borrows them any longer."""
         if not self.dropped:
             self.dropped, self.unusable = True, why
             self.delete_unlent()
 
     def delete_unlent(self) -> None:
-        """Have what was dropped deleted, unless it is lent."""
+        """Delete dropped values, unless they are lent."""
         while self.dropped and self.owned and not self.loans:
             number, dead = self.owned.popitem()
             dead.append(number)
 
     def add(self, loan: StorageLoan) -> None:
-        """Another stream uses them."""
+        """Record a loan to another stream."""
         self.loans.append(loan)
         if loan.mutable:
             self.unusable = f"a tensor is used while it is lent: {loan.text}: drop() it first.\n{loan.traceback}"
 
     def remove(self, loan: StorageLoan) -> None:
-        """That has ended."""
+        """Remove a loan that has ended."""
         self.loans.remove(loan)
         if loan.mutable and not self.dropped:
             self.unusable = ""
@@ -80,7 +81,7 @@ class Storage:
 
 
 class _SharingOwner(ValueOwner):
-    """Owns a value that others are views of, or that is lent, or borrowed."""
+    """Owns a value that has views, or that is lent or borrowed."""
 
     __slots__ = ()
 
@@ -97,7 +98,7 @@ class _SharingOwner(ValueOwner):
 
 
 def storage_of(owner: ValueOwner) -> Storage:
-    """What a value shares with its views."""
+    """Return the storage that a value shares with its views."""
     if type(owner) is ValueOwner:
         owner.storage = Storage()
         owner.storage.owned[owner.id] = owner._dead
@@ -106,29 +107,29 @@ def storage_of(owner: ValueOwner) -> Storage:
 
 
 def share(base: ValueOwner, view: ValueOwner) -> None:
-    """A new value has the memory of another one."""
+    """Record that a new value shares the memory of another value."""
     storage = view.storage = storage_of(base)
     storage.owned[view.id] = view._dead
     view.__class__ = _SharingOwner
 
 
 def number_of(owner: ValueOwner) -> int:
-    """The number of a value that may be lent."""
+    """Return the number of a value that may be lent."""
     return _number.__get__(owner)
 
 
 class Borrow:
-    """The use of a tensor in another stream, until `drop()`, or the end of ``with borrow:``.
+    """The use of a tensor in another stream, until `drop()` or the end of ``with borrow:``.
 
     Attributes:
-        mutable: whether it may be written.
-        dropped: whether its use has ended.
+        mutable: whether the borrowing stream may write the tensor.
+        dropped: whether the borrow has ended.
     """
 
     def __init__(self, source: Tensor, target: TensorMesh, mutable: bool) -> None:
         self.mutable = mutable
         self.dropped = False
-        self._owner: ValueOwner | None = source._owner  # its value stays until the drop
+        self._owner: ValueOwner | None = source._owner  # keeps the value until the drop
         self._from = source._spec.mesh
         self._to = target
         file, line, _ = frames.here()
@@ -139,11 +140,11 @@ class Borrow:
 
     @property
     def traceback_string(self) -> str:
-        """Where it was made, as in a traceback."""
+        """Return where the borrow was made, as a traceback."""
         return frames.text(self._loan.place)
 
     def lend(self) -> ValueOwner:
-        """The owner of the value in the stream that borrows it."""
+        """Return the owner of the value in the borrowing stream."""
         assert self._owner is not None
         storage_of(self._owner).add(self._loan)
         lent = ValueOwner(number_of(self._owner), self._to.dead, self._owner.place)
@@ -153,12 +154,12 @@ class Borrow:
         return lent
 
     def drop(self) -> None:
-        """End the use: the tensor's own stream goes on with it when the operations here so far have run.
+        """End the borrow. The tensor's own stream uses it again when the operations issued here so far have run.
 
-        The borrowed tensor and its views are gone. A second call does nothing.
+        The borrowed tensor and its views become unusable. A second call does nothing.
 
         Raises:
-            BorrowError: the borrowed tensor is lent itself.
+            BorrowError: the borrowed tensor is lent to another stream.
         """
         if self.dropped:
             return
@@ -195,7 +196,7 @@ class Borrow:
 
 
 def lend(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Borrow]:
-    """See `Stream.borrow`."""
+    """Implement `Stream.borrow`."""
     source = tensor._spec.mesh
     if target.stream is source.stream:
         raise BorrowError(f"stream {source.stream.name} borrows a tensor that is its own: use it as it is")
@@ -214,7 +215,7 @@ def lend(tensor: Tensor, target: TensorMesh, mutable: bool) -> tuple[Tensor, Bor
 
 
 def drop(owner: ValueOwner) -> None:
-    """See `Tensor.drop`."""
+    """Implement `Tensor.drop`."""
     storage_of(owner).drop(
         "a tensor is used that was dropped: it, or a view of it, was explicitly deleted with drop() and is no longer "
         f"usable.\nIt is dropped at (most recent call last):\n{frames.text(frames.take(2, 16))}"
@@ -222,7 +223,7 @@ def drop(owner: ValueOwner) -> None:
 
 
 def check_write(owner: Any) -> None:
-    """Raise if a value must not be written now."""
+    """Raise if a value cannot be written now."""
     storage: Storage = owner.storage
     if storage.borrow is not None and not storage.borrow.mutable:
         raise BorrowError(f"a tensor is written that was borrowed to be read: {storage.borrow}. Use mutable=True")

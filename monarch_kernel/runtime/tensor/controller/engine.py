@@ -1,15 +1,16 @@
-"""`TensorEngine`: the stream of records to the ranks of one world, and answers from them.
+"""Send a stream of records to the ranks of one world, and receive their answers: `TensorEngine`.
 
-It owns what is about to be sent, values' and definitions' numbers, and the workers of each stream. Records of one
-target (region and stream) are sent together; another target's begin a new message, so the order of the program is kept
-wherever targets share a rank. What each side owes the other:
+The engine owns the pending records, the numbers of values and definitions, and the workers of each stream. Records of
+one target (region and stream) are batched. A record of another target begins a new message, which keeps the order of
+the program where targets share a rank. The protocol:
 
 * The controller sends a definition to all ranks of the world ahead of the first record that names it.
-* It runs ahead of the ranks by at most `WINDOW` records: then it waits for the slowest.
-* A rank that dies makes every later operation and fetch a `DeviceMeshError`. Deaths are seen before each message.
-* Ranks hold failures as values. Nobody is told before somebody asks (or `strict` does).
+* It runs ahead of the ranks by at most `WINDOW` records. Then it waits for the slowest rank.
+* After the death of a rank, every later operation and fetch raises `DeviceMeshError`. Deaths are checked before each
+  message.
+* Ranks hold failures as values, and report them only on a fetch (or if `strict` is set).
 
-The file is long because what is sent, in which order, and what comes back, is one protocol under one lock.
+The file is long because the sent records, their order and the answers are one protocol under one lock.
 """
 
 from __future__ import annotations
@@ -64,30 +65,30 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 
 
-#: The key of the engine in what a mesh shares with its slices.
+#: The key of the engine in the state that a mesh shares with its slices.
 _KEY = "tensors"
-#: Records in one message.
+#: The number of records in one message.
 BATCH = 128
-#: How many records the controller may be ahead of the ranks.
+#: The maximum number of records by which the controller is ahead of the ranks.
 WINDOW = 20_000
-#: Values to delete that wait for the next message at most.
+#: The maximum number of deletions that wait for the next message.
 DEAD = 256
-#: How long a rank may take for a message about the engine itself, such as the shape of a value (seconds).
-#: Operations ahead of it count: None waits as long as the rank lives.
+#: The time limit of a rank for a message about the engine itself, such as the shape of a value (seconds). It includes
+#: the operations before the message. None waits as long as the rank lives.
 ANSWER = None
-#: Records that wait so long without company are sent (seconds).
+#: Pending records are sent after this time without new ones (seconds).
 _IDLE = 0.001
-#: The same while a program goes on issuing operations: looking more often would hold it up.
+#: The same while the program continues to issue operations: frequent checks would slow it down (seconds).
 _BUSY = 0.004
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NanCheckSettings:
-    """A watch for NaN and Inf on all engines.
+    """The settings of a NaN and Inf watch on all engines.
 
     Attributes:
-        inf: whether an Inf counts.
-        at_once: whether the operation raises itself, which costs a round trip each.
+        inf: whether to report Inf.
+        at_once: whether the operation itself raises, which costs a round trip for each operation.
     """
 
     inf: bool
@@ -95,27 +96,27 @@ class NanCheckSettings:
 
 
 class TensorEngine:
-    """The tensor engine of one world: all processes that were spawned together. Made on the first use of a mesh of it.
+    """The tensor engine of one world, which is all processes that were spawned together. It is created on first use.
 
     Attributes:
-        strict: operations that fail raise at once, at the price of a round trip each.
-        eager: whether operations raise at once, since they are strict or watched so.
-        watching: what a watch for NaN and Inf is to do, if one is on. One for all engines.
-        plan: what lines of the program cost.
-        batch: how many records go in one message.
-        replays: whether its ranks repeat recorded functions.
-        recording: what takes records down for a replay, if a function is being recorded. One for all engines.
+        strict: failing operations raise at once, which costs a round trip for each operation.
+        eager: whether operations raise at once, because of `strict` or of a watch.
+        watching: the settings of the NaN and Inf watch, if it is on; common to all engines.
+        plan: the costs of lines of the program.
+        batch: the number of records in one message.
+        replays: whether its ranks replay recorded functions.
+        recording: the recorder, if a function is being recorded for a replay; common to all engines.
         groups: the process groups of its ranks.
-        failures: how many failures of ranks the program has been told.
-        shares: whether actors or cells have been given values, or have given some.
-        extras: what parts of the engine keep here (random numbers, sharded meshes), by name.
+        failures: how many failures of ranks were reported to the program.
+        shares: whether values were passed to or from actors or cells.
+        extras: the state of parts of the engine (random numbers, sharded meshes), by name.
     """
 
     batch: ClassVar[int] = BATCH
     replays: ClassVar[bool] = True
     recording: ClassVar[ReplayRecorder | None] = None
     watching: ClassVar[NanCheckSettings | None] = None
-    #: What is raised once its tensors were ended by the program.
+    #: The error of operations after the program has ended the tensors.
     exited: DeviceMeshError | None = None
     #: Called before a function is recorded for a replay.
     before_recording: ClassVar[list[Callable[[], None]]] = []
@@ -136,7 +137,7 @@ class TensorEngine:
         self.definitions: list[Definition] = []
         self._unsent: list[Definition] = []
         self._defined: dict[Stream, int] = {}
-        # what is about to be sent
+        # the pending records
         self.target: TensorMesh | None = None
         self.ints: list[int] = []
         self.floats: list[float] = []
@@ -153,14 +154,14 @@ class TensorEngine:
         self.groups = WorldGroup(self)
         self.failures = 0
         self.shares = False
-        #: Lines of the program that were told that their value is that of one rank.
+        #: Lines of the program that were warned that their value is the value of one rank.
         self.lines_told: set[tuple[str, int]] = set()
         #: Called, under the lock, when ranks have new processes.
         self.on_replaced: list[Callable[[], None]] = []
-        #: Ranks that have new processes, until what they have lost is known to the others.
+        #: Ranks with new processes, until the others know what these ranks have lost.
         self.lost: set[int] = set()
         self.replacements = 0
-        #: Ranks whose workers have died, and whose processes have not.
+        #: Ranks whose workers have died, but whose processes live.
         self.lost_workers: set[int] = set()
         system = procs._system
         self._node = system.node
@@ -173,7 +174,7 @@ class TensorEngine:
 
     @classmethod
     def of(cls, procs: ProcMesh) -> TensorEngine:
-        """The engine of a proc mesh and its slices; made on first use.
+        """Return the engine of a proc mesh and its slices. It is created on first use.
 
         Raises:
             RuntimeError: the mesh was stopped.
@@ -191,7 +192,7 @@ class TensorEngine:
     # -- the world ----------------------------------------------------------------------------------
 
     def mesh_of(self, procs: ProcMesh, stream: Stream = MAIN, kind: type[TensorMesh] | None = None) -> TensorMesh:
-        """The target for operations on a mesh of this world."""
+        """Return the target for operations on a mesh of this world."""
         key = (procs._region, stream, kind is not None)
         mesh = self.meshes.get(key)
         if mesh is None:
@@ -199,7 +200,7 @@ class TensorEngine:
         return mesh
 
     def spawn_workers(self, stream: Stream, cls: Any) -> Any:
-        """The actors that run a stream in all processes of the world."""
+        """Spawn the actors that run a stream in all processes of the world."""
         together = max(Counter(proc.host for proc in self.world._procs).values())
         workers = self.world.spawn(f"tensors-{stream.name}", cls, self._key, stream.name, together)
         if self.watching is not None:
@@ -210,7 +211,7 @@ class TensorEngine:
 
     @property
     def strict(self) -> bool:
-        """Whether operations that fail raise at once."""
+        """Whether failing operations raise at once."""
         return self._strict
 
     @strict.setter
@@ -219,7 +220,7 @@ class TensorEngine:
         self.eager = strict or (self.watching is not None and self.watching.at_once)
 
     def watch(self, watching: NanCheckSettings | None) -> None:
-        """Begin to watch for NaN and Inf, or end it."""
+        """Begin or end a watch for NaN and Inf."""
         with self.lock:
             if self._closed or self.world._stopped:
                 return
@@ -229,21 +230,21 @@ class TensorEngine:
                 stream.workers_of(self).watch.broadcast(None if watching is None else watching.inf)
 
     def check_all(self) -> None:
-        """Raise if an operation has failed, or a watch has found something, that has not raised yet."""
+        """Raise the first failure or NaN finding that has not been raised yet."""
         for mesh in list(self.meshes.values()):
             if mesh.error is None and not self._closed and not self.world._stopped:
                 self.check(mesh)
 
     @property
     def key(self) -> str:
-        """What the ranks know this engine by."""
+        """The key by which the ranks identify this engine."""
         return self._key
 
     def look_out(self, mesh: TensorMesh) -> None:
-        """See who has died, and who has a new process. Called before each message; the caller holds the lock.
+        """Check for dead ranks and new processes. Called before each message. The caller holds the lock.
 
         Raises:
-            DeviceMeshError: a rank of the mesh has died, and is not replaced yet.
+            DeviceMeshError: a rank of the mesh has died and is not replaced yet.
         """
         others = self.world._target() is not self._target and bool(self.note_replaced())
         if others or (mesh.error is not None and self.lost_workers and self.bring_back()):
@@ -253,25 +254,29 @@ class TensorEngine:
             mesh.raise_error()
         if self._has_lost(mesh):
             try:
-                # it raises as soon as the death is known, for which this thread now polls, and counts as its report
+                # This raises as soon as the death is known, for which this thread now polls. It counts as the report of
+                # the death.
                 mesh.workers.done.call().get()
             except SupervisionError as e:
                 raise mesh.lost(e) from e
 
     def _has_lost(self, mesh: TensorMesh) -> bool:
-        """Whether a rank of the mesh has died, and is not replaced yet."""
+        """Return whether a rank of the mesh has died and is not replaced yet."""
         deaths, ended = self._node.deaths, self._node.unexplained
         return bool(deaths or ended) and any(
             self._procs[rank] in deaths or self._procs[rank] in ended for rank in mesh.ranks
         )
 
     def note_lost_workers(self, mesh: TensorMesh, error: SupervisionError) -> None:
-        """A call of a mesh's workers has failed for a death: perhaps of a worker alone."""
+        """Handle the failure of a call of a mesh's workers after a death, possibly of one worker only."""
         lost = {mesh.ranks[rank] for rank in error.ranks if rank < len(mesh.ranks)}
         self.lost_workers |= {rank for rank in lost if self._procs[rank] not in self._node.deaths}
 
     def bring_back(self) -> bool:
-        """Go on with workers that had died in living processes, if a heal has made them again; returns whether so."""
+        """Continue with respawned workers after a heal, if workers had died in living processes.
+
+        Return whether it did.
+        """
         workers = self.lost_workers
         for stream in self._defined:
             for rank in workers:
@@ -284,13 +289,13 @@ class TensorEngine:
         return True
 
     def note_replaced(self, workers: Iterable[int] = ()) -> list[int]:
-        """Tell new processes all definitions, if there are any; returns their ranks.
+        """Send all definitions to new processes, if there are any. Return their ranks.
 
         Args:
-            workers: ranks whose workers are new ones in the same processes.
+            workers: ranks that have new workers in the same processes.
 
-        What was about to be sent is dropped. The values of a rank that died are failures there, until they are computed
-        or restored anew.
+        Pending records are dropped. The values of a dead rank are failures there, until they are computed or restored
+        again.
         """
         self._target = self.world._target()
         now = [ref.id for ref in self._target.procs]
@@ -318,37 +323,39 @@ class TensorEngine:
     # -- records ------------------------------------------------------------------------------------
 
     def turn_to(self, mesh: TensorMesh) -> None:
-        """Records from now on are for this target."""
+        """Direct the next records to this target."""
         if self.pending:
-            if self.target is not None and self.target.error is not None:  # told; not again to those who use `mesh`
+            # reported; the users of `mesh` need no second report
+            if self.target is not None and self.target.error is not None:
                 self._take(self.target)
             self.flush()
         self.target = mesh
 
     def awaken(self) -> None:
-        """A record is pending again: see that it is sent if no others follow."""
+        """Note that a record is pending, and make sure that it is sent if no others follow."""
         if not self._wake.is_set():
             self._wake.set()
 
     def new_number(self) -> int:
-        """A number of a value, or of a token, that no other has."""
+        """Return a unique number for a value or a token."""
         with self.lock:
             number = self.next_value
             self.next_value = number + 1
             return number
 
     def order(self, before: TensorMesh, after: TensorMesh) -> None:
-        """What goes to `after` from now on runs when all that went to `before` so far has run, on each rank of `after`.
+        """Order two streams: later records of `after` run when all earlier records of `before` have run, on each rank
+        of `after`.
 
         Args:
-            before, after: targets of two streams; the ranks of `after` are some of those of `before`.
+            before, after: targets of two streams; the ranks of `after` are a subset of the ranks of `before`.
         """
         there = self.mesh_of(after.procs, before.stream, type(before) if before.sharded else None)
         token = self.control(there, SIGNAL)
         self.control(after, WAIT, token=token)
 
     def control(self, mesh: TensorMesh, kind: int, *rest: int, token: int = 0) -> int:
-        """Send a record that is no operation: ``[kind, token, *rest]``; returns the token, by default a new one."""
+        """Send a control record: ``[kind, token, *rest]``. Return the token, which is new by default."""
         if self.recording is not None:
             self.recording.stop("actors get tensors in it, or streams wait for each other")
         with self.lock:
@@ -359,14 +366,14 @@ class TensorEngine:
             return token
 
     def define(self, definition: Definition) -> int:
-        """Number a definition; all ranks get it before they need it."""
+        """Assign a number to a definition. All ranks receive it before they need it."""
         with self.lock:
             number = FIRST_DEFINITION + len(self.definitions)
             self.definitions.append(replace(definition, number=number))
             return number
 
     def flush(self) -> None:
-        """Send what there is.
+        """Send the pending records.
 
         Raises:
             DeviceMeshError: a rank of the target has died.
@@ -387,7 +394,7 @@ class TensorEngine:
         dead = mesh.dead
         if dead:
             gone = dead[: len(dead)]
-            del dead[: len(gone)]  # what is appended meanwhile stays
+            del dead[: len(gone)]  # keeps concurrent appends
             self.ints += [DELETE, len(gone), *gone]
         body = (
             array("q", self.ints).tobytes(),
@@ -420,7 +427,7 @@ class TensorEngine:
             self._forgotten = record
 
     def send_idle(self, dead: int = DEAD) -> None:
-        """Send records that wait for company, and deletions if there are more than so many."""
+        """Send pending records, and deletions if there are more than `dead`."""
         with self.lock:
             if self._closed:
                 return
@@ -428,23 +435,23 @@ class TensorEngine:
                 if mesh is None:
                     continue
                 pending = mesh is self.target and self.pending
-                # for deletions alone nobody is told of a death, and no group is formed
+                # deletions alone neither report a death nor form a group
                 if pending or (len(mesh.dead) > dead and mesh.error is None and not self._has_lost(mesh)):
                     self.turn_to(mesh)
                     self.flush()
 
     def place_of(self, record: int) -> tuple[str, int, str] | None:
-        """File, line and function that issued a record, if that is still known."""
+        """Return the file, line and function that issued a record, if still known."""
         place = self.places.get(record)
         return None if place is None else frames.innermost(place)
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Stop sending."""
         self._closed = True
         self._wake.set()
 
     def exit(self) -> None:
-        """End its workers when what was issued has run: values are gone, and later operations raise."""
+        """End the workers when the issued operations have run. The values are deleted, and later operations raise."""
         self.finish()
         with self.lock:
             self.close()
@@ -456,7 +463,7 @@ class TensorEngine:
             stream.workers_of(self).stop().get()
 
     def finish(self) -> None:
-        """Wait until all living ranks have run what was issued so far, in all streams."""
+        """Wait until all living ranks have run all issued operations, in all streams."""
         with self.lock, _disable_current_modes():
             if self._closed:
                 return
@@ -476,10 +483,10 @@ class TensorEngine:
     # -- data ---------------------------------------------------------------------------------------
 
     def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
-        """Send a tensor to all ranks; returns the number of the value. The caller holds the lock.
+        """Send a tensor to all ranks. Return the number of the value. The caller holds the lock.
 
         Args:
-            layout: of a sharded mesh, how ranks find their parts.
+            layout: on a sharded mesh, how ranks find their parts.
         """
         self.turn_to(mesh)
         self.flush()
@@ -492,11 +499,11 @@ class TensorEngine:
     # -- answers ------------------------------------------------------------------------------------
 
     def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
-        """The values of all handles in `obj` on one rank of their mesh; a future.
+        """Return a future of the values of all handles in `obj`, on one rank of their mesh.
 
         Args:
-            why: what the plan calls the wait for them.
-            compare: warn, once for a line of the program, if other ranks hold other values.
+            why: the name of this wait in the plan.
+            compare: warn, once for each line of the program, if other ranks hold different values.
         """
         if self.recording is not None:
             self.recording.stop("it fetches a value")
@@ -517,16 +524,19 @@ class TensorEngine:
         return kind(self, mesh, call, flat, tree, positions, rank, why)
 
     def ask(self, mesh: TensorMesh, function: Any, *values: Any) -> list[Any]:
-        """Call a function of the ranks with values of theirs, in order with the stream; answers in rank order."""
+        """Call a function on the ranks with their values, in order with the stream.
+
+        Return the answers in rank order.
+        """
         return list(self.answer(mesh, self.ask_later(mesh, function, *values)).values())
 
     def ask_later(self, mesh: TensorMesh, function: Any, *values: Any) -> Any:
-        """The same, without waiting: a call for `answer`."""
+        """Do the same as `ask` without waiting. Return a call for `answer`."""
         if self.recording is not None:
             self.recording.stop("it asks the ranks for something")
         with self.lock, _disable_current_modes():
             mesh.check_alive()
-            # what may raise comes before the records are taken, which would be lost
+            # calls that may raise come before the records are taken, which would otherwise be lost
             called = cloudpickle.dumps(function)
             numbers = [v._owner.id if type(v) is Tensor else v for v in values]
             self.turn_to(mesh)
@@ -536,14 +546,14 @@ class TensorEngine:
     def call_and_fetch(
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
     ) -> FetchedValues:
-        """Call a function on the ranks in order with the stream; a future of what it returned on one of them."""
+        """Call a function on the ranks, in order with the stream. Return a future of the result of one rank."""
         call = self.call_on_ranks(mesh, function, args, kwargs, rank)
         return FetchedValues.of_call(mesh, call, rank, "call_on_shard_and_fetch")
 
     def call_on_ranks(
         self, mesh: TensorMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
     ) -> Any:
-        """The same as a call for `answer`; with -1 for `rank` all ranks send what the function returned."""
+        """Call a function on the ranks. Return a call for `answer`. If `rank` is -1, all ranks send their results."""
         if self.recording is not None:
             self.recording.stop("it fetches a value")
         flat, tree = tree_flatten((list(args), kwargs))
@@ -567,7 +577,7 @@ class TensorEngine:
             return mesh.workers.call_and_fetch.call(*body, called, values, wanted)
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
-        """The result of a call of workers, with their failures as errors of the program."""
+        """Return the result of a call of workers. Failures are raised as errors of the program."""
         with _disable_current_modes():
             try:
                 return call.get(timeout)
@@ -583,14 +593,14 @@ class TensorEngine:
                 raise self.error_of(mesh, failed) from None
 
     def check(self, mesh: TensorMesh) -> None:
-        """Raise if an operation of the target has failed that has not raised yet."""
+        """Raise the first failure of an operation of the target that has not been raised yet."""
         with self.lock:
             self.flush()
             call = mesh.workers.check.call()
         self.answer(mesh, call)
 
     def error_of(self, mesh: TensorMesh, failed: FailedValue) -> Exception:
-        """What a failure on a rank is for the program."""
+        """Convert a failure on a rank to an exception for the program."""
         failed = mesh.settled(failed)
         self.failures += 1
         if failed.lost:
@@ -604,10 +614,12 @@ class TensorEngine:
         return kind(rank, issued, failed.text, mesh.name)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation whose results' shapes only the ranks can know; returns handles, and what is no tensor.
+        """Run an operation whose result shapes are known only on the ranks.
+
+        Return handles, and results that are not tensors.
 
         Raises:
-            ValueError: they differ from rank to rank, so that nothing can stand for them all.
+            ValueError: the shapes differ between ranks, and therefore cannot have one handle.
         """
         name = operation_name(func)
         if self.recording is not None:
@@ -650,13 +662,13 @@ class TensorEngine:
 
 
 def _first_failure(error: ActorError) -> FailedValue | None:
-    """The failure that the first rank answered with that did; others may only have been released from a wait."""
+    """Return the failure of the first rank that failed. The others may only have been released from a wait."""
     told = [error.exception, *(failure.exception for failure in error.failures)]
     return next((e.failed for e in told if isinstance(e, OperationFailed)), None)
 
 
 def handles_in(obj: Any) -> list[Tensor]:
-    """All handles in nested lists, tuples and dicts, those of objects on the ranks included."""
+    """Return all handles in nested lists, tuples and dicts, including handles of objects on the ranks."""
     return [handle for x in tree_flatten(obj)[0] if (handle := handle_of(x)) is not None]
 
 
@@ -672,7 +684,10 @@ def _closer(engine: TensorEngine) -> Any:
 
 
 def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> None:
-    """Send records that no others follow, on a thread that sleeps while there are none and ends with the engine."""
+    """Send pending records that no others follow.
+
+    This runs on a thread that sleeps while idle and ends with the engine.
+    """
     wait = _IDLE
     while True:
         if not wake.wait(10.0):
@@ -690,12 +705,12 @@ def _send_what_waits(weak: weakref.ref[TensorEngine], wake: threading.Event) -> 
         engine = weak()
         if engine is None or engine._closed:
             return
-        if engine.sent != sent:  # the program goes on issuing operations: they are company
+        if engine.sent != sent:  # the program continues to issue operations, which join the batch
             wait = _BUSY
         else:
             wait = _IDLE
             wake.clear()
-            if engine.pending:  # looked at after clear(), as a program counts its record before it sets the event
+            if engine.pending:  # checked after clear(), because a program counts its record before it sets the event
                 with suppress(Exception):  # as above
                     engine.send_idle()
         del engine

@@ -8,11 +8,11 @@ from monarch_kernel.runtime.actor.errors import SupervisionError
 
 
 class RemoteException(Exception):  # Monarch's name
-    """An operation failed on a rank, and a value that was asked for depends on it. The mesh lives.
+    """An operation failed on a rank, and a fetched value depends on it. The mesh remains usable.
 
     Attributes:
-        rank: where it failed, in the mesh that ran it.
-        controller_frames: where it was issued (most recent call last).
+        rank: the rank of the failure, in the mesh that ran the operation.
+        controller_frames: the frames that issued the operation (most recent call last).
         worker_error_string: the traceback on the rank.
     """
 
@@ -31,40 +31,40 @@ class RemoteException(Exception):  # Monarch's name
 
 
 class NonFiniteError(RemoteException):
-    """A watch found the operation that made the first NaN or Inf: see `watch_nan`. The values are there to examine."""
+    """A watch found the operation that made the first NaN or Inf; see `watch_nan`. The values remain available."""
 
     def _headline(self, where: str) -> str:
         return f"an operation made a NaN or Inf on rank {self.rank}{where}, of inputs without."
 
 
 class TensorUseError(TypeError):
-    """Tensors cannot be used so.
+    """An invalid use of tensors.
 
-    Torch's operators make NotImplemented of a TypeError, from which Python makes "unsupported operand type(s)": handles
-    look here for the last one that was raised on this thread.
+    Torch's operators convert a TypeError to NotImplemented, and Python then reports "unsupported operand type(s)".
+    Handles therefore look here for the last error that was raised on this thread.
     """
 
     last = threading.local()
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.last.raised = type(self), text  # not the error, which would keep its frames and their tensors
+        self.last.raised = type(self), text  # not the error itself, which would keep its frames and their tensors alive
 
 
 class MixedTensorsError(TensorUseError, ValueError):
-    """Tensors that are not in one place: of several meshes, of several streams, or local ones among those of a mesh.
+    """Tensors that belong to several meshes or streams, or local tensors among tensors of a mesh.
 
-    It is a TypeError, as Monarch's for operations, and a ValueError, as its for arguments of actors.
+    Monarch raises TypeError for operations and ValueError for arguments of actors. This class is both.
     """
 
 
 class DeviceMeshError(SupervisionError):
-    """A rank of the mesh has died, or a value was lost with one: `heal_mesh` replaces the rank."""
+    """A rank of the mesh has died, or a value was lost with a rank. `heal_mesh` replaces the rank."""
 
 
 class RanksDifferWarning(UserWarning):
-    """A program takes the value of one rank for that of all, and other ranks hold other values."""
+    """The value of one rank is used as the value of all, but other ranks hold different values."""
 
 
 class BorrowError(TensorUseError):
-    """A tensor is used in a way that its borrow by another stream excludes, or after it was dropped."""
+    """A tensor is used while its borrow by another stream excludes the use, or after it was dropped."""

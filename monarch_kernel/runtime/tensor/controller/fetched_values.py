@@ -1,4 +1,4 @@
-"""`FetchedValues`: the future of values that a program has asked for."""
+"""The future of fetched values: `FetchedValues`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FetchedValues:
-    """Values of one rank, now or later: ``get()`` (or ``result()``) waits, ``await`` does not block."""
+    """A future of the values of one rank. ``get()`` (or ``result()``) blocks, ``await`` does not."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class FetchedValues:
 
     @classmethod
     def of_call(cls, mesh: TensorMesh, call: Any, rank: int, why: str) -> FetchedValues:
-        """What a function returned that was called on the ranks."""
+        """Create the future of the result of a function that was called on the ranks."""
         return cls(mesh.engine, mesh, call, [None], tree_flatten(0)[1], [0], rank, why)
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the values.
 
         Args:
-            timeout: seconds; None waits until there are values, a failure or a death.
+            timeout: seconds; None waits for values, a failure or a death.
 
         Raises:
             RemoteException: an operation that they depend on has failed.
             DeviceMeshError: a rank of the mesh has died.
-            TimeoutError: they are not there yet; ``get`` can be called again.
+            TimeoutError: the values have not arrived in time; ``get`` can be called again.
         """
         __tracebackhide__ = True
         if not self._counted:
@@ -74,7 +74,7 @@ class FetchedValues:
     result = get
 
     def done(self) -> bool:
-        """Whether ``get`` would return (or raise) at once."""
+        """Return whether ``get`` would return (or raise) at once."""
         return self._call.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -91,7 +91,7 @@ class FetchedValues:
 
 
 class ComparedValues(FetchedValues):
-    """Values of one rank that a program takes for those of all: a warning names the rank where others differ."""
+    """Values of one rank that the program uses for all ranks. A warning names a rank whose values differ."""
 
     def _found(self, answers: list[Any]) -> Any:
         mine = [digest(value) for value in answers[self._rank]]
@@ -113,7 +113,7 @@ class ComparedValues(FetchedValues):
 
 
 class FetchedMesh(FetchedValues):
-    """What a function returned on every rank, now or later: ``get()`` gives a ``ValueMesh``."""
+    """A future of a function's results on every rank. ``get()`` returns a ``ValueMesh``."""
 
     def __init__(self, mesh: TensorMesh, call: Any, why: str) -> None:
         super().__init__(mesh.engine, mesh, call, [], None, [], 0, why)

@@ -1,4 +1,4 @@
-"""Where operations are issued: frames are taken cheaply, and turned into text when an error needs them."""
+"""Record where operations are issued. Frames are recorded cheaply, and formatted only for an error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import torch
 
 from monarch_kernel.display.locations import label_of
 
-#: Code and instruction of each frame in turn, innermost first. Flat: many live, and a pair would be an object more.
+#: Code and instruction of each frame in turn, innermost first. The list is flat because many are alive, and a pair
+#: would be an extra object.
 Frames = list[Any]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _INSTALLED = tuple({path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith("lib")})
-#: How many frames of the user's are shown.
+#: The number of user frames shown.
 SHOWN = 6
 
 
 def take(depth: int, limit: int) -> Frames:
-    """The innermost `limit` frames of the caller that is `depth` calls above; where they are torch's, a user's, too."""
+    """Record the innermost `limit` frames above `depth` callers. If all belong to torch, include a user frame."""
     frame: FrameType | None = sys._getframe(depth + 1)
     taken: Frames = []
     add = taken.append
@@ -33,7 +34,7 @@ def take(depth: int, limit: int) -> Frames:
         add(frame.f_lasti)
         frame = frame.f_back
         limit -= 1
-    if frame is not None and is_inside(taken[-2].co_filename):  # deep in torch's modules
+    if frame is not None and is_inside(taken[-2].co_filename):  # deep inside torch's modules
         while frame is not None and is_inside(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
@@ -43,14 +44,14 @@ def take(depth: int, limit: int) -> Frames:
 
 
 class ReplayedFrames(list[Any]):
-    """Where a replay was called; `of` says where its operations were recorded."""
+    """The frames of a replay's call. `of` adds where its operations were recorded."""
 
     def __init__(self, call: Frames, steps: Sequence[Frames]) -> None:
         super().__init__(call)
         self._steps = steps
 
     def of(self, steps: Sequence[int]) -> str:
-        """The frames of a step (of a step, where one recording is in another), and those of the call."""
+        """Return the frames of a step and those of the call. Nested recordings have nested steps."""
         recorded = self._steps[steps[0]]
         inner = recorded.of(steps[1:]) if steps[1:] and isinstance(recorded, ReplayedFrames) else text(recorded)
         return f"{inner}as recorded, and replayed at:\n{text(list(self))}"
@@ -61,12 +62,12 @@ def _pairs(frames: Frames) -> Iterator[tuple[CodeType, int]]:
 
 
 def is_inside(filename: str) -> bool:
-    """Whether this is torch's code, or the engine's."""
+    """Return whether a file belongs to torch or to the engine."""
     return filename.startswith(_INSIDE)
 
 
 def line_of(code: CodeType, instruction: int) -> int:
-    """The line of an instruction."""
+    """Return the line of an instruction."""
     for begin, end, line in code.co_lines():
         if begin <= instruction < end and line is not None:
             return line
@@ -74,7 +75,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 
 def innermost(frames: Frames | None) -> tuple[str, int, str]:
-    """File, line and function of the user's innermost frame."""
+    """Return the file, line and function of the innermost user frame."""
     for code, instruction in _pairs(frames or []):
         if not is_inside(code.co_filename):
             return code.co_filename, line_of(code, instruction), code.co_name
@@ -82,7 +83,7 @@ def innermost(frames: Frames | None) -> tuple[str, int, str]:
 
 
 def text(frames: Frames | None) -> str:
-    """As in a traceback, with the user's frames only: none of what runs a cell or a script."""
+    """Format the user frames like a traceback, without the frames that run a cell or a script."""
     if frames is None:
         return "  (too long ago: the place is no longer kept)\n"
     lines: list[str] = []
@@ -100,7 +101,7 @@ def text(frames: Frames | None) -> str:
 
 
 def program_line() -> tuple[str, int]:
-    """The line of the program that runs now: that of a library where no frame is outside of the installed ones."""
+    """Return the current line of the program. If all frames are in installed libraries, return a library's line."""
     frame: Any = sys._getframe(1)
     place = "?", 0
     while frame is not None:
@@ -115,7 +116,7 @@ def program_line() -> tuple[str, int]:
 
 
 def here() -> tuple[str, int, str]:
-    """The user's line that runs now."""
+    """Return the file, line and function of the current user line."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if not is_inside(frame.f_code.co_filename):

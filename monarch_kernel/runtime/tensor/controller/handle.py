@@ -1,7 +1,7 @@
-"""`Tensor`: the controller's handle of one value on every rank of a mesh.
+"""The controller's handle of one value on every rank of a mesh: `Tensor`.
 
-It is a wrapper subclass: it has the metadata of the value and no storage, so autograd, modules and optimizers work on
-it, and each operation goes to the ranks. `TensorMesh` issues the operations.
+It is a wrapper subclass with the metadata of the value and no storage. Autograd, modules and optimizers work on it, and
+each operation is sent to the ranks. `TensorMesh` issues the operations.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _data: Any = torch.Tensor.data
 
 
 class ValueOwner:
-    """Owns a value on the ranks: when its last handle goes, the value does.
+    """Owns a value on the ranks. The value is deleted with its last handle.
 
-    It holds the list of values to delete, and not the mesh, so that a collected handle keeps nothing alive.
+    It holds the list of values to delete instead of the mesh, so that a collected handle keeps nothing alive.
 
     Attributes:
         id: the number of the value.
-        place: where it was made, for tools.
-        layout: of a sharded tensor, its placements as text, if they were asked for; else there is no such attribute.
-        storage: what it shares with its views, of a value that has some or is lent; else there is no such attribute.
+        place: where the value was made, for tools.
+        layout: the placements of a sharded tensor as text, if they were queried; otherwise the attribute is missing.
+        storage: the state shared with views, if the value has views or is lent; otherwise the attribute is missing.
     """
 
     __slots__ = ("_dead", "id", "layout", "place", "storage")
@@ -54,7 +54,7 @@ class ValueOwner:
         self._dead = dead
 
     def delete_in(self, dead: list[int]) -> None:
-        """Have the value deleted in another stream, the only one that uses it from now on."""
+        """Delete the value in another stream, which is the only user from now on."""
         self._dead = dead
 
     def __del__(self) -> None:
@@ -62,16 +62,16 @@ class ValueOwner:
 
 
 class Tensor(torch.Tensor):
-    """A tensor on every rank of a mesh, or, of a sharded mesh, one tensor whose parts are on the ranks.
+    """A tensor on every rank of a mesh. On a sharded mesh, it is one tensor whose parts are on the ranks.
 
-    Made by torch operations while a mesh is active, by operations on other such tensors, and by `distribute`.
+    Created by torch operations while a mesh is active, by operations on other such tensors, and by `distribute`.
     """
 
     __slots__ = ("_constant", "_owner", "_spec")
 
     _spec: Spec
     _owner: ValueOwner
-    #: Its value, where that is known here: a step counter, say.
+    #: Its value, if it is known here, for example of a step counter.
     _constant: torch.Tensor | None
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
@@ -81,10 +81,10 @@ class Tensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         mesh = mesh_among(args) or mesh_among(tuple((kwargs or {}).values()))
-        assert mesh is not None  # torch calls this only if one of the arguments is one of ours
+        assert mesh is not None  # torch calls this only if an argument is one of these handles
         return mesh.dispatch(func, args, kwargs)
 
-    # torch looks for a storage in what it cannot flatten
+    # torch looks for a storage in objects that it cannot flatten
     def __tensor_flatten__(self) -> Any:
         raise NotImplementedError("a tensor on a mesh cannot be flattened into local tensors: fetch it first")
 
@@ -95,39 +95,42 @@ class Tensor(torch.Tensor):
         return _pictures().handle_html(self)
 
     def _short_form_(self) -> str:
-        """What a debugger shows: no rank is asked."""
+        """Return the text that a debugger shows. No rank is queried."""
         return _pictures().short_form(self)
 
     def visualize(self) -> Any:
-        """Which rank has which part, as a picture in notebooks and as text elsewhere: one round trip."""
+        """Show which rank has which part, as a picture in notebooks and as text elsewhere.
+
+        This costs one round trip.
+        """
         return _pictures().picture_of(self)
 
     @property
     def mesh(self) -> Any:
-        """The proc mesh on whose ranks it is."""
+        """The proc mesh that holds the tensor."""
         return self._spec.mesh.procs
 
     @property
     def stream(self) -> Any:
-        """The stream in which operations on it run."""
+        """The stream that runs operations on the tensor."""
         return self._spec.mesh.stream
 
     def drop(self) -> None:
-        """Delete its value, and those of its views, on the ranks: what uses one of them later raises.
+        """Delete its value and the values of its views on the ranks. Later uses raise.
 
-        What was issued before still runs with it; so does a stream that has borrowed it, until it drops that.
+        Operations issued before still use it. A stream that has borrowed it can use it until the borrow is dropped.
         """
         self._constant = None
         self._spec.mesh.drop(self._owner)
 
     @property
     def dropped(self) -> bool:
-        """Whether it, or one that it is a view of, was dropped."""
+        """Whether this tensor, or a tensor of which it is a view, was dropped."""
         storage = getattr(self._owner, "storage", None)
         return storage is not None and storage.dropped
 
     def item(self) -> Any:
-        """Its value as a Python number: one round trip, unless it is known here."""
+        """Return its value as a Python number. This costs one round trip, unless the value is known here."""
         if self.numel() != 1:
             raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
         if self._constant is not None:
@@ -137,15 +140,15 @@ class Tensor(torch.Tensor):
             return self._spec.mesh.value_of(self, "item()").item()
 
     def tolist(self) -> Any:
-        """Its values as nested lists of Python numbers: one round trip."""
+        """Return its values as nested lists of Python numbers. This costs one round trip."""
         with _disable_current_modes():
             return self._spec.mesh.value_of(self, "tolist()").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Its values as an array here: one round trip.
+        """Return its values as a local array. This costs one round trip.
 
         Raises:
-            RuntimeError: it requires grad, and `force` is false, as for any tensor.
+            RuntimeError: the tensor requires grad and `force` is false, as for any tensor.
         """
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
@@ -162,10 +165,10 @@ class Tensor(torch.Tensor):
         mesh: Any = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Combine the values of the ranks that differ in dimensions of the mesh.
+        """Combine the values of the ranks that differ in these dimensions of the mesh.
 
-        Gradients pass "stack", "sum", "avg", "min" and "max" (those two: without `scatter`): a backward differentiates
-        the sum of what all ranks hold. A backward that comes to another kind raises.
+        Gradients pass through "stack", "sum" and "avg", and through "min" and "max" without `scatter`. A backward pass
+        differentiates the sum over all ranks. For other kinds it raises.
 
         ============================  =================  ======================================================
         call                          result on a rank   also known as
@@ -180,13 +183,13 @@ class Tensor(torch.Tensor):
         Args:
             dims: names of dimensions of the tensor's mesh; None for all of them.
             reduction: "stack", "sum", "avg", "product", "min", "max", "band", "bor" or "bxor".
-            scatter: each rank keeps its part: dimension 0 must have as many parts as there are ranks that take part.
-            mesh: where the result is: a slice of the tensor's mesh, or another mesh, as for `to_mesh`.
-            out: a tensor that gets the result, and is returned.
+            scatter: each rank keeps its part: dimension 0 must have one part for each participating rank.
+            mesh: the mesh of the result: a slice of the tensor's mesh, or another mesh, as for `to_mesh`.
+            out: a tensor that receives the result and is returned.
 
         Raises:
             KeyError: the mesh has no such dimension.
-            TypeError: it cannot be done with this dtype or shape.
+            TypeError: this dtype or shape is not supported.
             RuntimeError: `out` is given, and it or the tensor requires grad.
         """
         return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, out)
@@ -198,34 +201,35 @@ class Tensor(torch.Tensor):
         scatter: bool = False,
         mesh: Any = None,
     ) -> Tensor:
-        """`reduce` in place: no memory is allocated for a contiguous tensor of many elements.
+        """Do `reduce` in place, without allocating memory for a large contiguous tensor.
 
         Raises:
-            RuntimeError: the tensor is a leaf that requires grad, as of any operation in place.
+            RuntimeError: the tensor is a leaf that requires grad, as for any operation in place.
         """
         return self._spec.mesh.reduce(self, dims, reduction, scatter, mesh, self)
 
     def slice_mesh(self, **coords: int | slice) -> Tensor:
-        """The same values on a part of the ranks: ``t.slice_mesh(gpus=0)``. Nothing is copied; gradients pass.
+        """Restrict the tensor to a part of its ranks: ``t.slice_mesh(gpus=0)``. Nothing is copied; gradients pass.
 
         Args:
-            coords: as of `ProcMesh.slice`: a number drops its dimension, a slice keeps a range of it.
+            coords: as for `ProcMesh.slice`: a number drops its dimension, a slice keeps a range of it.
         """
         return self._spec.mesh.slice_mesh(self, coords)
 
     def to_mesh(self, mesh: Any, stream: Any = None) -> Tensor:
-        """A copy on other ranks: each rank of `mesh` gets the value of the rank at its coordinates.
+        """Copy the tensor to other ranks. Each rank of `mesh` receives the value of the rank at its coordinates.
 
-        Gradients move back. Dimensions of `mesh` that the tensor's mesh has not get copies:
-        ``t.slice_mesh(gpus=0).to_mesh(t.mesh)`` is a broadcast, and its gradient a sum. Within the processes that were
-        spawned together, values go through process groups; else over the data plane, for which the controller waits.
+        Gradients move back. Along dimensions that only `mesh` has, the value is copied:
+        ``t.slice_mesh(gpus=0).to_mesh(t.mesh)`` is a broadcast, and its gradient is a sum. Between processes that were
+        spawned together, values move through process groups. Otherwise they move over the data plane, for which the
+        controller waits.
 
         Args:
             mesh: a proc mesh (or slice).
-            stream: the stream of the result; that of the tensor by default.
+            stream: the stream of the result; by default the stream of the tensor.
 
         Raises:
-            ValueError: a dimension of the tensor's mesh has another size there, or is not there.
+            ValueError: a dimension of the tensor's mesh has another size in `mesh`, or is missing there.
         """
         return self._spec.mesh.to_mesh(self, mesh, stream)
 
@@ -233,7 +237,7 @@ class Tensor(torch.Tensor):
 
     @property
     def placements(self) -> Any:
-        """How a sharded tensor is laid out: a placement for each dimension of its mesh. One round trip."""
+        """The layout of a sharded tensor: a placement for each dimension of its mesh. This costs one round trip."""
         return self._spec.mesh.sharded_values("placements").placements(self)
 
     @property
@@ -242,20 +246,20 @@ class Tensor(torch.Tensor):
         return self._spec.mesh.sharded_values("device_mesh").device_mesh(self)
 
     def redistribute(self, sharding_spec: Any = None, *, placements: Any = None) -> Tensor:
-        """The same sharded tensor in another layout, given as for `distribute`; gradients pass."""
+        """Change the layout of a sharded tensor. The layout is specified as for `distribute`; gradients pass."""
         values = self._spec.mesh.sharded_values("redistribute()")
         return values.redistribute(self, sharding_spec if placements is None else placements)
 
     def full_tensor(self) -> torch.Tensor:
-        """All of a sharded tensor, here; gradients pass. One round trip."""
+        """Fetch a whole sharded tensor. Gradients pass. This costs one round trip."""
         return self._spec.mesh.sharded_values("full_tensor()").full_tensor(self)
 
     def to_local(self, **coords: int) -> torch.Tensor:
-        """One rank's part of a sharded tensor, here: the rank at these coordinates (default: 0). One round trip."""
+        """Fetch one rank's part of a sharded tensor. Coordinates default to 0. This costs one round trip."""
         return self._spec.mesh.sharded_values("to_local()").to_local(self, coords)
 
     def preview(self, count: int = 6) -> str:
-        """What `print` shows, and up to `count` values of a sharded tensor. One round trip."""
+        """Return what `print` shows, with up to `count` values of a sharded tensor. This costs one round trip."""
         return self._spec.mesh.sharded_values("preview()").preview(self, count)
 
     def __format__(self, spec: str) -> str:
@@ -280,7 +284,7 @@ class Tensor(torch.Tensor):
 
     # -- indices ----------------------------------------------------------------------------------------
 
-    # Torch takes an index without dimensions as a number, the same for all: here each rank has its own.
+    # Torch takes an index without dimensions as one number. Here each rank has a separate number.
 
     def __getitem__(self, index: Any) -> Any:
         if not _has_number_of_ranks(index):
@@ -305,7 +309,7 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The same value without its graph; assigning another tensor of the mesh puts that one's value in its place."""
+        """The same value without its graph. Assigning another tensor of the mesh replaces the value."""
         return _data.__get__(self)
 
     @data.setter
@@ -317,11 +321,11 @@ class Tensor(torch.Tensor):
         self._spec, self._owner, self._constant = value._spec, value._owner, value._constant
 
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The tensor itself: where it is, is the ranks' matter."""
+        """Return the tensor itself: the ranks determine its device."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As `torch.Tensor.to`; a device that is named is the ranks' own."""
+        """Implement `torch.Tensor.to`. A device argument means the device of each rank."""
         kept = {name: kwargs[name] for name in ("dtype", "copy", "memory_format") if kwargs.get(name)}
         for x in args:
             if isinstance(x, torch.dtype):
@@ -335,7 +339,7 @@ class Tensor(torch.Tensor):
         return super().to(**kept)
 
     def share_memory_(self) -> Any:
-        """Refused: its memory is on the ranks."""
+        """Refuse: the memory is on the ranks."""
         raise RuntimeError(f"share_memory_(): the memory of {self!r} is on its ranks")
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -372,12 +376,13 @@ def _pictures() -> Any:
 
 
 def _operator(kind: str, name: str) -> Any:
-    """A binary operator of torch's that raises why it cannot be."""
+    """Return a binary operator like torch's that raises the reason for a failure."""
     plain = getattr(torch.Tensor, f"__{kind}{name}__")
     forward = getattr(torch.Tensor, f"__{name}__")
 
     def reflected(self: Tensor, other: Any) -> Any:
-        # Python prefers this to the operator of a local tensor, which may be another one: a division, or a reciprocal.
+        # Python prefers this to the operator of a local tensor, which may be a different one: a division, or a
+        # reciprocal.
         return forward(other, self) if isinstance(other, torch.Tensor) else plain(self, other)
 
     function = reflected if kind == "r" else plain
@@ -423,14 +428,14 @@ for _kind, _names in (("", (*_COMPARISONS, *_ARITHMETIC)), ("i", _ARITHMETIC), (
 
 
 def _make_of(spec: Spec) -> Any:
-    """A handle without a value."""
-    if spec.plain:  # half the time
+    """Create a handle without a value."""
+    if spec.plain:  # half of the time
         return _make(Tensor, spec.size, dtype=spec.dtype)
     return _make(Tensor, spec.size, spec.stride, dtype=spec.dtype, storage_offset=spec.offset)
 
 
 def make_handle(spec: Spec, held: ValueOwner) -> Tensor:
-    """A handle of a value; it does not require grad."""
+    """Create a handle of a value. It does not require grad."""
     made = _make_of(spec)
     made._spec = spec
     made._owner = held
@@ -439,12 +444,12 @@ def make_handle(spec: Spec, held: ValueOwner) -> Tensor:
 
 
 def handle_of(x: Any) -> Tensor | None:
-    """The handle that an argument is, or that is behind it; None for any other object."""
+    """Return the handle that an argument is or wraps; None for any other object."""
     return x if type(x) is Tensor else x.key if isinstance(x, OpaqueRef) else None
 
 
 def mesh_among(args: Any) -> TensorMesh | None:
-    """The mesh of the first handle among arguments, nested lists included."""
+    """Return the mesh of the first handle among arguments, including nested lists."""
     for a in args:
         if type(a) is Tensor:
             return a._spec.mesh
@@ -456,7 +461,7 @@ def mesh_among(args: Any) -> TensorMesh | None:
 
 
 def _is_number_of_ranks(index: Any) -> bool:
-    """Whether an index is a number that may differ from rank to rank."""
+    """Return whether an index is a number that may differ between ranks."""
     return (
         type(index) is Tensor
         and index.dim() == 0
@@ -473,12 +478,12 @@ def _has_number_of_ranks(index: Any) -> bool:
 
 
 def _dimensions_of(index: Any) -> int:
-    """How many dimensions of the tensor a part of an index is about; 0 for `...`, which is about the rest."""
+    """Return how many dimensions of the tensor a part of an index covers; 0 for `...`, which covers the rest."""
     if index is None or index is Ellipsis or isinstance(index, bool):
         return 0
     return index.dim() if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _or_none(index: Any) -> Any:
-    """The part of an index, if it can be compared: tensors cannot."""
+    """Return the part of an index, if it can be compared. Tensors cannot."""
     return None if isinstance(index, torch.Tensor) else index

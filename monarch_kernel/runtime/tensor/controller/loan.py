@@ -1,7 +1,7 @@
-"""`TensorLoan`: the handles and meshes that are met while the arguments of an endpoint are pickled.
+"""Collect the handles and meshes among the pickled arguments of an endpoint: `TensorLoan`.
 
-A rank gets what it has in their places: its own value of a handle, and torch's device mesh for a `Mesh`. Handles may be
-anywhere in the arguments: in containers, modules, optimizers and objects of the program.
+In their place, a rank receives its own value of a handle, and torch's device mesh for a `Mesh`. Handles may be anywhere
+in the arguments: in containers, modules, optimizers and objects of the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Lent:
-    """The handles of one mesh, in the order in which they were met."""
+    """The handles of one mesh, in pickling order."""
 
     def __init__(self, token: int, ranks: tuple[int, ...]) -> None:
         self.token = token
@@ -32,10 +32,12 @@ class _Lent:
 
 
 class TensorLoan:
-    """What a message lends. Pickle the message in ``with loan:``, then `send` tells the ranks what to put by.
+    """The values that a message lends.
+
+    Pickle the message in ``with loan:``. Then `send` tells the ranks which values to store.
 
     Args:
-        procs: references of the processes that the message goes to.
+        procs: references to the processes that receive the message.
     """
 
     def __init__(self, procs: Sequence[Any]) -> None:
@@ -51,10 +53,10 @@ class TensorLoan:
         _current.loan = self._outer
 
     def take(self, handle: Tensor) -> Any:
-        """How a handle is pickled.
+        """Return the pickled form of a handle.
 
         Raises:
-            MixedTensorsError: the message goes to a process that is no rank of its mesh.
+            MixedTensorsError: a receiver of the message is not a rank of the handle's mesh.
         """
         mesh = handle._spec.mesh
         lent = self._lent.get(mesh)
@@ -69,10 +71,10 @@ class TensorLoan:
         return lent_value, (mesh.engine.key, lent.token, index, grad)
 
     def ranks_of(self, mesh: TensorMesh, what: object) -> tuple[int, ...]:
-        """The ranks in the engine's world of the processes that the message goes to.
+        """Return the ranks of the message's receivers in the engine's world.
 
         Raises:
-            MixedTensorsError: not all of them are ranks of this mesh.
+            MixedTensorsError: a receiver is not a rank of this mesh.
         """
         ranks = ranks_in(mesh.engine, self._procs)
         if not set(ranks) <= set(mesh.ranks):
@@ -84,7 +86,7 @@ class TensorLoan:
         return ranks
 
     def send(self) -> list[tuple[TensorMesh, tuple[int, ...], int]]:
-        """Tell the ranks, in order with the handles' streams; returns meshes, ranks that are called, and tokens."""
+        """Send the loans to the ranks, in order with the handles' streams. Return meshes, called ranks, and tokens."""
         for mesh, lent in self._lent.items():
             mesh.engine.shares = True
             ids = [handle._owner.id for handle in lent.handles]
@@ -100,11 +102,11 @@ _current = _Current()
 
 
 def current_loan(what: object) -> TensorLoan:
-    """The loan that what is being pickled belongs to.
+    """Return the loan of the current pickling.
 
     Raises:
-        TensorArgument: none: it is pickled for something else, or by an endpoint that does not know yet that there are
-            handles in its arguments.
+        TensorArgument: there is none: the tensor is pickled for another purpose, or by an endpoint that has not
+            detected the handles in its arguments yet.
     """
     loan = _current.loan
     if loan is None:
@@ -116,18 +118,20 @@ def current_loan(what: object) -> TensorLoan:
 
 
 def ranks_by_proc(engine: TensorEngine) -> dict[str, int]:
-    """The rank of each process of an engine's world, by the process's id."""
+    """Return the rank of each process of an engine's world, by process id."""
     return {ref.id: rank for rank, ref in enumerate(engine.world._target().procs)}
 
 
 def ranks_in(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks that processes are in the engine's world; -1 for those that are none."""
+    """Return the ranks of processes in the engine's world; -1 for processes outside of it."""
     places = ranks_by_proc(engine)
     return tuple(places.get(ref.id, -1) for ref in procs)
 
 
 def region_of(labels: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...]) -> Region | None:
-    """The region that selects these ranks in row-major order; None if they are not evenly spaced in each dimension."""
+    """Return the region that selects these ranks in row-major order; None if they are not evenly spaced in each
+    dimension.
+    """
     strides: list[int] = []
     step = 1
     for size in reversed(sizes):

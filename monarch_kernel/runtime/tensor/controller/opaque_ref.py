@@ -1,4 +1,4 @@
-"""`OpaqueRef`: an object that lives on the ranks, in functions of the ranks and as a handle of the controller."""
+"""References to objects on the ranks, for functions of the ranks and as handles of the controller: `OpaqueRef`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 class OpaqueRef:
     """A reference to an object of any kind that lives on the ranks.
 
-    A function of the ranks (``remote``) returns one, and its ``propagate`` says so with ``OpaqueRef()``. The controller
-    gets one that has no value, and passes it on as an argument; the functions that get it have the object as ``value``.
-    When the controller's last copy goes, the ranks let go of the object.
+    A function of the ranks (``remote``) returns a reference, and its ``propagate`` returns ``OpaqueRef()`` to declare
+    this. The controller receives a reference without a value, and passes it on as an argument. Functions that receive
+    it find the object in ``value``. When the controller's last copy is deleted, the ranks release the object.
 
     ```python
     @remote(propagate=lambda: OpaqueRef())
@@ -37,17 +37,17 @@ class OpaqueRef:
 
     @classmethod
     def of(cls, key: Tensor) -> OpaqueRef:
-        """The controller's reference to a value on the ranks."""
+        """Create the controller's reference to a value on the ranks."""
         made = OpaqueRef()
         made._key = key
         return made
 
     @property
     def key(self) -> Tensor:
-        """The controller's handle of the object: a tensor in name only.
+        """The controller's handle of the object. It is a tensor only formally.
 
         Raises:
-            RuntimeError: the object is in this process, and on no rank.
+            RuntimeError: the object is in this process, not on ranks.
         """
         if self._key is None:
             raise RuntimeError(
@@ -71,7 +71,7 @@ class OpaqueRef:
 
     def __reduce__(self) -> Any:
         if self._key is not None:
-            return self._key.__reduce_ex__(4)  # refused, but for arguments of endpoints
+            return self._key.__reduce_ex__(4)  # refused, except for arguments of endpoints
         raise TypeError("the object of an OpaqueRef stays on its rank: return what you need of it")
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`Plan`: what a program's lines cost beyond its operations, counted where it happens."""
+"""Count the costs of a program's lines beyond their operations: `Plan`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from monarch_kernel.runtime.tensor.controller import frames
 
 @dataclass(slots=True)
 class LineCost:
-    """What one line of the program caused.
+    """The costs of one line of the program.
 
     Attributes:
-        synchronisations: how often the controller waited for a value, by what asked for it.
-        redistributions: how often the layout of a sharded tensor was changed, by what from and to.
-        fallbacks: operations that had no rule for their layout and ran on the whole tensor, by name.
+        synchronisations: how often the controller waited for a value, by cause.
+        redistributions: how often the layout of a sharded tensor changed, by old and new layout.
+        fallbacks: operations without a rule for their layout, which ran on the whole tensor, by name.
         sent: bytes of data from the controller to ranks.
         fetched: bytes of data from ranks to the controller.
-        moved: bytes that ranks exchanged.
+        moved: bytes exchanged between ranks.
     """
 
     synchronisations: dict[str, int] = field(default_factory=dict[str, int])
@@ -41,7 +41,7 @@ class Plan:
         self.since = 0
 
     def line(self, place: tuple[str, int, str] | None = None) -> LineCost:
-        """The costs of a line; by default the user's that runs now."""
+        """Return the costs of a line; by default the current user line."""
         place = frames.here() if place is None else place
         cost = self.lines.get(place)
         if cost is None:
@@ -49,10 +49,10 @@ class Plan:
         return cost
 
     def synchronised(self, why: str) -> None:
-        """The controller is about to wait for the ranks."""
+        """Count a wait of the controller for the ranks."""
         cost = self.line()
         cost.synchronisations[why] = cost.synchronisations.get(why, 0) + 1
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Delete all counts."""
         self.lines.clear()

@@ -1,4 +1,4 @@
-"""States of the ranks' random numbers; `Redraws` gives checkpointed regions the same numbers when they run again."""
+"""Manage the random states of the ranks. `Redraws` replays the same numbers when a checkpointed region runs again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.tensor_mesh import TensorMesh
 
 
-#: How many draws of checkpointed regions can be gone back to (5 kB each on every rank).
+#: The number of draws of checkpointed regions whose states are kept (5 kB each on every rank).
 REMEMBERED = 4096
 
 
 class _Pass(Enum):
-    """In which pass of a checkpointed region an operation is issued."""
+    """The current pass of a checkpointed region."""
 
     FORWARD = "forward"
     AGAIN = "again"
@@ -36,27 +36,28 @@ class _Pass(Enum):
 class Redraws:
     """The states of the ranks' generators at the draws of checkpointed regions (`torch.utils.checkpoint`).
 
-    Checkpointing sets the generator of this process back before it computes a region again, and the ranks draw from
-    theirs. So this process's generator is advanced by each draw of such a region, and its states stand for those of the
-    ranks: the state that a draw finds here says from where the ranks have to draw. Draws elsewhere leave it alone.
+    Checkpointing restores the generator of this process before it recomputes a region, but the ranks draw from their
+    own generators. Each draw of such a region therefore also advances this process's generator, and its states identify
+    the states of the ranks: the state here at a draw determines the state from which the ranks draw. Draws elsewhere do
+    not change it.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[TensorMesh, bytes], Tensor] = {}
-        #: Where ranks go on after what is computed again, for each mesh that has been set back.
+        #: The state from which ranks continue after a recomputation, for each mesh whose state was restored.
         self._after: dict[TensorMesh, Tensor] = {}
         self._expected = b""
 
     @classmethod
     def of(cls, engine: TensorEngine) -> Redraws:
-        """The one of an engine."""
+        """Return the instance of an engine."""
         return engine.extras.setdefault("redraws", cls())
 
     def before_draw(self, mesh: TensorMesh) -> None:
-        """See that the next operation of the mesh, a random one, draws what it has to.
+        """Prepare the next random operation of the mesh, so that it draws the right numbers.
 
         Raises:
-            RuntimeError: the region drew its numbers so many draws ago that they are forgotten.
+            RuntimeError: the region's draw is older than the kept states.
         """
         where = _pass()
         if where is None or where is _Pass.FORWARD:
@@ -89,7 +90,7 @@ class Redraws:
             self._expected = digest_of(generator.get_state())
 
     def seeded(self) -> None:
-        """The program has said where the ranks go on."""
+        """Note that the program has set the random states of the ranks."""
         self._after.clear()
 
     def _go_on(self) -> None:
@@ -98,7 +99,7 @@ class Redraws:
 
 
 def _pass() -> _Pass | None:
-    """In which pass of a checkpointed region this is called; None outside of one."""
+    """Return the current pass of a checkpointed region; None outside of one."""
     found: _Pass | None = None
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -114,17 +115,17 @@ def _pass() -> _Pass | None:
 
 
 def digest_of(state: torch.Tensor) -> bytes:
-    """A few bytes that stand for a state of a generator of this process."""
+    """Return a short digest of a generator state of this process."""
     return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
 
 
 def state_of(mesh: TensorMesh) -> Tensor:
-    """Where the random numbers of each rank are: a handle of uint8 numbers."""
+    """Return the random state of each rank: a handle of a uint8 tensor."""
     with _disable_current_modes():
         size = torch.default_generator.get_state().numel() + randomness.OF_GPU
     return mesh.call(randomness.state, lambda: torch.empty(size, dtype=torch.uint8), key="rng_state")
 
 
 def go_on_from(state: Tensor) -> None:
-    """Have each rank of its mesh go on from a state."""
+    """Set the random state of each rank of the state's mesh."""
     state._spec.mesh.call(randomness.set_state, lambda _: None, state, key="set_rng_state")

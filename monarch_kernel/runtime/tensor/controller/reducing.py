@@ -1,4 +1,4 @@
-"""``Tensor.reduce``: from dimensions of a mesh to the groups of ranks that meet, and the shapes of what comes out."""
+"""Implement ``Tensor.reduce``: find the groups of ranks for dimensions of a mesh, and the shapes of the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reduce(
     target: TensorMesh | None,
     out: Tensor | None,
 ) -> Tensor:
-    """See `Tensor.reduce`; `target` is a part of the tensor's mesh."""
+    """Implement `Tensor.reduce`. `target` is a part of the tensor's mesh."""
     mesh = tensor._spec.mesh
     if mesh.sharded:
         raise TypeError(f"reduce() of a sharded tensor of mesh {mesh.name}: redistribute() it, or reduce its elements")
@@ -64,11 +64,11 @@ def _written(out: torch.Tensor) -> None:
 
 
 def dimensions(mesh: TensorMesh, dims: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Names of dimensions of a mesh, all of them for None.
+    """Return the names of dimensions of a mesh; all of them for None.
 
     Raises:
         KeyError: there is no such dimension.
-        ValueError: one is named twice.
+        ValueError: a dimension is named twice.
     """
     names = mesh.labels if dims is None else (dims,) if isinstance(dims, str) else tuple(dims)
     for name in names:
@@ -80,7 +80,7 @@ def dimensions(mesh: TensorMesh, dims: Sequence[str] | str | None) -> tuple[str,
 
 
 def groups_of(mesh: TensorMesh, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of the world that differ only in these dimensions, in the order of the names."""
+    """Group the ranks of the world that differ only in these dimensions, in the order of the names."""
     strides = dict(zip(mesh.labels, _strides(mesh.sizes)))
     sizes = dict(zip(mesh.labels, mesh.sizes))
 

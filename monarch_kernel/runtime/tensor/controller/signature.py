@@ -1,6 +1,7 @@
-"""`Signature`: one operation with all that is fixed about it. Its first use finds out what comes out of it.
+"""An operation with all its fixed properties: `Signature`. Its first use determines the results.
 
-Also: names of operations, what they write, and values that the controller knows without asking (`follow`).
+This module also has the names of operations, the inputs that they write, and values that the controller knows without a
+query (`follow`).
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from monarch_kernel.runtime.tensor.wire import FloatSlot, TensorSlot
 
 
 class Signature:
-    """What the controller must know to issue an operation again with one lookup.
+    """The data with which the controller issues an operation again after one lookup.
 
     Attributes:
-        number: of its definition on the ranks; ANSWERED where none need be asked; COMPOSED where it is made of others.
-        spec: of its result, if that is a single new tensor.
-        outs: else for each result: a spec if it is new, the position of an input that it is, or None.
-        tree: how `outs` are nested; None if there is one.
+        number: the number of its definition on the ranks; ANSWERED if no rank is needed; COMPOSED if it consists of
+            other operations.
+        spec: the spec of its result, if that is a single new tensor.
+        outs: otherwise, for each result: a spec if it is new, the position of the input that it is, or None.
+        tree: the structure of `outs`; None for a single result.
         shared: the position of the input of which the result is another handle (detach), or None.
-        answer: the result that needs no rank, or the function that issues other operations; of a function of the ranks
-            whose result is nested, what that looks like.
+        answer: the result that needs no rank, or the function that issues other operations; for a function of the ranks
+            with a nested result, the form of that result.
         label: the operation's name.
         template: ``(args, kwargs)`` with slots.
-        inputs, floats: how many there are.
+        inputs, floats: the numbers of inputs and floats.
         mutates: positions of the inputs that it writes.
         views: for each result, the position of the input whose memory it has, or -1; empty if there are none.
-        follows: whether it may change what is known here of values (see `constants`).
+        follows: whether it may change values that are known here (see `constants`).
         draws: whether it draws random numbers.
     """
 
@@ -75,7 +77,7 @@ class Signature:
     draws: bool
 
 
-#: Numbers of signatures that ranks do not know.
+#: Numbers of signatures without a definition on the ranks.
 ANSWERED = -1
 COMPOSED = -2
 
@@ -84,10 +86,10 @@ _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def operation_name(func: Any) -> str:
-    """``aten::add.Tensor`` of an operation.
+    """Return the name of an operation, like ``aten::add.Tensor``.
 
     Raises:
-        TypeError: it is no operation of torch's that ranks could look up.
+        TypeError: it is not an operation of torch that ranks can look up.
     """
     if not isinstance(func, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]  # no public name
         raise TypeError(f"{func} is not an operation that can run on ranks: use remote() for a function of your own")
@@ -95,13 +97,13 @@ def operation_name(func: Any) -> str:
 
 
 def mutated(func: Any, args: Any, kwargs: Any, ins: list[Tensor]) -> tuple[int, ...]:
-    """Positions of the inputs that the operation's schema says it writes."""
+    """Return the positions of the inputs that the operation writes, according to its schema."""
     return tuple(i for x in written(func, args, kwargs) for i, a in enumerate(ins) if a is x)
 
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Silence the log of FakeTensor in a block: the program gets what it raises."""
+    """Silence the log of FakeTensor in this block. Its exceptions still reach the program."""
     before, _fake_log.disabled = _fake_log.disabled, True
     try:
         yield
@@ -109,7 +111,7 @@ def quiet() -> Generator[None]:
         _fake_log.disabled = before
 
 
-#: Operations on known numbers whose results are known, too.
+#: Operations on known numbers whose results are also known.
 FOLLOWED = frozenset(
     {
         "aten::add_.Tensor",
@@ -125,10 +127,10 @@ FOLLOWED = frozenset(
 
 
 def follow(operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
-    """Compute here what an operation on known numbers gives on the ranks; forget what is written unknown.
+    """Compute the results of an operation on known numbers here; forget values that are overwritten with unknown ones.
 
-    Step counters of optimizers are such numbers: an optimizer reads its step at every parameter, which would be a round
-    trip each.
+    Examples are the step counters of optimizers: an optimizer reads its step at every parameter, and each read would
+    cost a round trip.
     """
     if signature.label in FOLLOWED and all(a._constant is not None for a in ins):
         tensors, numbers = iter(ins), iter(floats)

@@ -1,4 +1,7 @@
-"""`Spec`: what the result of an operation on a tensor can depend on. Equal ones are one object: keys compare fast."""
+"""The tensor metadata on which an operation's result can depend: `Spec`.
+
+Equal specs are one object, so keys compare fast.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ class Spec:
     """Metadata of a tensor on a mesh.
 
     Attributes:
-        mesh: where its values are: tensors of different meshes never have equal specs.
-        size, stride, offset, dtype: as of the tensor on a rank; of a sharded mesh, as of the whole tensor.
-        plain: whether stride and offset are those of a new contiguous tensor, of which torch need not be told.
+        mesh: the mesh of its values; tensors of different meshes never have equal specs.
+        size, stride, offset, dtype: the metadata of the tensor on a rank; on a sharded mesh, of the whole tensor.
+        plain: whether stride and offset are the defaults of a new contiguous tensor, which torch need not be given.
     """
 
     __slots__ = ("dtype", "mesh", "offset", "plain", "size", "stride")
@@ -39,7 +42,7 @@ class Spec:
         self.plain = offset == 0 and torch.empty(size, device="meta").stride() == tuple(stride)
 
     def fake(self) -> torch.Tensor:
-        """A tensor of this kind, for a FakeTensorMode."""
+        """Create a tensor with this metadata, inside a FakeTensorMode."""
         if self.offset == 0:
             return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
         reach = 0 if 0 in self.size else 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride))
@@ -50,10 +53,10 @@ class Spec:
 
 
 def spec_of(mesh: TensorMesh, tensor: torch.Tensor) -> Spec:
-    """The spec of a tensor like this one on a mesh.
+    """Return the spec of a tensor with the same metadata on a mesh.
 
     Raises:
-        TypeError: it is sparse, quantized or nested.
+        TypeError: the tensor is sparse, quantized or nested.
     """
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise TypeError(
@@ -64,7 +67,7 @@ def spec_of(mesh: TensorMesh, tensor: torch.Tensor) -> Spec:
 
 
 def spec_on(mesh: TensorMesh, spec: Spec) -> Spec:
-    """The same spec on another mesh."""
+    """Return the same spec on another mesh."""
     return _known(mesh, (tuple(spec.size), spec.stride, spec.offset, spec.dtype))
 
 

@@ -1,4 +1,4 @@
-"""`Stream`: an order of operations. Each rank runs every stream on a thread of its own, so streams overlap."""
+"""An order of operations: `Stream`. Each rank runs every stream on a separate thread, so streams overlap."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _numbers = itertools.count()
 
 
 class Stream:
-    """An order of operations, on every mesh that uses it.
+    """An order of operations, common to every mesh that uses it.
 
-    Operations of one stream run in the order in which they were issued; those of two streams do so at the same time,
-    and a tensor of one is used in the other by `borrow`.
+    Operations of one stream run in the order in which they were issued. Operations of different streams run
+    concurrently. To use a tensor of one stream in another, call `borrow`.
 
     Args:
-        name: what errors and tools call it.
+        name: its name in errors and tools.
 
     Attributes:
-        number: what ranks know it by; two streams may have one name.
+        number: its identifier on the ranks; names need not be unique.
     """
 
-    #: What `activate` does: which mesh is active is known elsewhere.
+    #: Implements `activate`: another module manages the active mesh.
     _activation: ClassVar[Callable[[Stream], AbstractContextManager[Stream]]]
 
     def __init__(self, name: str) -> None:
@@ -45,22 +45,23 @@ class Stream:
         return f"<Stream {self.name}>"
 
     def activate(self) -> AbstractContextManager[Stream]:
-        """``with stream.activate():`` operations on the mesh that is active run in this stream."""
+        """Run operations on the active mesh in this stream: ``with stream.activate():``."""
         return type(self)._activation(self)
 
     def borrow(self, tensor: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
-        """A tensor of another stream, for use in this one until ``borrow.drop()``.
+        """Borrow a tensor of another stream for use in this stream until ``borrow.drop()``.
 
-        Operations on it wait for those that gave it in its own stream, and once it is dropped, later ones there wait
-        for those here. Until then its own stream may not write it, or, if it is lent `mutable`, not use it at all.
+        Operations on it here wait for the operations that computed it in its own stream. After the drop, later
+        operations in its own stream wait for the operations here. Until then, its own stream cannot write it, or, if it
+        is lent `mutable`, cannot use it at all.
 
         Raises:
-            BorrowError: it is lent in a way that excludes this.
+            BorrowError: an existing loan excludes this one.
         """
         return tensor._spec.mesh.lend(tensor, self, mutable)
 
     def workers_of(self, engine: TensorEngine, region: Region | None = None) -> Any:
-        """Its workers in the world of an engine, or those of a region of it; they are spawned when first needed."""
+        """Return its workers in an engine's world, or in a region of it. They are spawned on first use."""
         workers = self._workers.get(engine)
         if workers is None:
             with engine.lock:
@@ -70,5 +71,5 @@ class Stream:
         return workers if region is None else workers._new_with_region(region)
 
 
-#: Where operations go if nothing else is said.
+#: The default stream.
 MAIN = Stream("main")

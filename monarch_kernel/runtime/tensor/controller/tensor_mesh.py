@@ -1,8 +1,8 @@
-"""`TensorMesh`: a region of ranks and a stream, where operations on its tensors go. Its `dispatch` is the hot path.
+"""A region of ranks and a stream that run operations on its tensors: `TensorMesh`. Its `dispatch` is the hot path.
 
-Per operation: a key from the function, the specs of its inputs and its literals; one lookup gives the signature; the
-record is appended to what the engine is about to send. FakeTensor finds out what comes out of an operation, the first
-time that it is used so.
+For each operation, `dispatch` builds a key from the function, the specs of its inputs and its literals, finds the
+signature with one lookup, and appends a record to the engine's pending records. On the first use of a key, FakeTensor
+determines the results of the operation.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.stream import Stream
 
 aten: Any = torch.ops.aten
-#: Another handle of the same value: nothing is sent.
+#: Operations that return another handle of the same value: nothing is sent.
 SHARED = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
-#: Floats among their arguments decide the size of the result, so those are a part of what is fixed.
+#: Operations whose float arguments decide the size of the result, so these floats are part of the signature.
 SIZED_BY_FLOATS = frozenset(
     {
         *(getattr(aten.arange, name) for name in aten.arange.overloads()),
         *(getattr(aten.range, name) for name in aten.range.overloads()),
     }
 )
-#: How many frames are kept of each operation, torch's own included.
+#: The number of frames kept for each operation, including torch's.
 FRAMES = 10
 
 
 class TensorMesh:
-    """A region of a proc mesh and a stream, as operations on tensors see them.
+    """A region of a proc mesh and a stream, as operations on tensors use them.
 
     Attributes:
         procs: the proc mesh (or slice).
         labels, sizes: its dimensions.
         ranks: its ranks in the engine's world.
-        workers: the stream's workers of these ranks.
-        sharded: whether values are DTensors, and specs those of whole tensors.
+        workers: the stream's workers on these ranks.
+        sharded: whether values are DTensors and specs describe whole tensors.
         specs, signatures: see `Spec`, `Signature`.
-        dead: values whose last handle has gone.
-        error: what every operation and fetch raises, since a rank has died.
-        composed: operations that are made of others on this mesh, since the ranks would get them wrong.
+        dead: values whose last handle was deleted.
+        error: the error of every operation and fetch after the death of a rank.
+        composed: operations that are replaced by others on this mesh, because the ranks would compute them incorrectly.
     """
 
     def __init__(self, engine: TensorEngine, procs: ProcMesh, stream: Stream, sharded: bool) -> None:
@@ -92,7 +92,7 @@ class TensorMesh:
         self.sharded = sharded
         self.specs: dict[tuple[Any, ...], Spec] = {}
         self.signatures: dict[Any, Signature] = {}
-        self._functions: list[Any] = []  # kept, as keys have their identities
+        self._functions: list[Any] = []  # kept because keys contain their identities
         self.dead: list[int] = []
         self.composed: dict[Any, Callable[..., Any]] = {}
 
@@ -101,7 +101,7 @@ class TensorMesh:
         return f"<TensorMesh {self.name} ({shape}), stream {self.stream.name}{', sharded' if self.sharded else ''}>"
 
     def check_alive(self) -> None:
-        """Raise if a rank of this mesh has died, and was not replaced."""
+        """Raise if a rank of this mesh has died and was not replaced."""
         if self.error is not None:
             with self.engine.lock:
                 self.engine.look_out(self)
@@ -112,11 +112,11 @@ class TensorMesh:
         raise self.error
 
     def settled(self, failed: FailedValue) -> FailedValue:
-        """The failure to be told for this one."""
+        """Return the failure to report for this one."""
         return failed
 
     def lost(self, error: SupervisionError) -> DeviceMeshError:
-        """The error of this mesh from now on: a rank has died."""
+        """Set and return the error of this mesh after the death of a rank."""
         if self.error is None:
             self.engine.note_lost_workers(self, error)
             if self.procs._stopped:
@@ -129,12 +129,12 @@ class TensorMesh:
     # -- an operation: the hot path -----------------------------------------------------------------
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Issue a torch operation; returns handles of its results at once.
+        """Issue a torch operation. Return handles of its results at once.
 
         Raises:
-            MixedTensorsError: its tensors are not all of this mesh and stream.
+            MixedTensorsError: its tensors do not all belong to this mesh and stream.
             TypeError: it cannot run on ranks.
-            Exception: what torch raises for these shapes, dtypes and arguments, as a local operation would.
+            Exception: the error of torch for these shapes, dtypes and arguments, as for a local operation.
         """
         key: list[Any] = [id(func)]  # the hash of an operation is a function in Python
         ins: list[Tensor] = []
@@ -161,7 +161,7 @@ class TensorMesh:
             else:
                 key.append(a)
         if kwargs:
-            # The branches of above once more: a call for each argument would cost more than all that it shares.
+            # The branches above are repeated here: a call for each argument would cost more than the duplication saves.
             for name, a in kwargs.items():
                 key.append(name)
                 t = type(a)
@@ -208,7 +208,7 @@ class TensorMesh:
         return result
 
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
-        """Append a record; returns handles of its results."""
+        """Append a record. Return handles of its results."""
         engine = self.engine
         if self.error is not None:
             self.check_alive()
@@ -275,7 +275,7 @@ class TensorMesh:
         return results
 
     def _key_of_list(self, items: Any, key: list[Any], ins: list[Tensor], floats: list[float]) -> bool:
-        """Whether one of the items is a local tensor."""
+        """Add the items of a list to the key. Return whether one of them is a local tensor."""
         key.append(type(items))
         key.append(len(items))
         for x in items:
@@ -358,7 +358,7 @@ class TensorMesh:
         return self._keep(key, signature)
 
     def _sized_by_floats(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Issue an operation whose floats are a part of its signature."""
+        """Issue an operation whose floats are part of its signature."""
         args = tuple(float(x) if isinstance(x, torch.SymFloat) else x for x in args)
         key = ("sized by floats", func, *((type(x), x) for x in (*args, *kwargs.items())))
         signature = self.signatures.get(key)
@@ -383,22 +383,22 @@ class TensorMesh:
         fresh: bool = False,
         onto: TensorMesh | None = None,
     ) -> Signature:
-        """The signature of an operation whose results are like `out`, defined on the ranks.
+        """Create the signature of an operation whose results are like `out`, and define it on the ranks.
 
         Args:
-            operation: its name, or a function of the ranks.
+            operation: the name of the operation, or a function of the ranks.
             template: ``(args, kwargs)`` with slots.
-            out: fake results; those that are one of `inputs` are that input's handle.
+            out: fake results; a result that is one of `inputs` becomes that input's handle.
             inputs: fake inputs.
-            meets: whether ranks wait for each other in it.
-            fresh: whether a result that looks like an input is still a new value.
-            onto: the mesh on which the results are, if it is another one.
+            meets: whether ranks wait for each other in the operation.
+            fresh: whether a result that equals an input is still a new value.
+            onto: the mesh of the results, if it is another one.
         """
         there = self if onto is None else onto
         flat, tree = tree_flatten(out)
         position = {} if fresh else {id(f): i for i, f in enumerate(inputs)}
         results = [o for o in flat if isinstance(o, torch.Tensor)]
-        if not results and out is not None and not mutates:  # a fact about shapes: no rank need be asked
+        if not results and out is not None and not mutates:  # the result depends only on shapes, so no rank is needed
             return without_record(ANSWERED, out)
         signature = without_record(0, None)
         signature.label, signature.template, signature.mutates = label, template, mutates
@@ -470,10 +470,10 @@ class TensorMesh:
 
         Args:
             function: called on each rank with its values; pickled once per signature.
-            propagate: called here with fake tensors, once per signature: gives the shapes of the results.
-            key: by what signatures are kept, if the function is made anew for each call.
-            meets: whether ranks wait for each other in it.
-            onto: the mesh on which the results are, if it is another one: a part of this, say.
+            propagate: called here with fake tensors, once per signature, to get the shapes of the results.
+            key: the key of its signatures, if the function is created again for each call.
+            meets: whether ranks wait for each other in the function.
+            onto: the mesh of the results, if it is another one, such as a part of this mesh.
         """
         flat, tree = tree_flatten((args, kwargs))
         opaque = frozenset(k for k, x in enumerate(flat) if isinstance(x, OpaqueRef))
@@ -549,11 +549,11 @@ class TensorMesh:
         return made if like is None else like.filled(self.objects(like, made))
 
     def objects(self, like: ResultLike, made: Any) -> list[Any]:
-        """Handles of a result's values, with references in the places of those that are objects."""
+        """Replace handles of objects among a result's values by references."""
         return [OpaqueRef.of(x) if kind.opaque else x for (_, kind), x in zip(like.likes, made or ())]
 
     def propagated(self, propagate: Callable[..., Any], arguments: Any) -> ResultLike:
-        """What `propagate` says that the result for ``(args, kwargs)`` looks like."""
+        """Return the form of the result for ``(args, kwargs)`` according to `propagate`."""
         with _disable_current_modes(), self.engine.fake, torch.no_grad(), quiet():
             args, kwargs = tree_map(_fake_of, arguments)
             return ResultLike(propagate(*args, **kwargs))
@@ -569,7 +569,7 @@ class TensorMesh:
         mesh: ProcMesh | None,
         out: Tensor | None,
     ) -> Tensor:
-        """See `Tensor.reduce`."""
+        """Implement `Tensor.reduce`."""
         if mesh is None:
             return adjoints.reduce(tensor, dims, reduction, scatter, None, out)
         engine = self.engine.of(mesh)
@@ -583,25 +583,25 @@ class TensorMesh:
         return adjoints.to_mesh(made, mesh, None)
 
     def slice_mesh(self, tensor: Tensor, coords: dict[str, int | slice]) -> Tensor:
-        """See `Tensor.slice_mesh`."""
+        """Implement `Tensor.slice_mesh`."""
         return adjoints.slice_mesh(tensor, coords)
 
     def to_mesh(self, tensor: Tensor, mesh: ProcMesh, stream: Stream | None) -> Tensor:
-        """See `Tensor.to_mesh`."""
+        """Implement `Tensor.to_mesh`."""
         return adjoints.to_mesh(tensor, mesh, stream)
 
     def lend(self, tensor: Tensor, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
-        """See `Stream.borrow`."""
+        """Implement `Stream.borrow`."""
         return adjoints.borrow(tensor, self.engine.mesh_of(self.procs, stream), mutable)
 
     def drop(self, owner: ValueOwner) -> None:
-        """See `Tensor.drop`."""
+        """Implement `Tensor.drop`."""
         drop(owner)
 
     # -- local tensors ------------------------------------------------------------------------------
 
     def _lifted(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Arguments in which local tensors are on the mesh, where that cannot be a mistake."""
+        """Move local tensors among arguments to the mesh, where this cannot be a mistake."""
 
         def lift(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or type(x) is Tensor:
@@ -623,7 +623,7 @@ class TensorMesh:
         return tree_map(lift, (list(args), kwargs or {}))
 
     def put(self, tensor: torch.Tensor) -> Tensor:
-        """A handle of a copy of a local tensor on every rank (replicated, if the mesh is sharded)."""
+        """Copy a local tensor to every rank (replicated, if the mesh is sharded). Return its handle."""
         with _disable_current_modes():
             local = tensor.detach()
             with self.engine.lock:
@@ -639,22 +639,22 @@ class TensorMesh:
     # -- values here --------------------------------------------------------------------------------
 
     def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
-        """The value of the first rank (or, of a sharded mesh, the whole): the controller waits for it."""
+        """Wait for the value of the first rank, or on a sharded mesh for the whole value. Return it."""
         return self.engine.fetch(self, handle, 0, why, compare=not self.sharded and len(self.ranks) > 1).get()
 
     def _of_unknown_size(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation whose shapes depend on values: the ranks run it, and tell the shapes."""
+        """Run an operation whose shapes depend on values. The ranks run it and report the shapes."""
         self.engine.plan.synchronised(operation_name(func).split("::")[-1])
         return self.engine.run_and_describe(self, func, args, kwargs)
 
     def collect_costs(self) -> None:
-        """Bring what the ranks have counted into the engine's plan: nothing, where values are plain tensors."""
+        """Collect the counts of the ranks into the engine's plan. Plain tensors have none."""
 
     def sharded_values(self, what: str) -> Any:
-        """What handles of a sharded mesh can do.
+        """Return the operations of handles of a sharded mesh.
 
         Raises:
-            TypeError: this mesh is none.
+            TypeError: this mesh is not sharded.
         """
         raise TypeError(
             f"{what}: a tensor of mesh {self.name} is one of its own on every rank, and has no layout: "
@@ -662,7 +662,7 @@ class TensorMesh:
         )
 
     def describe(self, handle: Tensor) -> str:
-        """What `repr` of a handle says."""
+        """Return the `repr` of a handle."""
         shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
         grad = ", requires_grad=True" if handle.requires_grad else ""
         return (
@@ -670,17 +670,17 @@ class TensorMesh:
         )
 
     def reduce_handle(self, handle: Tensor) -> Any:
-        """How a handle is pickled: refused, but for arguments of endpoints."""
+        """Return the pickled form of a handle. This is refused, except for arguments of endpoints."""
         return current_loan(handle).take(handle)
 
     def recorded(self, signature: Signature, steps: list[int]) -> None:
-        """Called for the signature of a replay, with the numbers of those of its steps."""
+        """Process the signature of a replay, with the numbers of the signatures of its steps."""
 
     def copied(self, tensor: Tensor, copy: Tensor) -> None:
-        """Called when a leaf was deep-copied: nothing, where gradients need no care."""
+        """Process a deep copy of a leaf. Meshes whose gradients need no extra work ignore it."""
 
     def prepare_loan(self) -> None:
-        """Called before values are lent to actors: nothing, where values are plain tensors."""
+        """Prepare for lending values to actors. Meshes of plain tensors do nothing."""
 
 
 def _fake_of(x: Any) -> Any:
@@ -692,7 +692,7 @@ def _fake_of(x: Any) -> Any:
 
 
 def _viewed(out: Any, inputs: list[torch.Tensor]) -> int:
-    """The position of the input whose memory a result has; -1 if there is none."""
+    """Return the position of the input whose memory a result shares; -1 if there is none."""
     if not isinstance(out, torch.Tensor):
         return -1
     aliased: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]  # torch gives no type
@@ -712,7 +712,7 @@ def _part_of_key(x: Any) -> Any:
 
 
 def without_record(number: int, answer: Any) -> Signature:
-    """The signature of what ranks do not know: an answer, or (COMPOSED) the function that issues other operations."""
+    """Create a signature that is not sent to ranks: an answer, or (COMPOSED) a function that issues other operations."""
     signature = Signature()
     signature.number, signature.answer = number, answer
     signature.spec = signature.outs = signature.tree = signature.shared = None

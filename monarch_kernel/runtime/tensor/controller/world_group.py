@@ -1,4 +1,4 @@
-"""`WorldGroup`: the process group of all ranks of an engine, the groups within it, and groups among arguments."""
+"""Manage the process group of all ranks of an engine and its subgroups, and pass groups as arguments: `WorldGroup`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 Partition = tuple[tuple[int, ...], ...]
 
-#: How long all ranks may take to join a group (seconds), and how often one is formed until they have.
+#: The time for all ranks to join a group (seconds), and the number of attempts to form it.
 JOIN_PATIENCE = 30.0
 JOINS = 3
 
 
 class WorldGroup:
-    """Process groups, formed when a collective first needs them.
+    """Process groups, which are formed when a collective first needs them.
 
-    All are made on the ranks' main stream, so all ranks make them in one order. A group of all ranks that their program
-    has already joined is used as it is. After a collective that broke, all are formed anew.
+    All groups are created on the ranks' main stream, so all ranks create them in the same order. If the program of the
+    ranks has already joined a group of all ranks, that group is used. After a failed collective, all groups are formed
+    again.
     """
 
     def __init__(self, engine: TensorEngine) -> None:
@@ -51,7 +52,7 @@ class WorldGroup:
         self.after_joining: list[Callable[[], None]] = []
 
     def need(self, stream: Stream, partition: Partition) -> None:
-        """See that the groups of a collective exist.
+        """Form the groups of a collective, if they do not exist yet.
 
         Args:
             partition: the ranks of the world that meet.
@@ -62,7 +63,7 @@ class WorldGroup:
         self._need(stream.number, partition, alone=False)
 
     def need_own(self, own: groups.RankGroups) -> None:
-        """See that groups of the program exist.
+        """Form groups of the program, if they do not exist yet.
 
         Raises:
             DeviceMeshError: a rank has died.
@@ -77,7 +78,7 @@ class WorldGroup:
                 self._made.add((stream, partition))
 
     def ensure(self) -> None:
-        """See that the group of all ranks exists, and that no failure has broken it.
+        """Form the group of all ranks, if it does not exist or a failure has broken it.
 
         Raises:
             DeviceMeshError: a rank has died.
@@ -92,13 +93,13 @@ class WorldGroup:
                 self.form()
 
     def form(self, hosts: HostMesh | HostSource | None = None) -> Group | None:
-        """Form the group of all ranks; ranks that wait in the one before are released, and dead ones replaced.
+        """Form the group of all ranks. Ranks that wait in the previous group are released, and dead ranks are replaced.
 
         Args:
             hosts: spare hosts, as for ``ProcMesh.heal``.
 
         Returns:
-            The group; None if the program's own is used.
+            The group; None if the program's own group is used.
 
         Raises:
             HealError: ranks cannot be replaced.
@@ -130,8 +131,8 @@ class WorldGroup:
                     everywhere(engine, groups.form, group, timeout=JOIN_PATIENCE)
                     break
                 except TimeoutError:
-                    # A rank that began a collective of the old group just after it was released may wait there: the
-                    # next release frees it, or it is replaced.
+                    # A rank that began a collective of the old group just after its release may wait there. The next
+                    # release frees it, or it is replaced.
                     if not left:
                         raise
             self._formed = True
@@ -143,21 +144,23 @@ class WorldGroup:
             joined()
 
     def release(self) -> None:
-        """Free the ranks from collectives of the group, which is not usable then."""
+        """Free the ranks from collectives of the group, which becomes unusable."""
         self.broken()
         if self._groups is not None:
             self._groups.release().get()
 
     def broken(self) -> None:
-        """The group is formed anew when it is next needed."""
+        """Mark the group as broken. It is formed again on the next use."""
         self._formed = False
 
 
 def everywhere(engine: TensorEngine, function: Any, *args: Any, timeout: float | None = None) -> list[Any]:
-    """Call a function on all ranks of the engine's world, in order with the main stream; answers in rank order.
+    """Call a function on all ranks of the engine's world, in order with the main stream.
+
+    Return the answers in rank order.
 
     Raises:
-        TimeoutError: a rank has not answered in time.
+        TimeoutError: a rank did not answer in time.
     """
     mesh = engine.mesh_of(engine.world)
     with engine.lock, _disable_current_modes():
@@ -170,15 +173,15 @@ def everywhere(engine: TensorEngine, function: Any, *args: Any, timeout: float |
 
 
 class GroupArgument(ABC):
-    """Process groups of a mesh; `RemoteProcessGroup` is what programs have."""
+    """Process groups of a mesh; the base of `RemoteProcessGroup` for programs."""
 
     @abstractmethod
     def on_ranks(self, mesh: TensorMesh) -> RankGroups:
-        """What ranks get in its place, of which they make their group. Sees to it that the groups exist."""
+        """Return the object that ranks receive and turn into their group. The groups are formed if necessary."""
 
 
 def groups_on_ranks(mesh: TensorMesh, flat: list[Any]) -> bool:
-    """Put what ranks get in the places of process groups among arguments; returns whether there were any."""
+    """Replace process groups among arguments by the objects for the ranks. Return whether there were any."""
     found = [k for k, x in enumerate(flat) if isinstance(x, GroupArgument)]
     for k in found:
         flat[k] = flat[k].on_ranks(mesh)
