@@ -1,8 +1,8 @@
-"""What crosses between the controller and the ranks of the tensor engine.
+"""The messages between the controller and the ranks of the tensor engine.
 
-Operations cross as *records*, runs of 64-bit integers: ``[definition, inputs..., floats..., outputs...]``. Inputs and
-outputs are ids of values on the ranks, floats are positions in the floats that come with the message. What a
-definition means (`Definition`) crosses once, ahead of the first record that names it.
+Operations are sent as *records*, sequences of 64-bit integers: ``[definition, inputs..., floats..., outputs...]``.
+Inputs and outputs are ids of values on the ranks; floats are positions in the floats of the message. A `Definition` is
+sent once, before the first record that names it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from monarch_kernel.runtime.mesh.shape import Extent
 
 # -- records that are no operations ------------------------------------------------------------------
 
-#: ``[DELETE, n, id...]``: forget these values.
+#: ``[DELETE, n, id...]``: delete these values.
 DELETE = 0
-#: ``[WAIT, token]``: go on when another stream of this rank has come to ``[SIGNAL, token]`` (borrowed values).
+#: ``[WAIT, token]``: continue when another stream of this rank has reached ``[SIGNAL, token]`` (borrowed values).
 WAIT = 1
 SIGNAL = 2
 #: ``[LEND, token, n, id..., m, rank...]``: actors of these ranks are about to take these values.
 LEND = 3
-#: Definitions are numbered from here.
+#: The first number of definitions.
 FIRST_DEFINITION = 16
 
 
@@ -33,7 +33,7 @@ FIRST_DEFINITION = 16
 
 
 class Slot:
-    """A place in a template: the `index`-th of its kind in the record."""
+    """A position in a template: the `index`-th of its kind in the record."""
 
     __slots__ = ("index",)
 
@@ -54,13 +54,13 @@ class TensorSlot(Slot):
 
 
 class FloatSlot(Slot):
-    """A float: by value, since the scalars of an optimizer differ at every step."""
+    """A float, which is sent by value because the scalars of an optimizer differ at every step."""
 
     __slots__ = ()
 
 
 class RankDevice:
-    """The device of the rank, in place of one that the controller named: it may have none of that kind."""
+    """The device of the rank, in place of the controller's device, whose kind the rank may lack."""
 
     __slots__ = ()
 
@@ -76,14 +76,14 @@ RANK_DEVICE = RankDevice()
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Records, with places of their own: values are numbered from 0, the inputs first, and floats likewise.
+    """A sequence of records with separate numbering: values are numbered from 0, inputs first, and floats likewise.
 
     Attributes:
         steps: records like those of a stream.
-        inputs: how many values come from outside.
-        floats: each float of the records; None for one that comes with every call, in order.
-        results: the places of the values that the sequence gives.
-        backend: what ``torch.compile`` makes of it on the ranks, or None: as it stands.
+        inputs: the number of external values.
+        floats: each float of the records; None for a float that is sent with each call, in order.
+        results: the numbers of the resulting values.
+        backend: the backend of ``torch.compile`` on the ranks; None: do not compile.
     """
 
     steps: tuple[tuple[int, ...], ...]
@@ -95,19 +95,19 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One operation with all that is fixed about it, as ranks get it.
+    """One operation with all its fixed properties, as sent to ranks.
 
     Attributes:
-        number: what records name it by.
+        number: its number in records.
         operation: ``"aten::add.Tensor"``, a pickled function, or a recorded sequence of operations.
         template: pickled ``(args, kwargs)`` with slots.
-        inputs: how many values a record names; `floats` and `outputs` likewise.
-        new: for each result in turn, whether it is a new value; None where the result is a single new value, or none.
+        inputs: the number of inputs in a record; `floats` and `outputs` likewise.
+        new: for each result in turn, whether it is a new value; None if there is a single new value or no result.
         mutates: positions of the inputs that the operation writes.
         sharded: whether values are DTensors.
-        standins: for an operation in which ranks meet: size and dtype of each input. A rank on which an input has
-            failed takes part with zeros of these, so that no other rank waits for it.
-        label: what errors call it.
+        standins: for a collective: size and dtype of each input. A rank with a failed input takes part with such zeros,
+            so that no other rank waits for it.
+        label: its name in errors.
     """
 
     number: int
@@ -128,16 +128,16 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class FailedValue:
-    """In place of a value that an operation did not give.
+    """Replaces a value that an operation failed to compute.
 
     Attributes:
         record: the number of the record that failed first; -1 if the value was lost with a process.
-        rank: where.
-        text: the traceback there.
-        lost: whether it was on a process that has died.
-        steps: of a recorded sequence, the step that failed; of a sequence within one, the steps to it.
+        rank: the rank of the failure.
+        text: the traceback on the rank.
+        lost: whether the value was on a process that has died.
+        steps: in a recorded sequence, the failed step; in nested sequences, the steps that lead to it.
         of_peer: whether the rank only waited in a collective for another one that failed.
-        nonfinite: whether it was a watch that found a NaN or Inf; the values are there.
+        nonfinite: whether a watch found a NaN or Inf; the values are available.
     """
 
     record: int
@@ -149,22 +149,22 @@ class FailedValue:
     nonfinite: bool = False
 
     def packed(self) -> bytes:
-        """As ranks exchange it."""
-        text = self.text.encode(errors="backslashreplace").decode()  # it may hold lone surrogates
+        """Encode the failure for exchanges between ranks."""
+        text = self.text.encode(errors="backslashreplace").decode()  # it may have lone surrogates
         return msgspec.msgpack.encode(replace(self, text=text))
 
     @staticmethod
     def unpacked(data: bytes) -> FailedValue:
-        """What `packed` gave.
+        """Decode the result of `packed`.
 
         Raises:
-            msgspec.DecodeError: it is something else.
+            msgspec.DecodeError: the data is not a packed failure.
         """
         return msgspec.msgpack.decode(data, type=FailedValue)
 
 
 class OperationFailed(Exception):
-    """Raised by endpoints that are asked for a failed value, so that the call ends without waiting for other ranks."""
+    """Raised by endpoints when they read a failed value, so that the call ends without waiting for other ranks."""
 
     def __init__(self, failed: FailedValue) -> None:
         super().__init__(failed.text)
@@ -175,16 +175,16 @@ class OperationFailed(Exception):
         return OperationFailed, (self.failed,)
 
 
-#: Larger tensors go out of band (bytes).
+#: Larger tensors are sent out of band (bytes).
 SMALL = 16 << 10
-#: A digest reads at most this many elements.
+#: The maximum number of elements that a digest reads.
 _SAMPLED = 1 << 16
 
 
 class PackedTensor:
-    """A small tensor in an answer; it arrives as a contiguous tensor.
+    """A small tensor in an answer. It arrives as a contiguous tensor.
 
-    Torch's own pickling writes an archive for each tensor, which takes 0.2 ms.
+    Torch's pickling writes an archive for each tensor, which takes 0.2 ms.
     """
 
     __slots__ = ("_tensor",)
@@ -198,7 +198,7 @@ class PackedTensor:
 
 
 def packed(tensor: torch.Tensor) -> Any:
-    """The tensor as it is sent: itself, if it is large or of a special kind."""
+    """Return the form in which a tensor is sent: the tensor itself, if it is large or of a special kind."""
     if (
         tensor.numel() * tensor.element_size() >= SMALL
         or type(tensor) is not torch.Tensor
@@ -213,16 +213,16 @@ def packed(tensor: torch.Tensor) -> Any:
 
 
 def unpacked(raw: bytes, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    """The tensor, with memory of its own."""
+    """Restore the tensor in separate memory."""
     if not raw:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A number that differs where the bytes differ; of a large tensor, those of elements at even distances.
+    """Return a number that differs if the bytes differ. For a large tensor, it covers evenly spaced elements.
 
-    0 for sparse and quantized tensors, which are not compared.
+    It is 0 for sparse and quantized tensors, which are not compared.
     """
     if tensor.layout != torch.strided or tensor.is_quantized:
         return 0
@@ -233,7 +233,7 @@ def digest(tensor: torch.Tensor) -> int:
 
 # -- exchanges, pipes, offers -----------------------------------------------------------------------
 
-#: What a program may ask for. "stack" keeps all values; the others make one of them.
+#: The reductions for programs. "stack" keeps all values; the others combine them.
 REDUCTIONS = ("stack", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 
@@ -242,11 +242,11 @@ class Reduction:
     """A collective.
 
     Attributes:
-        stream: the number of the stream: each has process groups of its own.
-        groups: the ranks of the world that meet, each in one group, in the order of their values.
+        stream: the number of the stream: each has separate process groups.
+        groups: the groups of ranks of the world, in the order of their values.
         kind: one of `REDUCTIONS`.
-        scatter: whether each rank keeps only its part of the result: that at its position in the group.
-        roots: the ranks that keep the result; None for all of them.
+        scatter: whether each rank keeps only its part of the result: the part at its position in the group.
+        roots: the ranks that receive the result; None for all ranks.
     """
 
     stream: int
@@ -261,10 +261,10 @@ class RankMoves:
     """A move of a value between ranks of one world.
 
     Attributes:
-        stream: the number of the stream: each has process groups of its own.
-        ranks: all ranks that take part.
-        routes: the sender of each receiver, itself included.
-        size, dtype: of the value.
+        stream: the number of the stream: each has separate process groups.
+        ranks: the participating ranks.
+        routes: the sender for each receiver, which may be the receiver itself.
+        size, dtype: the size and dtype of the value.
     """
 
     stream: int
@@ -281,8 +281,8 @@ class PipeMesh:
     Attributes:
         ranks: its ranks in the engine's world.
         labels, sizes: its dimensions.
-        name: what errors call the generator.
-        max_messages: how many values its processes make ahead of their use.
+        name: the name of the generator in errors.
+        max_messages: how many values each process produces in advance.
     """
 
     ranks: tuple[int, ...]
@@ -292,17 +292,17 @@ class PipeMesh:
     max_messages: int
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank of the world is in the mesh."""
+        """Return the coordinates in the mesh of a rank of the world."""
         return dict(Extent(self.labels, self.sizes).point(self.ranks.index(rank)))
 
 
 @dataclass(frozen=True, slots=True)
 class PipeYield:
-    """What the shape function says that the next value is.
+    """The form of the next value according to the shape function.
 
     Attributes:
-        tree: how it is nested, as text: torch warns when it unpickles some of its own.
-        leaves: for each part of it shape and dtype; None for what is no tensor.
+        tree: the structure as text, because torch warns when it unpickles some of its own structures.
+        leaves: shape and dtype of each part; None for parts that are not tensors.
     """
 
     tree: str
@@ -311,13 +311,13 @@ class PipeYield:
 
 @dataclass(frozen=True)
 class OfferedLayout:
-    """How a DTensor is laid out.
+    """The layout of a DTensor.
 
     Attributes:
-        ranks, sizes, labels: its device mesh: ranks of the default process group in row-major order, how many there are
-            in each dimension, and the dimensions' names, if they have any.
+        ranks, sizes, labels: its device mesh: ranks of the default process group in row-major order, their number in
+            each dimension, and the dimensions' names, if they have any.
         placements: one for each dimension of the mesh.
-        rank: the rank that offers it.
+        rank: the offering rank.
     """
 
     ranks: tuple[int, ...]
@@ -329,13 +329,13 @@ class OfferedLayout:
 
 @dataclass(frozen=True)
 class OfferedTensor:
-    """A tensor that stays on its rank until `adopt` makes handles of it.
+    """A tensor that stays on its rank until `adopt` creates handles of it.
 
     Attributes:
-        proc: the process that has it.
-        number: by what that process knows it.
-        size, stride, dtype: of the tensor; of a DTensor, those of the whole.
-        layout: of a DTensor; None for another tensor.
+        proc: the process that holds it.
+        number: its number in that process.
+        size, stride, dtype: the metadata of the tensor; for a DTensor, of the whole tensor.
+        layout: the layout of a DTensor; None for other tensors.
     """
 
     proc: str

@@ -1,4 +1,4 @@
-"""What tools ask of the tensor engine: costs by line, memory, layouts, what runs, and where the first NaN was made.
+"""Inspect the tensor engine for tools: costs by line, memory, layouts, running operations, and the first NaN.
 
-`running` and `engines` import no torch, so a debugger may ask them in any process.
+`running` and `engines` do not import torch, so a debugger can use them in any process.
 """

@@ -1,4 +1,4 @@
-"""The tensor engines of this controller, and the lines that issued their records. Imports no torch."""
+"""List the tensor engines of this controller, and the lines that issued their records. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _engines: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def add_engine(key: str, engine: Any) -> None:
-    """Make an engine known to tools, under the key that its ranks have for it."""
+    """Register an engine for tools, under its key on the ranks."""
     _engines[key] = engine
 
 
 def all_engines() -> list[Any]:
-    """The engines of this process, oldest first."""
+    """Return the engines of this process, oldest first."""
     return list(_engines.values())
 
 
 def finish_operations(procs: Any) -> None:
-    """Wait until the ranks have run the operations issued so far, if tensors of theirs are shared with actors or cells.
+    """Wait until the ranks have run all issued operations, if they share tensors with actors or cells.
 
-    Called before a cell runs, so that it sees what the program has done to such tensors.
+    This is called before a cell runs, so that the cell sees the program's writes to such tensors.
 
     Args:
         procs: the proc mesh (or slice).
@@ -32,6 +32,6 @@ def finish_operations(procs: Any) -> None:
 
 
 def issued_at(engine: str, record: int) -> tuple[str, int, str] | None:
-    """File, line and function of the controller that issued a record; None if that is not known, or no longer."""
+    """Return the file, line and function of the controller that issued a record; None if unknown or no longer known."""
     found = _engines.get(engine)
     return None if found is None else found.place_of(record)

@@ -1,4 +1,4 @@
-"""`explain`: what the lines of a program cost beyond its operations, as a table."""
+"""Show the costs of a program's lines beyond their operations, as a table: `explain`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 
 Line = tuple[str, int, str]
 
-#: A source line is cut to so many characters.
+#: The maximum length of a displayed source line (characters).
 _WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedLine:
-    """One line of the program.
+    """The costs of one line of the program.
 
     Attributes:
-        file, line, function: where it is.
+        file, line, function: the location of the line.
         operations: how many operations it issued.
-        synchronisations: how often the controller waited there, by what asked for a value.
-        redistributions: how often the layout of a sharded tensor changed there, by what from and to.
+        synchronisations: how often the controller waited there, by cause.
+        redistributions: how often the layout of a sharded tensor changed there, by old and new layout.
         fallbacks: operations without a rule for their layout, which ran on whole tensors, by name.
-        sent, fetched, moved: bytes to the ranks, from them, and between them.
+        sent, fetched, moved: bytes sent to the ranks, fetched from them, and moved between them.
     """
 
     file: str
@@ -47,10 +47,10 @@ class ExplainedLine:
 
 
 class Explanation(AsTable):
-    """What lines of the program cost. As a context manager, only what happens in its block counts. Made by `explain`.
+    """The costs of lines of the program, created by `explain`. As a context manager, it counts only its block.
 
     Attributes:
-        lines: those that cost something, or issued operations, in the order of files and lines.
+        lines: the lines that had costs or issued operations, ordered by file and line.
     """
 
     __slots__ = ("_before", "_marks", "lines")
@@ -71,7 +71,7 @@ class Explanation(AsTable):
         self.update()
 
     def update(self) -> Explanation:
-        """Count what has happened until now: a round trip for each sharded mesh."""
+        """Include all costs until now. This costs one round trip for each sharded mesh."""
         found: dict[Line, LineCost] = {}
         operations: dict[Line, int] = {}
         for engine in all_engines():
@@ -92,21 +92,21 @@ class Explanation(AsTable):
 
     @property
     def synchronisations(self) -> int:
-        """How often the controller waited, on all lines."""
+        """How often the controller waited, over all lines."""
         return sum(sum(each.synchronisations.values()) for each in self.lines)
 
     @property
     def redistributions(self) -> int:
-        """How often layouts changed, on all lines."""
+        """How often layouts changed, over all lines."""
         return sum(sum(each.redistributions.values()) for each in self.lines)
 
     @property
     def fallbacks(self) -> int:
-        """How often operations ran on whole tensors for want of a rule, on all lines."""
+        """How often operations without a rule ran on whole tensors, over all lines."""
         return sum(sum(each.fallbacks.values()) for each in self.lines)
 
     def table(self) -> TableView:
-        """One row for each line of the program."""
+        """Return a table with one row for each line of the program."""
         rows = [
             (
                 shown_location(each.file, each.line),
@@ -142,17 +142,17 @@ class Explanation(AsTable):
 
 
 def explain() -> Explanation:
-    """What the lines of this program have cost on meshes so far; ``with explain() as plan:``, what a block costs.
+    """Count the costs of this program's lines on meshes so far, or of a block: ``with explain() as plan:``.
 
-    Counted are operations (of each mesh the newest 20,000 at least), waits of the controller for values, changes of
-    layout, operations that ran on whole tensors since they have no rule for the layout, and bytes: sent to ranks,
-    fetched from them, and moved between them. Asking costs a round trip for each sharded mesh.
+    The result counts operations (at least the newest 20,000 of each mesh), waits of the controller for values, changes
+    of layout, operations that ran on whole tensors because they have no rule for the layout, and bytes sent to ranks,
+    fetched from them and moved between them. The call costs one round trip for each sharded mesh.
     """
     return Explanation().update()
 
 
 def clear_plans() -> None:
-    """Count anew from now on."""
+    """Reset the counts."""
     for engine in all_engines():
         collect(engine)
         engine.plan.clear()
@@ -160,10 +160,10 @@ def clear_plans() -> None:
 
 
 def collect(engine: Any) -> None:
-    """Bring what the ranks have counted into the plan of an engine; not from a mesh that has lost a rank."""
+    """Collect the counts of the ranks into the plan of an engine. Meshes that have lost a rank are skipped."""
     for mesh in list(engine.meshes.values()):
         if mesh.error is None:
-            with suppress(DeviceMeshError):  # what its ranks have counted is gone; the next fetch tells of the death
+            with suppress(DeviceMeshError):  # the counts of its ranks are lost; the next fetch reports the death
                 mesh.collect_costs()
 
 

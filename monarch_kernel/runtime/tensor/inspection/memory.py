@@ -1,4 +1,4 @@
-"""`memory`: what tensors take on ranks, by the controller's line that made them, and what holds them here."""
+"""Show the memory of tensors on ranks, by the controller's line that made them, with their holders here: `memory`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from monarch_kernel.runtime.tensor.rank.held import HeldValue, held_here
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 
-#: A source line is cut to so many characters; so many names of holders are shown.
+#: The maximum length of a displayed source line (characters), and the maximum number of displayed holders.
 _WIDTH, _NAMES = 50, 3
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """The values that one line of the program made and that are still there.
+    """The values that one line of the program made and that still exist.
 
     Attributes:
         mesh: the name of their mesh.
-        file, line, function: the line; "" and 0 where it is not known.
-        tensors: how many.
-        nbytes: on each rank of the world.
-        holders: names that lead to them here; "autograd, or an object without a name" for others, "no handle" for those
-            that are about to be deleted, or that a recording keeps.
+        file, line, function: the line; "" and 0 if it is unknown.
+        tensors: the number of values.
+        nbytes: their bytes on each rank of the world.
+        holders: names of variables that hold them here; "autograd, or an object without a name" for other holders; "no
+            handle" for values that are about to be deleted, or that a recording keeps.
     """
 
     mesh: str
@@ -49,10 +49,10 @@ class MemoryLine:
 
 
 class TensorMemory(AsTable):
-    """What tensors take on the ranks, by line, the largest first. Made by `memory`.
+    """The memory of tensors on the ranks, by line, the largest first. Created by `memory`.
 
     Attributes:
-        lines: one for each line of the program. Memory that values share counts where it was made first.
+        lines: one item for each line of the program. Shared memory counts for the line that created it.
     """
 
     __slots__ = ("lines",)
@@ -61,7 +61,7 @@ class TensorMemory(AsTable):
         self.lines = tuple(sorted(lines, key=lambda each: -max(each.nbytes, default=0)))
 
     def table(self) -> TableView:
-        """One row for each line."""
+        """Return a table with one row for each line."""
         rows = [
             (
                 each.mesh,
@@ -90,16 +90,18 @@ class TensorMemory(AsTable):
 
 
 def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorMemory:
-    """What tensors take on the ranks: by line of the program that made them, with what holds them here.
+    """Measure the memory of tensors on the ranks, by the line of the program that made them, and find their holders
+    here.
 
-    Each engine is asked once, in order with its operations: values that these are yet to make are there, too.
+    Each engine is queried once, in order with its operations, so the result includes values of pending operations.
 
     Args:
-        of: a handle, or what contains handles (a module, an optimizer, a list): only the memory of these. None: all.
-        names: objects by name, in which holders are looked for; by default the variables of ``__main__``.
+        of: a handle, or an object with handles (a module, an optimizer, a list), to which the result is limited. None:
+            all.
+        names: the objects, by name, that are searched for holders; by default the variables of ``__main__``.
 
     Raises:
-        DeviceMeshError: a rank has died just now; meshes that are known to have lost one are left out.
+        DeviceMeshError: a rank has just died; meshes that are known to have lost a rank are skipped.
         TypeError: `of` contains no handle.
     """
     names = vars(sys.modules["__main__"]) if names is None else names
@@ -122,7 +124,7 @@ def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorM
 
 
 class _Sum:
-    """Of one line."""
+    """The sums of one line."""
 
     def __init__(self, ranks: int) -> None:
         self.numbers: set[int] = set()
@@ -169,7 +171,7 @@ _NOWHERE = ("", 0, "")
 
 
 def _places(engine: TensorEngine, owners: list[ValueOwner]) -> dict[int, tuple[str, int, str]]:
-    """Where the values were made that have handles."""
+    """Return the locations that made the values with handles."""
     mine: set[int] = {id(mesh.dead) for mesh in engine.meshes.values()}
     return {
         number_of(each): frames.innermost(each.place) if each.place else _NOWHERE
@@ -179,7 +181,10 @@ def _places(engine: TensorEngine, owners: list[ValueOwner]) -> dict[int, tuple[s
 
 
 def _handles(value: Any, name: str, depth: int = 3) -> list[tuple[Tensor, str]]:
-    """The handles in a value, with the paths to them; of modules parameters and buffers, of optimizers their state."""
+    """Return the handles in a value, with the paths to them.
+
+    Modules contribute parameters and buffers, optimizers their state.
+    """
     if type(value) is Tensor:
         found = [(value, name)]
         gradient = value.grad if value.is_leaf else None

@@ -1,4 +1,4 @@
-"""`watch_nan`: stop at the operation that made the first NaN or Inf on any rank."""
+"""Stop at the operation that made the first NaN or Inf on any rank: `watch_nan`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from monarch_kernel.runtime.tensor.inspection.engines import all_engines
 
 
 class NanWatching:
-    """A watch for NaN and Inf that is on until `stop`, or the end of its ``with`` block. Made by `watch_nan`."""
+    """A watch for NaN and Inf that is on until `stop`, or the end of its ``with`` block. Created by `watch_nan`."""
 
     def __init__(self, watching: NanCheckSettings) -> None:
         self._watching = watching
@@ -29,7 +29,7 @@ class NanWatching:
             self.stop()
 
     def stop(self) -> None:
-        """Check no more. Nothing happens if another watch has replaced this one."""
+        """Stop checking. If another watch has replaced this one, do nothing."""
         if TensorEngine.watching is not self._watching:
             return
         TensorEngine.watching = None
@@ -43,21 +43,21 @@ class NanWatching:
 
 
 def watch_nan(*, inf: bool = True, at_once: bool = True) -> NanWatching:
-    """Check on the ranks what every operation makes, on all meshes, and stop at the first that makes a NaN or Inf.
+    """Check the results of every operation on the ranks, on all meshes. Stop at the first that makes a NaN or Inf.
 
-    It stops only at an operation whose inputs have none: what passes a NaN on is not to blame. Infinite literals, such
-    as those of masks, are no mistakes either. Values are checked rank by rank, after each operation; without a watch,
-    operations cost nothing more. Values stay as they are, so they can be examined after the stop.
+    It stops only at an operation without NaN or Inf in its inputs, because other operations merely pass them on. It
+    ignores infinite literals, such as those of masks. Each rank checks its values after each operation. Without a
+    watch, operations have no extra cost. The watch does not change values, so they can be examined after the stop.
 
     Args:
-        inf: stop at an Inf, too.
-        at_once: raise at the line that issued the operation, at the price of a round trip for each operation. Else
-            the next fetch raises, or the end of the ``with`` block, and names that line.
+        inf: also stop at an Inf.
+        at_once: raise at the line that issued the operation, which costs one round trip for each operation. Otherwise
+            the next fetch or the end of the ``with`` block raises, and names that line.
 
     Returns:
         The watch: use it in ``with``, or end it with ``stop()``.
 
     Raises:
-        NonFiniteError: from operations, fetches and the end of the block: with rank, operation, inputs and line.
+        NonFiniteError: raised by operations, fetches and the end of the block, with rank, operation, inputs and line.
     """
     return NanWatching(NanCheckSettings(inf, at_once))

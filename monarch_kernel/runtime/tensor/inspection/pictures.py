@@ -1,4 +1,6 @@
-"""Handles in notebooks and debuggers: a short form, a picture of which rank has which part, and the value's address."""
+"""Show handles in notebooks and debuggers: a short form, a picture of which rank has which part, and the value's
+address.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from monarch_kernel.runtime.tensor.rank.held import TensorPart, part_here
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
-#: The largest drawing of a tensor (pixels), and the least side of one.
+#: The maximum size of a drawing of a tensor, and the minimum length of a side (pixels).
 _LONGEST, _LEAST = 84, 12
-#: Up to so many ranks each have a drawing; of more, the text is shown alone.
+#: The maximum number of ranks with drawings; with more ranks, only the text is shown.
 _MOST_DRAWINGS = 256
 
 
 def short_form(handle: Tensor) -> str:
-    """`Tensor([4, 2], float32, sharded, mesh=m(dp=2, mp=2))`: what is known here, so no rank is asked."""
+    """Return `Tensor([4, 2], float32, sharded, mesh=m(dp=2, mp=2))` for a handle. No rank is queried."""
     mesh = handle._spec.mesh
     shape = ", ".join(f"{label}={size}" for label, size in zip(mesh.labels, mesh.sizes))
     layout = getattr(handle._owner, "layout", None)
@@ -38,13 +40,13 @@ def short_form(handle: Tensor) -> str:
 
 
 def handle_html(handle: Tensor) -> str:
-    """The short form in a notebook, with what to call for more."""
+    """Return HTML with the short form, and with the methods that show more."""
     hint = "its values: inspect(t), t.tolist(); its parts: t.visualize()"
     return f'<div style="{styles.BOX}">{escape(short_form(handle))}</div><div style="{styles.DIM}">{escape(hint)}</div>'
 
 
 def picture_of(handle: Tensor) -> TensorPicture:
-    """Ask the ranks for their parts of a tensor: one round trip."""
+    """Query the ranks for their parts of a tensor, in one round trip."""
     mesh = handle._spec.mesh
     mesh.engine.plan.synchronised("visualize()")
     parts: list[TensorPart] = mesh.engine.ask(mesh, part_here, handle)
@@ -62,7 +64,7 @@ class TensorPicture(AsTable):
         shape, dtype: of the whole tensor.
         mesh: the name of its mesh.
         labels, sizes: the dimensions of the mesh.
-        parts: for each rank in turn.
+        parts: the part of each rank, in rank order.
     """
 
     __slots__ = ("dtype", "labels", "mesh", "parts", "shape", "sizes")
@@ -81,11 +83,11 @@ class TensorPicture(AsTable):
 
     @property
     def placements(self) -> tuple[str, ...]:
-        """For each dimension of the mesh; empty where every rank has a tensor of its own."""
+        """The placement for each dimension of the mesh; empty if every rank has a separate tensor."""
         return self.parts[0].placements
 
     def table(self) -> TableView:
-        """Index ranges by rank: the last dimension of the mesh from left to right."""
+        """Return the index ranges by rank, with the last dimension of the mesh from left to right."""
         cells = [self._ranges(part) for part in self.parts]
         return TableView(self._headings(), self._rows(cells), self._caption())
 
@@ -147,7 +149,10 @@ class TensorPicture(AsTable):
     # -- drawing ------------------------------------------------------------------------------------
 
     def _drawing(self, part: TensorPart, colour: str) -> str:
-        """The whole tensor as an outline, with this part filled: two of its dimensions, those that are cut first."""
+        """Draw the whole tensor as an outline, with this part filled.
+
+        It shows two dimensions; split dimensions come first.
+        """
         down, across = self._axes()
         rows = self.shape[down] if down is not None else 1
         columns = self.shape[across] if across is not None else 1
@@ -179,7 +184,7 @@ class TensorPicture(AsTable):
         )
 
     def _axes(self) -> tuple[int | None, int | None]:
-        """Which dimensions are drawn downwards and across."""
+        """Return the dimensions that are drawn downwards and across."""
         if len(self.shape) < 2:
             return (None, 0) if self.shape else (None, None)
         cut = [d for d, size in enumerate(self.shape) if any(part.shape[d] != size for part in self.parts)]
@@ -189,18 +194,18 @@ class TensorPicture(AsTable):
 
 
 def _colours(parts: Sequence[object], own: bool) -> list[str]:
-    """A colour for each rank; ranks with the same part have the same one."""
+    """Return a colour for each rank. Ranks with the same part have the same colour."""
     keys = list(range(len(parts))) if own else list(parts)
     distinct = {key: at for at, key in enumerate(dict.fromkeys(keys))}
     return [f"hsl({distinct[key] * 360 // max(len(distinct), 1)},60%,50%)" for key in keys]
 
 
 class ValueAddress(NamedTuple):
-    """A value on ranks, as `tensor_value` finds it there.
+    """The address of a value on ranks, for `tensor_value`.
 
     Attributes:
         engine: the key of its engine.
-        number: of the value.
+        number: the number of the value.
     """
 
     engine: str
@@ -208,10 +213,10 @@ class ValueAddress(NamedTuple):
 
 
 def address_of(handle: Tensor, timeout: float) -> ValueAddress:
-    """Where the value of a handle is on its ranks. Waits until they have run the operations issued so far.
+    """Return the address of a handle's value on its ranks, after they have run the operations issued so far.
 
     Args:
-        timeout: how long to wait for that (seconds); ranks that are late then may not have the value.
+        timeout: how long to wait for the operations (seconds); ranks that are late may not have the value.
 
     Raises:
         DeviceMeshError: a rank has died.

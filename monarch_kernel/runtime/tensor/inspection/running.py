@@ -1,6 +1,6 @@
-"""Which operation of a controller a thread of a rank runs, and the values that ranks hold. Imports no torch.
+"""Find the operation that a thread of a rank runs for a controller, and read values of ranks. Does not import torch.
 
-Nothing is kept for this while operations run: the frame of the worker's loop has it all.
+Running operations record nothing for this: the frame of the worker's loop has all the data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from monarch_kernel import programs
 
 _EXECUTOR = os.path.join(programs.PACKAGE, "runtime", "tensor", "rank", "tensor_executor.py")
-#: Endpoints of the worker that do more than run records, and what they do.
+#: Endpoints of the worker other than running records, and their descriptions.
 _ANSWERS = {
     "fetch": "a fetch",
     "ask": "a function of a tool",
@@ -41,7 +41,7 @@ class RunningOperation(NamedTuple):
 
 
 def operation_on(frames: Iterable[FrameType]) -> RunningOperation | None:
-    """The operation that the thread with these frames (innermost first) runs; None if it runs none."""
+    """Return the operation of the thread with these frames (innermost first); None if it runs none."""
     for frame in frames:
         code = frame.f_code
         if code.co_filename != _EXECUTOR:
@@ -59,10 +59,10 @@ def operation_on(frames: Iterable[FrameType]) -> RunningOperation | None:
 
 
 def tensor_value(engine: str, number: int) -> Any:
-    """A value that this rank holds for a controller.
+    """Return a value that this rank holds for a controller.
 
     Raises:
-        LookupError: it holds none of that number.
+        LookupError: it has no value of that number.
         RuntimeError: the operation that should have made it failed; the message is the traceback.
     """
     values: Any = sys.modules.get("monarch_kernel.runtime.tensor.rank.values")

@@ -1,1 +1,1 @@
-"""The ranks' side of the tensor engine: it runs records. Values are plain tensors, or DTensors of a sharded mesh."""
+"""The ranks' side of the tensor engine, which runs records. Values are plain tensors, or DTensors of a sharded mesh."""

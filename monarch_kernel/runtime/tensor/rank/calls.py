@@ -1,4 +1,4 @@
-"""Calls of actors in the order of a stream, which lends them values, waits for their end and takes their results."""
+"""Order calls of actors in a stream: lend them values, wait for their end and take their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Tensors = Sequence[tuple[str, int]]
 
 
 def keep_result(tensors: Tensors, result: Any) -> None:
-    """An endpoint has ended whose result stays here; called by its actor."""
+    """Store the result of an endpoint that has ended. Its actor calls this."""
     engine, token = tensors[-1]
     end_call(engine, token, EndedCall(detached(result)))
 
 
 def call_ended(tensors: Tensors, error: BaseException | str | None = None) -> None:
-    """An endpoint has ended, or will never run; called by its process."""
+    """Note that an endpoint has ended, or will never run. Its process calls this."""
     for engine, token in tensors:
         end_call(engine, token, EndedCall(error=error))
 
 
 class WaitForCall:
-    """The operation that waits for the end of a call on the ranks that were called."""
+    """The operation that waits for the end of a call, on the called ranks."""
 
     def __init__(self, label: str, ranks: tuple[int, ...]) -> None:
         self.__name__ = label
@@ -41,12 +41,12 @@ class WaitForCall:
 
 
 class TakeResult:
-    """The operation that gives what an endpoint did: the values that stay here.
+    """The operation that returns the values of an endpoint's result that stay here.
 
     Args:
-        label: what the endpoint is called.
-        like: what it should give.
-        key: of the sharded mesh that tensors are on; None for plain tensors.
+        label: the name of the endpoint.
+        like: the expected form of the result.
+        key: the key of the sharded mesh of the tensors; None for plain tensors.
     """
 
     def __init__(self, label: str, like: ResultLike, key: Any) -> None:
@@ -60,7 +60,7 @@ class TakeResult:
         return [self._of_stream(x) if isinstance(x, torch.Tensor) else x for x in taken]
 
     def _of_stream(self, value: torch.Tensor) -> torch.Tensor:
-        """What an actor gave, for operations of the stream: a DTensor of a sharded mesh, or a plain tensor."""
+        """Convert a tensor of an actor for operations of the stream: a DTensor of a sharded mesh, or a plain tensor."""
         if (type(value) is torch.Tensor) != (self._key is None):
             raise TypeError(
                 f"{self.__name__} gave a {type(value).__name__}: a reference to a tensor in parts is to a DTensor, and "
@@ -74,7 +74,7 @@ class TakeResult:
 
 
 def described(label: str, token: int) -> Any:
-    """What an endpoint gave, with descriptions in the places of tensors; it can still be taken."""
+    """Return the result of an endpoint with descriptions in place of tensors. The result stays available."""
     return description(_result(label, awaited_end(here().engine, token, keep=True)))
 
 
@@ -87,14 +87,14 @@ def _result(label: str, ended: EndedCall) -> Any:
 
 
 def lent_value(engine: str, token: int, index: int, requires_grad: bool | None = None) -> Any:
-    """One of the values of a call, when the stream has come to it. The last that is taken ends the loan.
+    """Return one of the values of a call, when the stream has reached it. Taking the last value ends the loan.
 
     Args:
-        requires_grad: of a parameter, whether it does; None for what is none.
+        requires_grad: the flag of a parameter; None for values that are not parameters.
 
     Raises:
-        OperationFailed: there is a failure in its place.
-        RuntimeError: the engine has ended here, or so many calls came later that this one's values were let go of.
+        OperationFailed: the value is a failure.
+        RuntimeError: the engine has ended here, or this call's values were dropped because of too many later calls.
     """
     store = awaited_store(engine)
     with store.changed:

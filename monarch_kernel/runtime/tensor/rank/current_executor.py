@@ -1,4 +1,4 @@
-"""``here``: the worker of a stream, for functions that run on its thread."""
+"""Find the executor of a stream from functions that run on its thread: ``here``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.rank.tensor_executor import TensorExecutor
 
-# A stream's worker has a thread of its own.
+# Each stream's executor has a separate thread.
 _local = threading.local()
 
 
 def here() -> TensorExecutor:
-    """The worker that runs the current operation, for functions of the ranks."""
+    """Return the executor that runs the current operation."""
     worker = getattr(_local, "worker", None)
     if worker is None:
         raise RuntimeError("no tensor worker runs on this thread: this function is for the ranks of a mesh")
@@ -21,10 +21,10 @@ def here() -> TensorExecutor:
 
 
 def runs_one() -> bool:
-    """Whether a worker has this thread."""
+    """Return whether an executor runs on this thread."""
     return getattr(_local, "worker", None) is not None
 
 
 def runs_here(worker: TensorExecutor) -> None:
-    """Note that a worker has this thread."""
+    """Record the executor of this thread."""
     _local.worker = worker

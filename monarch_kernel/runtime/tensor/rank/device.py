@@ -1,4 +1,4 @@
-"""The device of a rank: its GPU where it has one, else the CPU."""
+"""The device of a rank: its GPU if it has one, otherwise the CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @cache
 def of_rank() -> torch.device:
-    """``cuda:LOCAL_RANK`` (modulo the devices that the process sees), or ``cpu``."""
+    """Return ``cuda:LOCAL_RANK`` (modulo the number of visible devices), or ``cpu``."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # Operations are called without torch's Python binding, which would do this: a seed that was set before would
-    # otherwise wait for it, and not count.
+    # Operations bypass torch's Python binding, which would initialise CUDA. Without this, an earlier seed would stay
+    # pending and have no effect.
     torch.cuda.init()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local % torch.cuda.device_count())
@@ -24,9 +24,10 @@ def of_rank() -> torch.device:
 
 @cache
 def keep_device(is_function_of_ranks: Callable[[], bool]) -> None:
-    """Have functions of the ranks that set another device than their rank's fail with what to do instead.
+    """Make functions of the ranks fail with an explanation if they select a device other than their rank's.
 
-    Operations of the rank name its device: what the function makes would be on another. Other threads are free to.
+    Operations name the rank's device, but the function would create tensors on another. Other threads are not
+    restricted.
     """
     plain = torch.cuda.set_device
 

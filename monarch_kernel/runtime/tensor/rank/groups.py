@@ -1,4 +1,4 @@
-"""The process groups of this rank, as the controller orders them, and how ranks agree that an input has failed."""
+"""Form the process groups of this rank as ordered by the controller, and let ranks agree on a failed input."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed
 
-#: Where a rank keeps its groups among the extras of its engine.
+#: The key of a rank's groups among the extras of its engine.
 _NAME = "groups"
 
-# torch's types here hold unions with None that this use cannot meet
+# torch's types here have unions with None that do not occur in this use
 _dist: Any = dist
 
 
 def device_type() -> str:
-    """``cuda`` or ``cpu``."""
+    """Return ``cuda`` or ``cpu``."""
     return device.of_rank().type
 
 
 def gpu() -> str:
-    """The UUID of the GPU of this rank; "" if it has none."""
+    """Return the UUID of this rank's GPU; "" if it has none."""
     if device_type() != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device.of_rank()).uuid)
 
 
 def default_group() -> tuple[int, int] | None:
-    """Rank and size of torch's default group, if this process is in one and it is intact."""
+    """Return rank and size of torch's default group, if this process has an intact one."""
     if not collectives.in_process_group() or collectives.are_broken():
         return None
     return _dist.get_rank(), _dist.get_world_size()
 
 
 def form(group: Any) -> None:
-    """Join a group of all ranks of the world; the groups of before are gone."""
+    """Join a group of all ranks of the world. Previous groups are destroyed."""
     if device_type() == "cuda":
         torch.cuda.set_device(device.of_rank())
     _groups().clear()
@@ -54,15 +54,15 @@ def form(group: Any) -> None:
 
 
 def gloo_has_gpus() -> bool:
-    """Whether ranks exchange tensors of GPUs by gloo: two of them share one, which NCCL refuses."""
+    """Return whether gloo exchanges tensors on GPUs: if two ranks share a GPU, NCCL refuses them."""
     return device_type() == "cuda" and _dist.get_backend_config().endswith("cuda:gloo")
 
 
 @cache
 def _gather_on_gpus() -> torch.library.Library:
-    """Have functional all-gathers of tensors on GPUs call an all-gather that gloo has for them.
+    """Make functional all-gathers of tensors on GPUs call an all-gather that gloo supports for them.
 
-    torch's call ``allgather_into_tensor_coalesced``, which takes their addresses for memory of the CPU (2.11).
+    torch calls ``allgather_into_tensor_coalesced``, which treats their addresses as CPU memory (2.11).
     """
 
     def gather(given: torch.Tensor, size: int, group: Any) -> torch.Tensor:
@@ -82,21 +82,21 @@ def _gather_on_gpus() -> torch.library.Library:
 
 @dataclass(frozen=True, slots=True)
 class RankGroups:
-    """In the place of a process group among the arguments of a function: each rank is in one of several.
+    """The argument of a function in place of a process group. Each rank is in one of several groups.
 
     Attributes:
-        stream: what tells the groups of streams, and those of the program, apart.
-        partition: the ranks of the world in each.
+        stream: identifies the groups of a stream or of the program.
+        partition: the ranks of the world in each group.
     """
 
     stream: int
     partition: tuple[tuple[int, ...], ...]
 
     def of_rank(self) -> Any:
-        """The group that this rank is in.
+        """Return the group of this rank.
 
         Raises:
-            RuntimeError: it is in none, or the process is a new one.
+            RuntimeError: the rank is in no group, or its process is new.
         """
         rank = here().rank
         for ranks in self.partition:
@@ -113,7 +113,7 @@ class WithGroups:
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it. If it fails here, no other rank waits for this one."""
+        """Call the function. If it fails here, no other rank waits for this one."""
         flat, tree = tree_flatten((args, kwargs))
         failed = next((x for x in flat if isinstance(x, FailedValue)), None)
         if failed is not None:
@@ -125,10 +125,10 @@ class WithGroups:
 
 
 def make(stream: int, partition: tuple[tuple[int, ...], ...], alone: bool = False) -> None:
-    """Make the groups of a stream's collective. All ranks of the world call it, in the controller's order.
+    """Create the groups of a stream's collective. All ranks of the world call this, in the controller's order.
 
     Args:
-        alone: whether a rank that meets no other gets a group, too.
+        alone: whether to also create groups of one rank.
     """
     rank = here().rank
     for ranks in partition:
@@ -138,10 +138,10 @@ def make(stream: int, partition: tuple[tuple[int, ...], ...], alone: bool = Fals
 
 
 def group_of(stream: int, ranks: tuple[int, ...]) -> Any:
-    """The group of these ranks in a stream.
+    """Return the group of these ranks in a stream.
 
     Raises:
-        RuntimeError: there is none: the process is a new one.
+        RuntimeError: there is none, because the process is new.
     """
     try:
         return _groups()[stream, ranks]
@@ -154,7 +154,7 @@ def _groups() -> dict[tuple[int, tuple[int, ...]], Any]:
 
 
 def refuse_failed(*values: Any) -> None:
-    """Raise if there is a failure in the place of a value: the worker then calls again with zeros in its place."""
+    """Raise if a value is a failure. The executor then calls again with zeros in its place."""
     for value in values:
         if isinstance(value, FailedValue):
             raise OperationFailed(value)
@@ -162,7 +162,7 @@ def refuse_failed(*values: Any) -> None:
 
 @contextmanager
 def group_block() -> Generator[None]:
-    """A block in which ranks meet. If this rank fails in it, the others must not wait: their collectives end, too."""
+    """Run a block in which ranks communicate. If this rank fails in it, the collectives of the others also end."""
     try:
         yield
     except OperationFailed:  # all ranks of the group know
@@ -173,39 +173,39 @@ def group_block() -> Generator[None]:
 
 
 def _leave() -> None:
-    """End the collectives of this rank, for all ranks that wait for it.
+    """End the collectives of this rank for all ranks that wait for it.
 
-    It may have failed because another rank did the same: messages between others are still under way then, and one that
-    is half received when its connection ends would be waited for forever.
+    This rank may have failed because another rank did the same. Messages between other ranks are then still in transit,
+    and if a connection ends in the middle of a message, its receiver waits forever.
     """
     collectives.settle()
     collectives.shut_down_all()
 
 
 class Agreement:
-    """Whether an input has failed on some rank of a group: all ranks of it find out in the same collective."""
+    """Find out whether an input has failed on some rank of a group. All its ranks learn it in the same collective."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
         self.failed: FailedValue | None = here().standing_in
 
     def begin(self) -> Any:
-        """Exchange it beside the data; give what this returns to `end`."""
+        """Begin the exchange in parallel with the data. Pass the return value to `end`."""
         flag = torch.tensor([self.failed is not None], dtype=torch.int32)
         return flag, _dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def end(self, begun: Any) -> None:
-        """Raise on every rank if an input has failed on one.
+        """Finish the exchange. Raise on every rank if an input has failed on one of them.
 
         Raises:
-            OperationFailed: with that failure.
+            OperationFailed: an input has failed; it has that failure.
         """
         flag, work = begun
         work.wait()
         self.settle(bool(flag))
 
     def settle(self, failed: bool) -> None:
-        """Raise that failure, if the ranks found out that there is one."""
+        """Raise the failure, if the ranks have found one."""
         if not failed:
             return
         own = b"" if self.failed is None else self.failed.packed()

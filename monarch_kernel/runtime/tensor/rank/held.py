@@ -1,4 +1,4 @@
-"""What a rank holds for a controller, for tools: the memory of its values, and its part of one tensor."""
+"""Describe for tools the values that a rank holds: their memory, and the rank's part of one tensor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class HeldValue(NamedTuple):
     """A value on a rank.
 
     Attributes:
-        number: of the value.
-        storage: tells its memory from that of others; views share one.
-        nbytes: of that memory.
-        device: where it is.
+        number: the number of the value.
+        storage: identifies its memory; views share it.
+        nbytes: the size of that memory.
+        device: the device of the memory.
     """
 
     number: int
@@ -27,7 +27,7 @@ class HeldValue(NamedTuple):
 
 
 def held_here() -> list[HeldValue]:
-    """The tensors that this rank holds; no element is read."""
+    """Describe the tensors that this rank holds. Their elements are not read."""
     found: list[HeldValue] = []
     for number, value in sorted(here().store.values.items()):
         local: Any = getattr(value, "_local_tensor", value)
@@ -43,12 +43,13 @@ class TensorPart:
     """A rank's part of a tensor.
 
     Attributes:
-        shape: of the part.
-        offsets: where it begins in the whole tensor.
-        placements: of a sharded tensor, for each dimension of its mesh; empty where each rank has a tensor of its own.
-        partial: whether it is a term of a sum (or of another reduction) that has not been made yet.
-        nbytes: of its elements.
-        device: where they are.
+        shape: the shape of the part.
+        offsets: its start in the whole tensor.
+        placements: the placements of a sharded tensor, one per dimension of its mesh; empty if each rank has a separate
+            tensor.
+        partial: whether it is a term of a pending sum (or another reduction).
+        nbytes: the size of its elements.
+        device: the device of the elements.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +61,7 @@ class TensorPart:
 
 
 def part_here(value: torch.Tensor) -> TensorPart:
-    """This rank's part of a value: no collective, and no element is read."""
+    """Describe this rank's part of a value, without a collective and without reading elements."""
     placements: Any = getattr(value, "placements", None)
     if placements is None:
         offsets = (0,) * value.dim()
@@ -83,7 +84,7 @@ def part_here(value: torch.Tensor) -> TensorPart:
 
 
 def placement_text(placement: Any) -> str:
-    """`Shard(0)`, `Replicate()`, `Partial('sum')`."""
+    """Format a placement as `Shard(0)`, `Replicate()` or `Partial('sum')`."""
     if placement.is_shard():
         return f"Shard({placement.dim})"
     if placement.is_replicate():

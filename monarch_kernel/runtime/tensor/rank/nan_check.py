@@ -1,7 +1,9 @@
-"""`NanCheck`: checks what each operation made for NaN and Inf, while it is on. Programs stay as they are compiled.
+"""Check the results of each operation for NaN and Inf while the watch is on: `NanCheck`.
 
-A worker that is watched looks its programs up in a `CheckedPrograms`, which gives each with a check behind it; so an
-operation costs nothing more while nothing is watched.
+Compiled programs do not change.
+
+A watched worker looks up its programs in a `CheckedPrograms`, which adds a check to each. Without a watch, operations
+have no extra cost.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from monarch_kernel.runtime.tensor.rank.program import Program
 from monarch_kernel.runtime.tensor.rank.recorded import RecordedProgram
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
-#: What these make is not computed: it is whatever was in memory.
+#: Operations whose results are uninitialised memory.
 _UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")
 
 
@@ -25,23 +27,23 @@ class NanCheck:
     """The watch of one worker.
 
     Args:
-        rank: where it watches.
-        inf: whether an Inf counts, too.
-        at: the number of the record that runs.
+        rank: the rank of the worker.
+        inf: whether to also report Inf.
+        at: the number of the running record.
 
     Attributes:
-        found: the first operation that made a NaN or Inf of inputs without, that no answer has told yet.
+        found: the first operation that made a NaN or Inf from inputs without one, until an answer reports it.
     """
 
     def __init__(self, rank: int, inf: bool, at: Callable[[], int]) -> None:
         self._rank = rank
         self._inf = inf
         self._at = at
-        self._steps: tuple[int, ...] = ()  # of a recorded sequence, those that run
+        self._steps: tuple[int, ...] = ()  # for a recorded sequence, the running steps
         self.found: FailedValue | None = None
 
     def checked(self, program: Program) -> Program:
-        """The program with a check behind each run."""
+        """Add a check to each run of the program."""
         if program.label.startswith(_UNINITIALISED):
             return program
         watched = _alike(program)
@@ -78,11 +80,11 @@ class NanCheck:
         literals: Sequence[float] = (),
         written: Mapping[int, tuple[bool, bool] | None] = MappingProxyType({}),
     ) -> None:
-        """Look at what an operation made.
+        """Check the results of an operation.
 
         Args:
-            label: its name.
-            written: what was wrong before with inputs that it wrote, by position.
+            label: the name of the operation.
+            written: earlier faults of the inputs that it wrote, by position.
         """
         for value in made:
             faults = _faults(value)
@@ -95,7 +97,7 @@ class NanCheck:
                     return
 
     def _run_step(self, program: Program, values: Any, step: list[int], floats: list[float], number: int) -> None:
-        """Run a step of a recorded sequence."""
+        """Run a step of a recorded sequence, and check its results."""
         self._steps = (*self._steps, number)
         try:
             self.checked(program).run(values, step, 0, floats)
@@ -105,7 +107,7 @@ class NanCheck:
     def _is_new(
         self, faults: tuple[bool, bool], sources: list[tuple[bool, bool] | None], literals: Sequence[float]
     ) -> bool:
-        """Whether something is wrong with a result that was wrong with no input."""
+        """Return whether a result has a fault that no input had."""
         nan, inf = faults
         if any(math.isnan(x) for x in literals) or any(x is not None and x[0] for x in sources):
             nan = False
@@ -115,7 +117,7 @@ class NanCheck:
 
 
 class CheckedPrograms(dict[int, Program]):
-    """Programs by number, each with a check behind it."""
+    """Programs by number, each with a check."""
 
     def __init__(self, programs: dict[int, Program], watch: NanCheck) -> None:
         super().__init__()
@@ -136,16 +138,16 @@ def _alike(program: Program) -> Program:
 
 
 def _local(value: Any) -> torch.Tensor | None:
-    """The part of a value on this rank, if it can have a NaN."""
+    """Return the local part of a value, if it can contain a NaN."""
     if not isinstance(value, torch.Tensor):
         return None
     local: Any = getattr(value, "_local_tensor", value)
-    local = getattr(local, "elem", local)  # the result of a collective that was not waited for
+    local = getattr(local, "elem", local)  # the result of an asynchronous collective that was not awaited
     return local.detach() if local.is_floating_point() or local.is_complex() else None
 
 
 def _faults(value: Any) -> tuple[bool, bool] | None:
-    """Whether a value has NaNs, and whether it has Infs; None if it has neither."""
+    """Return whether a value has NaNs, and whether it has Infs; None if it has neither."""
     local = _local(value)
     if local is None or local.numel() == 0 or bool(torch.isfinite(local).all()):
         return None
@@ -153,7 +155,7 @@ def _faults(value: Any) -> tuple[bool, bool] | None:
 
 
 def _told(value: Any) -> str:
-    """`3 NaN of 12 elements, the first at [0, 2]`."""
+    """Describe the faults of a value: `3 NaN of 12 elements, the first at [0, 2]`."""
     local = _local(value)
     assert local is not None
     nan, inf = torch.isnan(local), torch.isinf(local)

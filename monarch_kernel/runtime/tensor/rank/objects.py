@@ -1,4 +1,4 @@
-"""Objects and modules that live on this rank: functions that the controller calls here."""
+"""Functions of the controller that create and use objects and modules on this rank."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from monarch_kernel.runtime.tensor.rank.results import description, detached
 
 
 class NamedFunction:
-    """A function or class by name, looked up where it is called: the controller need not have it.
+    """A function or class by name, which is looked up where it is called. The controller need not have it.
 
     Raises:
-        ValueError: the name has no module, and is none of Python's builtins.
+        ValueError: the name has no module, and is not one of Python's builtins.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,54 +29,54 @@ class NamedFunction:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the function."""
         return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
 
 class Construct:
-    """Makes an object and refers to it."""
+    """Create an object and return a reference."""
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         self.__name__ = f"constructor of {getattr(constructor, '__name__', constructor)}"
         self._constructor = constructor
 
     def __call__(self, *args: Any, **kwargs: Any) -> OpaqueRef:
-        """The reference, with the object."""
+        """Return the reference, which has the object."""
         return OpaqueRef(self._constructor(*args, **kwargs))
 
 
 class WithoutResult:
-    """Calls a function for what it does."""
+    """Call a function for its effects, and discard its result."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__name__: str = getattr(function, "__name__", str(function))
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call it."""
+        """Call the function."""
         self._function(*args, **kwargs)
 
 
 class CallMethod:
-    """Calls a method of an object; "" calls the object itself."""
+    """Call a method of an object. "" calls the object itself."""
 
     def __init__(self, method: str) -> None:
         self.__name__ = method or "__call__"
         self._method = method
 
     def __call__(self, ref: OpaqueRef, *args: Any, **kwargs: Any) -> Any:
-        """What the method gives."""
+        """Return the result of the method."""
         function = getattr(ref.value, self._method) if self._method else ref.value
         return detached(function(*args, **kwargs))
 
 
 def describe_object(ref: OpaqueRef) -> Any:
-    """What an object looks like, if it is the result of a function."""
+    """Return the form of an object, as for a result of a function."""
     return description(ref.value)
 
 
 def object_of(ref: OpaqueRef) -> Any:
-    """The object itself."""
+    """Return the object of a reference."""
     return ref.value
 
 
@@ -91,7 +91,7 @@ class ParameterLike(NamedTuple):
 
 
 def describe_parameters(ref: OpaqueRef) -> list[ParameterLike]:
-    """The parameters of a module, in its order."""
+    """Describe the parameters of a module, in its order."""
     return [
         ParameterLike(name, tuple(p.shape), p.stride(), p.dtype, p.requires_grad)
         for name, p in ref.value.named_parameters()
@@ -99,25 +99,25 @@ def describe_parameters(ref: OpaqueRef) -> list[ParameterLike]:
 
 
 def take_parameters(ref: OpaqueRef) -> list[torch.Tensor]:
-    """The parameters of a module: tensors of the same memory."""
+    """Return the parameters of a module as tensors that share their memory."""
     return [p.detach() for p in ref.value.parameters()]
 
 
 class _ForwardPass(NamedTuple):
-    """What a backward pass needs of a forward pass."""
+    """The data of a forward pass that its backward pass needs."""
 
     learning: list[torch.Tensor]
     results: list[torch.Tensor]
 
 
 def forward(ref: OpaqueRef, learning: tuple[int, ...], args: Any, kwargs: Any) -> tuple[Any, OpaqueRef]:
-    """Call a module so that its backward pass can follow.
+    """Call a module and keep the data for a later backward pass.
 
     Args:
-        learning: which leaves of the arguments require grad.
+        learning: the leaves of the arguments that require grad.
 
     Returns:
-        Its result, and the forward pass.
+        The result of the module, and the forward pass.
     """
     flat, tree = tree_flatten((args, kwargs))
     inputs: list[Any] = [x.detach() if isinstance(x, torch.Tensor) else x for x in flat]
@@ -132,17 +132,17 @@ def forward(ref: OpaqueRef, learning: tuple[int, ...], args: Any, kwargs: Any) -
 
 
 class ApplyFunction:
-    """Applies a ``torch.autograd.Function`` so that its backward pass can follow."""
+    """Applies a ``torch.autograd.Function`` and keeps the data for a later backward pass."""
 
     def __init__(self, function: type[torch.autograd.Function]) -> None:
         self.__name__ = function.__name__
         self._function = function
 
     def __call__(self, learning: tuple[int, ...], *args: Any) -> tuple[Any, OpaqueRef]:
-        """Its result, and the forward pass.
+        """Return the result of the function, and the forward pass.
 
         Args:
-            learning: positions of the arguments that require grad.
+            learning: the positions of the arguments that require grad.
         """
         inputs: list[Any] = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
         for k in learning:
@@ -154,7 +154,7 @@ class ApplyFunction:
 
 
 def backward(ref: OpaqueRef, *gradients: torch.Tensor | None) -> list[torch.Tensor]:
-    """Gradients of what requires grad: of inputs, then of parameters."""
+    """Return the gradients of the inputs, then of the parameters, that require grad."""
     ran: _ForwardPass = ref.value
     given = [(r, g) for r, g in zip(ran.results, gradients) if g is not None and r.requires_grad]
     if not given:

@@ -1,4 +1,4 @@
-"""Tensors of actors and cells of this rank that the controller may adopt."""
+"""Offer tensors of actors and cells of this rank to the controller, which may adopt them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _lock = threading.Lock()
 
 
 def offer(tensor: torch.Tensor) -> OfferedTensor:
-    """What to return from an endpoint in place of a tensor that is to stay on its rank.
+    """Offer a tensor: an endpoint returns the result of this call, and the tensor stays on its rank.
 
-    The controller makes a handle of what all ranks of a mesh have offered: ``adopt(trainers.step.call().get())``. No
-    data moves, and the memory is shared with the rank's own tensor. Gradients stay there.
+    The controller creates a handle of the offers of all ranks of a mesh: ``adopt(trainers.step.call().get())``. No data
+    moves, and the handle shares memory with the rank's own tensor. Gradients do not pass.
 
     Args:
-        tensor: a DTensor, or a tensor of the rank's own.
+        tensor: a DTensor, or a separate tensor of the rank.
 
     Returns:
-        What stands for it in messages. It keeps the tensor until it is adopted, or 1,024 others were offered.
+        The offer, which represents the tensor in messages. The tensor is kept until it is adopted, or until 1,024
+            others were offered.
 
     Raises:
-        TypeError: it is no dense tensor.
+        TypeError: the argument is not a dense tensor.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         kind = str(tensor.layout) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
@@ -48,10 +49,10 @@ def offer(tensor: torch.Tensor) -> OfferedTensor:
 
 
 def taken(number: int) -> Any:
-    """A tensor that was offered, once.
+    """Take an offered tensor. Each can be taken once.
 
     Raises:
-        RuntimeError: it was adopted already, or forgotten.
+        RuntimeError: the tensor was already adopted, or its offer has expired.
     """
     with _lock:
         tensor = _offered.pop(number, None)
@@ -64,10 +65,10 @@ def taken(number: int) -> Any:
 
 
 def adopted(number: int, offers: dict[int, int]) -> None:
-    """Hold what this rank has offered as a value.
+    """Store this rank's offer as a value.
 
     Args:
-        number: of the value.
+        number: the number of the value.
         offers: the numbers of the offers, by rank.
     """
     worker = here()

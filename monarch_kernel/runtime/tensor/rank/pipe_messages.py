@@ -1,4 +1,4 @@
-"""Messages between a rank and the process of a pipe: a kind, and a value whose large tensors are not copied into it."""
+"""Messages between a rank and the process of a pipe: a kind and a value, whose large tensors are not copied."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from monarch_kernel.protocol.serialize import dumps
 
-#: A value; the last one was sent; an exception ended the generator (its text); what was sent to it had failed.
+#: A value; the end of the values; the text of an exception that ended the generator; a sent value that had failed.
 VALUE, END, FAILED, LOST = range(4)
-#: Kind, length of the body, number of buffers.
+#: The kind, the length of the body, and the number of buffers.
 _HEAD = struct.Struct("<BQI")
 
 
 class PipeClosed(Exception):
-    """The other side has gone."""
+    """The other side has closed the pipe."""
 
 
 def packed(kind: int, value: Any = None) -> list[Any]:
-    """A message in pieces."""
+    """Encode a message in pieces."""
     body, buffers = dumps(value)
     pieces = body if isinstance(body, list) else [body]
     size = sum(memoryview(piece).nbytes for piece in pieces)
@@ -31,10 +31,10 @@ def send(link: socket.socket, pieces: list[Any], wait: Callable[[bool], None] | 
     """Send a message.
 
     Args:
-        wait: called before each write; returns when the link can be written. None: the link blocks.
+        wait: called before each write; returns when the link is writable. None: the link is blocking.
 
     Raises:
-        PipeClosed: the other side has gone.
+        PipeClosed: the other side has closed the pipe.
     """
     try:
         for piece in pieces:
@@ -48,13 +48,13 @@ def send(link: socket.socket, pieces: list[Any], wait: Callable[[bool], None] | 
 
 
 def receive(link: socket.socket, wait: Callable[[bool], None] | None = None) -> tuple[int, bytearray, tuple[int, ...]]:
-    """The next message: its kind, and what `loads` makes the value of.
+    """Receive the next message: its kind, and the arguments of `loads` for its value.
 
     Args:
-        wait: called before each read; returns when the link can be read. None: the link blocks.
+        wait: called before each read; returns when the link is readable. None: the link is blocking.
 
     Raises:
-        PipeClosed: the other side has gone.
+        PipeClosed: the other side has closed the pipe.
     """
 
     def read(size: int) -> bytearray:

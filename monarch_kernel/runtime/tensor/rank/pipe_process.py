@@ -1,6 +1,6 @@
-"""The process of a pipe, beside a rank: it runs the generator, ahead of the rank by so many values as it may be.
+"""The process of a pipe, beside a rank. It runs the generator ahead of the rank, up to a maximum number of values.
 
-It ends with the rank: when the connection to it ends, or the rank itself does.
+It ends when the rank or the connection to the rank ends.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from monarch_kernel.runtime.tensor.rank.pipe_messages import (
     send,
 )
 
-#: How long the generator may take to end when the rank has gone (seconds).
+#: The time for the generator to end after its rank has ended (seconds).
 GRACE = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
 class ProcessPipe:
-    """What the generator gets: the pipe to the program.
+    """The generator's pipe to the program.
 
     Attributes:
-        ranks: the coordinates of the rank beside which this process is, by dimension of the mesh.
+        ranks: the coordinates of this process's rank, by dimension of the mesh.
         sizes: the sizes of those dimensions.
     """
 
@@ -52,17 +52,17 @@ class ProcessPipe:
         self._in: queue.SimpleQueue[tuple[int, bytearray, tuple[int, ...]]] = queue.SimpleQueue()
 
     def send(self, obj: Any) -> None:
-        """Give a value to the program: what its next `recv` is. Waits while `max_messages` were not taken."""
+        """Send a value to the program's `recv`. Blocks while `max_messages` values are pending."""
         self._out.put(packed(VALUE, obj))
 
     def recv(self) -> Any:
-        """The next value that the program has sent; waits for it.
+        """Wait for the next value that the program has sent.
 
         Raises:
-            RuntimeError: what it has sent could not be computed.
+            RuntimeError: the value could not be computed.
         """
         kind, body, buffers = self._in.get()
-        value = loads(body, buffers)  # here, and not as it comes: what it imports must not be imported on two threads
+        value = loads(body, buffers)  # here instead of on arrival: the imports of a value must not run on two threads
         if kind == LOST:
             raise RuntimeError(f"what the program sent could not be computed:\n{value}")
         return value
@@ -73,9 +73,9 @@ def main(fd: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-    atexit.register(_end_children)  # it runs last: what the generator's libraries end by themselves is gone then
+    atexit.register(_end_children)  # runs last: the generator's libraries have ended their own children by then
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a press concerns the program, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt concerns the program, which decides
     link = socket.socket(fileno=fd)
     try:
         begin = loads(*receive(link)[1:])
@@ -93,11 +93,11 @@ def main(fd: int, parent: int) -> None:
     pipe._out.put(last)
     pipe._out.put(None)
     sender.join()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process is ending
 
 
 def _end(*_: Any) -> None:
-    """The rank has gone: unwind, once."""
+    """Unwind once, after the rank has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
@@ -122,7 +122,7 @@ def _send_all(link: socket.socket, pipe: ProcessPipe) -> None:
     while (message := pipe._out.get()) is not None:
         try:
             send(link, message)
-        except PipeClosed:  # the other thread sees it, too
+        except PipeClosed:  # the other thread detects it too
             return
 
 
@@ -138,8 +138,8 @@ def _take_all(link: socket.socket, pipe: ProcessPipe) -> None:
 
 
 def _end_children() -> None:
-    """End what the generator has started and left."""
-    import psutil  # takes 20 ms to import, which nothing waits for here
+    """End child processes that the generator has left."""
+    import psutil  # the import takes 20 ms, and nothing waits for it here
 
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

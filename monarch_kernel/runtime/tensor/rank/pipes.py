@@ -1,4 +1,4 @@
-"""`PipeEnd`: a rank's end of a pipe. It is a value of the rank: when the last handle goes, so does the process."""
+"""A rank's end of a pipe: `PipeEnd`. It is a value of the rank; when the last handle is deleted, the process ends."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from monarch_kernel.runtime.tensor.rank.pipe_messages import (
 )
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, PipeMesh, PipeYield, TensorSlot
 
-#: How long a process may take to end by itself when its pipe is closed, before it is killed (seconds).
+#: The time for a process to end by itself when its pipe is closed, before it is killed (seconds).
 GRACE = 3.0
 
 
 class PipeEnd:
-    """A generator's process, and the connection to it. Used by the worker of one stream."""
+    """The process of a generator and the connection to it. The executor of one stream uses it."""
 
     def __init__(self, place: PipeMesh, function: str | bytes, arguments: Any) -> None:
         self._name = place.name
         self._taken = 0
-        self._over: str | None = None  # why there is nothing more to receive
+        self._over: str | None = None  # the reason why nothing more can be received
         self._link, theirs = socket.socketpair()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -69,10 +69,10 @@ class PipeEnd:
         self._send(VALUE, begin)
 
     def receive(self) -> Any:
-        """The next value that the generator gives.
+        """Return the next value of the generator.
 
         Raises:
-            RuntimeError: it has ended, raised, or its process has died.
+            RuntimeError: the generator has ended or raised, or its process has died.
         """
         if self._over is None:
             try:
@@ -93,10 +93,10 @@ class PipeEnd:
         raise RuntimeError(self._over)
 
     def send(self, value: Any) -> None:
-        """Give the generator a value; a failure is raised by its `recv`.
+        """Send a value to the generator. A failure is raised by the generator's `recv`.
 
         Raises:
-            RuntimeError: its process has ended.
+            RuntimeError: the generator's process has ended.
         """
         if isinstance(value, FailedValue):
             self._send(LOST, value.text)
@@ -110,7 +110,7 @@ class PipeEnd:
             raise RuntimeError(self._over or self._death()) from None
 
     def _wait(self, write: bool) -> None:
-        """Wait until the connection can be used, or the process has died; what it sent before is there."""
+        """Wait until the connection is ready or the process has died. Data sent before its death is available."""
         self._poll.register(self._link, select.POLLOUT if write else select.POLLIN)
         ready = dict(self._poll.poll())
         if self._link.fileno() not in ready:
@@ -122,7 +122,7 @@ class PipeEnd:
         return f"the process of the generator {self._name} (pid {self._process.pid}) {how}, after {self._taken} values"
 
     def close(self) -> None:
-        """End the process: by itself when it sees that the connection has ended, or else by force."""
+        """End the process. It ends by itself when it detects the end of the connection; otherwise it is killed."""
         if self._link.fileno() < 0:
             return
         self._link.close()
@@ -159,7 +159,7 @@ def opened(payload: torch.Tensor, *values: Any) -> PipeEnd:
 
 
 def sent(end: Any, payload: torch.Tensor, *values: Any) -> None:
-    """Give the generator a value."""
+    """Send a value to the generator."""
     refuse_failed(end, payload)
     failed = next((v for v in values if isinstance(v, FailedValue)), None)
     if failed is not None:
@@ -169,7 +169,7 @@ def sent(end: Any, payload: torch.Tensor, *values: Any) -> None:
 
 
 def received(end: Any, like: PipeYield) -> list[torch.Tensor]:
-    """The tensors of the generator's next value, which is as the shape function says."""
+    """Return the tensors of the generator's next value, which must match the shape function."""
     refuse_failed(end)
     leaves, tree = tree_flatten(end.receive())
     if repr(tree) != like.tree:

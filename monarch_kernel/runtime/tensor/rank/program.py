@@ -1,4 +1,4 @@
-"""`Program`: a definition, compiled to a function of one line that runs a record."""
+"""Compile a definition to a function of one line that runs a record: `Program`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.wire import Definition, FloatSlot, RankDevice, Recorded, TensorSlot
 
-#: Operations that make what their backward needs only where gradients are on; on ranks they are off, as the controller
-#: has autograd.
+#: Operations that compute data for their backward only while gradients are on. Ranks have them off, because autograd
+#: runs on the controller.
 _KEEP_MORE_WITH_GRAD = frozenset({"aten::mkldnn_rnn_layer.default"})
 
 
 class Program:
-    """How a record of a definition is run.
+    """The compiled code for records of a definition.
 
     Attributes:
         run: ``run(V, L, i, F)`` runs the record that begins at ``L[i]``, on values ``V``, with floats ``F``.
         call: the operation, with the arguments of the definition's template.
-        rebinds: positions of inputs in whose places it may put other objects.
-        size: how many integers a record has.
-        inputs, outputs, mutates, standins, label: as in the definition.
+        rebinds: the positions of inputs that it may replace by other objects.
+        size: the number of integers in a record.
+        inputs, outputs, mutates, standins, label: the same as in the definition.
     """
 
     __slots__ = ("call", "definition", "inputs", "label", "mutates", "outputs", "rebinds", "run", "size", "standins")
@@ -45,10 +45,10 @@ class Program:
         self.label = definition.label
 
     def assignment(self, ins: Sequence[str], outs: Sequence[str]) -> str:
-        """The source of ``... = `` in front of a call: what becomes of its results.
+        """Return the source of the assignment (``... = ``) of a call's results.
 
         Args:
-            ins: sources of the places of the inputs; `outs` of those of the new values.
+            ins: the sources of the places of the inputs; `outs` has the sources of the places of the new values.
         """
         definition = self.definition
         if definition.new is not None:
@@ -62,13 +62,14 @@ class Program:
 
 
 def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | None = None) -> Program:
-    """The program of a definition.
+    """Compile a definition to its program.
 
     Args:
-        wrap: gets the operation and its definition, and returns what to call instead (rules of sharded meshes).
+        wrap: takes the operation and its definition, and returns the function to call instead (rules of sharded
+            meshes).
     """
     args, kwargs = pickle.loads(definition.template)
-    assert not isinstance(definition.operation, Recorded)  # that has a program of its own kind
+    assert not isinstance(definition.operation, Recorded)  # sequences have a separate kind of program
     operation = operation_of(definition.operation)
     if wrap is not None:
         operation = wrap(operation, definition)
@@ -85,7 +86,7 @@ def compiled(definition: Definition, wrap: Callable[[Any, Definition], Any] | No
         return f"F[L[i + {first_float + k}]]"
 
     call = f"op({arguments(args, kwargs, tensor, number, names)})"
-    # an operation in place on DTensors may have to change the layout, which gives another object
+    # an operation in place on DTensors may have to change the layout, which returns another object
     rebound = definition.sharded and len(definition.mutates) == 1 and definition.outputs == 0
     program = Program(_not_yet, definition, operation, definition.mutates if rebound else ())
     ins = [tensor(k) for k in range(definition.inputs)]
@@ -104,7 +105,7 @@ def _with_grad(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_source(source: str) -> CodeType:
-    """Source of a program as code, in a file of a name that debuggers know to be no user code."""
+    """Compile source of a program, with a file name that debuggers recognise as not being user code."""
     return compile(source, "<monarch operation>", "exec")
 
 
@@ -113,7 +114,7 @@ def _not_yet(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803
 
 
 def operation_of(operation: str | bytes) -> Any:
-    """The torch operation of this name, or the function that was pickled."""
+    """Return the torch operation of this name, or the pickled function."""
     if isinstance(operation, bytes):
         return pickle.loads(operation)
     space, rest = operation.split("::")
@@ -122,12 +123,18 @@ def operation_of(operation: str | bytes) -> Any:
 
 
 def bare(operation: Any) -> Any:
-    """What an operation of torch calls, without the call in Python around it; anything else as it is."""
+    """Return the function that an operation of torch calls, without the Python wrapper.
+
+    Return anything else unchanged.
+    """
     return operation._op if type(operation) is torch._ops.OpOverload else operation
 
 
 def written(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that an operation writes, as its schema says; of a list its items. Anything else writes none."""
+    """Return the arguments that an operation writes, according to its schema, including items of lists.
+
+    Functions that are not operations write none.
+    """
     schema = getattr(operation, "_schema", None)
     found: list[Any] = []
     for n, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
@@ -144,7 +151,7 @@ def arguments(
     number: Callable[[int], str],
     names: dict[str, Any],
 ) -> str:
-    """The source of a call's arguments; objects that have no literal get a name in `names`."""
+    """Return the source of a call's arguments. Objects without a literal form get a name in `names`."""
 
     def source(x: Any) -> str:
         if type(x) is TensorSlot:

@@ -1,4 +1,4 @@
-"""Random numbers of this rank: functions that the controller calls here."""
+"""Functions of the controller for the random number generators of this rank."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import torch
 from monarch_kernel.runtime.tensor.rank import device
 from monarch_kernel.runtime.tensor.rank.current_executor import here
 
-#: Bytes of the state of a generator of a GPU; on a rank without one they are zeros.
+#: The size of the state of a GPU's generator (bytes). On a rank without a GPU, it is zeros.
 OF_GPU = 16
 
 
 def seed(number: int, places: dict[int, int] | None) -> None:
-    """Seed the random numbers of this rank: equally on all ranks, or by the index of each rank in the mesh."""
+    """Seed this rank's generators: equally on all ranks, or by the index of each rank in the mesh."""
     torch.manual_seed(number if places is None else number + places[here().rank])
 
 
 def state() -> torch.Tensor:
-    """The states of this rank's random numbers: of the CPU, then of the GPU."""
+    """Return the states of this rank's generators as one tensor: the CPU, then the GPU."""
     gpu = torch.zeros(OF_GPU, dtype=torch.uint8)
     if device.of_rank().type == "cuda":
         gpu = torch.cuda.get_rng_state(device.of_rank())
@@ -25,7 +25,7 @@ def state() -> torch.Tensor:
 
 
 def set_state(found: torch.Tensor) -> None:
-    """Go on from there."""
+    """Restore these states."""
     found = found.cpu()
     torch.set_rng_state(found[:-OF_GPU].clone())
     if device.of_rank().type == "cuda":
@@ -33,7 +33,7 @@ def set_state(found: torch.Tensor) -> None:
 
 
 def fresh_state(number: torch.Tensor) -> list[torch.Tensor]:
-    """The states of generators that begin with this number: of the CPU, then of the GPU."""
+    """Return the states of generators with this seed: of the CPU, then of the GPU."""
     generator = torch.Generator().manual_seed(int(number))
     gpu = torch.zeros(OF_GPU, dtype=torch.uint8)
     if device.of_rank().type == "cuda":
@@ -42,16 +42,16 @@ def fresh_state(number: torch.Tensor) -> list[torch.Tensor]:
 
 
 def states() -> list[torch.Tensor]:
-    """The states of this rank's generators: of the CPU, then of the GPU."""
+    """Return the states of this rank's generators: of the CPU, then of the GPU."""
     whole = state()
     return [whole[:-OF_GPU].clone(), whole[-OF_GPU:].clone()]
 
 
 def seed_by_index(number: int, place: int | torch.Tensor) -> None:
-    """Begin anew, with a number that differs by place."""
+    """Seed the generators with a number that depends on the rank's position."""
     torch.manual_seed(number ^ int(place))
 
 
 def seed_at_random() -> None:
-    """Begin anew, with a number of the operating system's."""
+    """Seed the generators with a random number from the operating system."""
     torch.seed()

@@ -1,12 +1,12 @@
-"""`RecordedProgram`: a recorded sequence of operations, compiled to one Python function.
+"""Compile a recorded sequence of operations to one Python function: `RecordedProgram`.
 
-Each step, or run of steps that are `fused`, is a line of the function, so a traceback tells where a failure was.
-A failure then has the consequences that it has when the steps are records of their own: the rest of the steps are run
-one by one, those that depend on the failure inherit it, and of fused ones it is found out again which one fails.
+Each step, or sequence of `fused` steps, is a line of the function, so a traceback locates a failure. A failure has the
+same consequences as with separate records: the remaining steps run one at a time, and the steps that depend on the
+failure inherit it. Fused steps run again to find the step that fails.
 
-Half of what a small operation takes is Python's: `fused` has TorchScript's interpreter call the same kernels, in the
-same order, without it. Nothing is optimised, so results are the same to the bit. What cannot be written as a graph
-stays a call from Python.
+Python takes half the time of a small operation. `fused` makes TorchScript's interpreter call the same kernels in the
+same order without Python. Nothing is optimised, so results are bitwise equal. Operations that cannot be written as a
+graph are still called from Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from monarch_kernel.runtime.tensor.rank.program import Program, arguments, bare, compiled_source
 from monarch_kernel.runtime.tensor.wire import Definition, FailedValue, FloatSlot, Recorded, TensorSlot
 
-#: Fewer operations than this are not worth a function of their own.
+#: The minimum number of operations for a fused function.
 FEWEST = 3
 _MEMORY_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2}
 _jit: Any = torch._C
@@ -33,9 +33,10 @@ class _NotInGraph(Exception):
 
 
 def can_fuse(program: Program) -> bool:
-    """Whether an operation is one of torch's on plain tensors that can run again, if another one beside it fails.
+    """Return whether an operation can be fused: a torch operation on plain tensors that can run again if another one
+    fails.
 
-    Operations that write do so by element, which cannot fail on values.
+    Operations that write must write element by element, which cannot fail because of values.
     """
     op: Any = program.call
     definition = program.definition
@@ -50,7 +51,10 @@ def can_fuse(program: Program) -> bool:
 
 
 def regions(programs: Sequence[Program]) -> list[range]:
-    """Runs of operations that may be fused: in each, those that write come last, so that the others can be repeated."""
+    """Return the sequences of operations that can be fused.
+
+    In each, writing operations come last, so the others can be repeated.
+    """
     found: list[range] = []
     first, writes = 0, False
     for k, program in enumerate(programs):
@@ -75,13 +79,13 @@ def fused(
     numbers: Sequence[int],
     results: Sequence[int],
 ) -> Callable[..., tuple[torch.Tensor, ...]] | None:
-    """A function that runs these steps; None if one of them has no form in a graph.
+    """Return a function that runs these steps; None if one of them has no form in a graph.
 
     Args:
-        steps, programs: records, and what they run.
-        tensors: places of the values that come from outside, which are the first arguments.
-        numbers: places of the floats that they use, the arguments after those.
-        results: places of the values that it returns.
+        steps, programs: records, and their programs.
+        tensors: the places of external values, which are the first arguments.
+        numbers: the places of the floats that they use, which are the next arguments.
+        results: the places of the returned values.
     """
     lines: list[str] = []
 
@@ -129,15 +133,15 @@ def fused(
         graph = _jit.parse_ir(f"graph({', '.join(formals)}):\n  " + "\n  ".join(lines) + "\n  return (%r)\n")
         written = [node.schema() for node in graph.nodes() if node.kind().startswith("aten::")]
         if written != [str(_schema(program)) for program in programs]:
-            return None  # the names of arguments' types have led to another overload
+            return None  # the types of the arguments selected another overload
         run = _jit._create_function_from_graph("recorded", graph)
-    except (_NotInGraph, KeyError, RuntimeError, AttributeError):  # it is no public part of torch
+    except (_NotInGraph, KeyError, RuntimeError, AttributeError):  # this is not a public part of torch
         return None
     optimised, optimise = _jit._get_graph_executor_optimize, _jit._set_graph_executor_optimize
 
     def call(*args: Any) -> tuple[torch.Tensor, ...]:
         before = optimised()
-        optimise(False)  # of this thread
+        optimise(False)  # for this thread
         try:
             return run(*args)
         finally:
@@ -147,7 +151,7 @@ def fused(
 
 
 class RecordedProgram(Program):
-    """How a record of a recorded sequence is run."""
+    """The compiled code for records of a recorded sequence."""
 
     __slots__ = ("_code", "_lines", "_programs", "_recorded")
 
@@ -169,7 +173,7 @@ class RecordedProgram(Program):
         F: list[float],  # noqa: N803
         run_step: Callable[[Program, dict[int, Any], list[int], list[float], int], None],
     ) -> None:
-        """Run the record that begins at ``L[i]`` step by step; `run_step` runs the record of one step."""
+        """Run the record that begins at ``L[i]`` step by step. `run_step` runs the record of one step."""
         recorded = self._recorded
         values = {k: V[L[i + 1 + k]] for k in range(recorded.inputs)}
         first_float = i + 1 + self.inputs
@@ -190,11 +194,11 @@ class RecordedProgram(Program):
         error: BaseException,
         failed_step: Callable[[dict[int, Any], Program, list[int], list[float], BaseException, int], None],
     ) -> bool:
-        """Run what a failure has left over, as single records; false if the failing step is not known.
+        """Run the steps that remain after a failure, as single records. Return false if the failing step is unknown.
 
         Args:
             record: the record of this program; `F` the floats that it names.
-            failed_step: puts failures in the places of the results of a step.
+            failed_step: stores failures as the results of a step.
         """
         frame: Any = None
         traceback = error.__traceback__
@@ -229,13 +233,13 @@ class RecordedProgram(Program):
 
 
 def _rebound_inputs(recorded: Recorded, programs: dict[int, Program]) -> tuple[int, ...]:
-    """The inputs whose places get other objects."""
+    """Return the inputs that are replaced by other objects."""
     found = {step[1 + k] for step in recorded.steps for k in programs[step[0]].rebinds}
     return tuple(sorted(place for place in found if place < recorded.inputs))
 
 
 def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, ...]) -> tuple[Any, list[range]]:
-    """A function of the inputs and the floats that come with a call; gives the results, and the rebound inputs.
+    """Return a function of the inputs and of a call's floats. It returns the results and the rebound inputs.
 
     Returns:
         The function, and the steps that each of its lines runs.
@@ -255,7 +259,7 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
     def line_of(s: int) -> str:
         step, program = recorded.steps[s], programs[recorded.steps[s][0]]
         definition = program.definition
-        # what a compiler traces must not depend on what was run before
+        # a compiler's trace must not depend on earlier runs
         names[f"op{s}"] = bare(
             program.call if recorded.backend is None else getattr(program.call, "asking", program.call)
         )
@@ -313,7 +317,7 @@ def _body(recorded: Recorded, programs: dict[int, Program], rebinds: tuple[int, 
 
 
 def _places(step: tuple[int, ...], program: Program) -> list[int]:
-    """The places of the values that a step names."""
+    """Return the places of the values that a step names."""
     definition = program.definition
     return [*step[1 : 1 + definition.inputs], *step[1 + definition.inputs + definition.floats :]]
 

@@ -1,7 +1,7 @@
-"""Collectives over values: `reduced` and `reduce_into` are what the controller's ``reduce`` calls on the ranks.
+"""Collectives over values: the controller's ``reduce`` calls `reduced` and `reduce_into` on the ranks.
 
-In each, the ranks also find out whether an input has failed on one of them: with little data a mark beside it tells,
-with much a second collective at the same time. So a failure has the same consequences on all ranks of the group.
+In each collective, the ranks also detect a failed input on any rank. Small data carries a mark; for large data, a
+second collective runs concurrently. A failure therefore has the same consequences on all ranks of the group.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.rank.groups import Agreement, group_block, group_of, refuse_failed
 from monarch_kernel.runtime.tensor.wire import Reduction
 
-#: Up to so many bytes, the mark travels with the data.
+#: The maximum size of data that carries the mark (bytes).
 SMALL = 65536
-#: What a rank on which all is well adds to the data, and one on which an input has failed.
+#: The marks of ranks without and with a failed input.
 _MARKS = {"sum": (0, 1), "avg": (0, 1), "product": (1, 0), "min": (1, 0), "max": (0, 1), "band": (1, 0), "bor": (0, 1)}
 _OPERATIONS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -31,7 +31,7 @@ _OPERATIONS: dict[str, Any] = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-#: What gloo and NCCL add and compare themselves; numbers of other kinds are gathered, and reduced on each rank.
+#: Types that gloo and NCCL add and compare. Numbers of other types are gathered, and reduced on each rank.
 _KNOWN = frozenset(
     {
         torch.float64,
@@ -46,21 +46,21 @@ _KNOWN = frozenset(
 )
 _BITS = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 
-# torch's types here hold unions with None that this use cannot meet
+# torch's types here have unions with None that do not occur in this use
 _dist: Any = dist
-# torch 2.13 renames them, and warns of the old names
+# torch 2.13 renames them, and warns about the old names
 _all_gather = getattr(dist, "all_gather_single", None) or _dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 def reduced(value: torch.Tensor, how: Reduction) -> torch.Tensor | None:
-    """The result of a collective; None on ranks that do not keep it."""
+    """Return the result of a collective; None on ranks that do not receive it."""
     refuse_failed(value)
     return _run(value, how, None)
 
 
 def reduce_into(out: torch.Tensor, value: torch.Tensor, how: Reduction) -> None:
-    """The same, written to `out`, which may be `value`."""
+    """Write the result of a collective to `out`, which may be `value`."""
     refuse_failed(out, value)
     result = _run(value, how, out)
     if result is not None and result is not out:
@@ -86,7 +86,7 @@ def _ranks(groups: tuple[tuple[int, ...], ...], rank: int) -> tuple[int, ...]:
 
 
 def _alone(value: torch.Tensor, how: Reduction, out: torch.Tensor | None) -> torch.Tensor:
-    """In a group of one rank."""
+    """Return the result in a group of one rank."""
     if how.scatter:
         return value.clone() if how.kind == "stack" else value[0].clone()
     return value[None].clone() if how.kind == "stack" else value if out is value else value.clone()
@@ -115,7 +115,7 @@ def _together(
 
 
 def _only_root(how: Reduction, ranks: tuple[int, ...]) -> int | None:
-    """The rank of the group that alone gets the result, if it does."""
+    """Return the only rank of the group that receives the result; None if several do."""
     if how.roots is None or how.scatter:
         return None
     roots = [rank for rank in ranks if rank in how.roots]
@@ -130,12 +130,12 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(rows: torch.Tensor, mark: float) -> torch.Tensor:
-    """Rows with a mark at the end of each."""
+    """Append a mark to each row."""
     return torch.cat([rows, rows.new_full((rows.size(0), 1), mark)], 1)
 
 
 def _gathered(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor:
-    """The values of all ranks, stacked."""
+    """Return the stacked values of all ranks."""
     count, data = group.size(), _bytes(value)
     if data.numel() <= SMALL:
         mine = _marked(data[None], agreement.failed is not None)[0]
@@ -151,7 +151,7 @@ def _gathered(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Te
 
 
 def _gathered_at(root: int, value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor | None:
-    """The values of all ranks, stacked on one of them."""
+    """Return the stacked values of all ranks, on one rank."""
     begun = agreement.begin()
     stacked = value.new_empty((group.size(), *value.shape)) if here().rank == root else None
     parts = None if stacked is None else [_bytes(part) for part in stacked]
@@ -161,7 +161,7 @@ def _gathered_at(root: int, value: torch.Tensor, group: Any, agreement: Agreemen
 
 
 def _exchanged(value: torch.Tensor, group: Any, agreement: Agreement) -> torch.Tensor:
-    """Row i of the result is from rank i: the row at this rank's position there."""
+    """Exchange rows. Row i of the result comes from rank i, which sends the row at this rank's position."""
     count = group.size()
     data = _bytes(value).view(count, -1)
     if data.numel() <= SMALL:
@@ -222,7 +222,7 @@ def _all_reduced(
 
 
 def _reduce_scattered(value: torch.Tensor, how: Reduction, group: Any, agreement: Agreement) -> torch.Tensor:
-    """The row of the reduced values that is at this rank's position."""
+    """Return the row of the reduced values at this rank's position."""
     operation, count, dtype = _operation(how.kind, value.dtype), group.size(), value.dtype
     data = _number_view(value.contiguous()).view(count, -1)
     if how.kind in _MARKS and value.numel() * value.element_size() <= SMALL:
@@ -241,14 +241,14 @@ def _reduce_scattered(value: torch.Tensor, how: Reduction, group: Any, agreement
 
 
 def _reduced_here(value: torch.Tensor, how: Reduction, group: Any, agreement: Agreement) -> torch.Tensor:
-    """Numbers that the backends do not know: each rank gathers them."""
+    """Gather numbers of types that the backends do not support, and reduce them on each rank."""
     if how.scatter:
         return combine(_exchanged(value, group, agreement), how.kind)
     return combine(_gathered(value, group, agreement), how.kind)
 
 
 def combine(stacked: torch.Tensor, kind: str) -> torch.Tensor:
-    """What a reduction makes of values that are stacked in dimension 0; of the same dtype."""
+    """Reduce values that are stacked in dimension 0. The dtype does not change."""
     if kind in _BITS:
         bits: Callable[..., torch.Tensor] = _BITS[kind]
         return functools.reduce(bits, stacked.unbind(0))

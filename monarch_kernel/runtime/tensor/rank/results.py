@@ -1,4 +1,4 @@
-"""Results of functions of the ranks that are nested, or hold more than tensors: what they look like."""
+"""Describe results of functions of the ranks that are nested, or contain more than tensors."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ class ValueLike(NamedTuple):
     opaque: bool = False
 
     def fits(self, value: Any) -> bool:
-        """Whether a value is of this kind."""
+        """Return whether a value matches."""
         if self.opaque:
             return isinstance(value, OpaqueRef)
         return isinstance(value, torch.Tensor) and (tuple(value.shape), value.dtype) == (self.size, self.dtype)
 
     def fake(self) -> torch.Tensor:
-        """A tensor like it; for an object, like its handle."""
+        """Create a fake tensor like it; for an object, like its handle."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
     def __str__(self) -> str:
         return "an OpaqueRef" if self.opaque else f"{self.dtype} {list(self.size)}"
 
 
-#: The handle of an object is one of such a tensor.
+#: The description of an object: its handle is a tensor like this.
 OBJECT = ValueLike((), (), torch.int64, True)
 
 
 class ResultLike:
-    """What a result looks like: descriptions of the values that stay on the ranks, and all else as it is.
+    """The form of a result: descriptions of the values that stay on the ranks, and all other parts unchanged.
 
     Attributes:
-        likes: for each value that stays its place among the leaves, and its description.
+        likes: for each value that stays: its position among the leaves, and its description.
         leaves, tree: the result.
-        key: equal for results that look alike.
+        key: equal for results of the same form.
     """
 
     def __init__(self, result: Any) -> None:
-        """Describe a result; descriptions may be in the places of values."""
+        """Describe a result. It may contain descriptions in place of values."""
         leaves, self.tree = tree_flatten(description(result), is_leaf=_is_like)
         self.leaves: list[Any] = leaves
         self.likes = tuple((k, x) for k, x in enumerate(leaves) if _is_like(x))
         self.key = self.tree, tuple(_part(x) for x in leaves)
 
     def fakes(self) -> tuple[torch.Tensor, ...]:
-        """Tensors like the values that stay on the ranks."""
+        """Create tensors like the values that stay on the ranks."""
         return tuple(like.fake() for _, like in self.likes)
 
     def fake(self) -> Any:
-        """A result like it."""
+        """Create a result of this form with fake tensors."""
         return self.filled([OpaqueRef() if like.opaque else like.fake() for _, like in self.likes])
 
     def filled(self, values: Any) -> Any:
-        """The result with these values in the places of those that stay on the ranks."""
+        """Return the result with these values in place of the values that stay on the ranks."""
         leaves = list(self.leaves)
         for (position, _), value in zip(self.likes, values):
             leaves[position] = value
         return tree_unflatten(leaves, self.tree)
 
     def taken(self, label: str, result: Any) -> list[Any]:
-        """The values of a result that stay on the ranks.
+        """Return the values of a result that stay on the ranks.
 
         Raises:
-            TypeError: it does not look like this.
+            TypeError: the result does not have this form.
         """
         if not self.likes:
             return []
@@ -91,7 +91,7 @@ class ResultLike:
 
 
 class FlatResult:
-    """A function of the ranks with its result as a flat list of the values that stay there."""
+    """A function of the ranks that returns its result as a flat list of the values that stay there."""
 
     def __init__(self, function: Callable[..., Any], like: ResultLike) -> None:
         self.__name__: str = getattr(function, "__name__", str(function))
@@ -103,24 +103,26 @@ class FlatResult:
 
 
 def description(result: Any) -> Any:
-    """A result with descriptions in the places of the values that stay on the ranks."""
+    """Return a result with descriptions in place of the values that stay on the ranks."""
     return tree_map(_described, result, is_leaf=_is_like)
 
 
 def detached(result: Any) -> Any:
-    """A result with its tensors detached."""
+    """Return a result with its tensors detached."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, result)
 
 
 def is_plain(result: Any) -> bool:
-    """Whether a result needs no `ResultLike`: None, a tensor, or a flat list or tuple of tensors."""
+    """Return whether a result needs no `ResultLike`: None, a tensor, or a flat list or tuple of tensors."""
     if type(result) in (list, tuple):
         return bool(result) and all(x is None or isinstance(x, torch.Tensor) for x in result)
     return result is None or isinstance(result, torch.Tensor)
 
 
 def part_of_key(x: Any) -> Any:
-    """What of an argument or a constant decides on results: its kind and its value."""
+    """Return the properties of an argument or constant that determine results: shape and dtype of a tensor, otherwise
+    type and value.
+    """
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), x.dtype
     return _part(x)

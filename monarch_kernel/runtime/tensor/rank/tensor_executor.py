@@ -1,4 +1,4 @@
-"""`TensorExecutor`: the actor of one stream on one rank. It runs records in the order in which they were issued."""
+"""The actor of one stream on one rank, which runs records in the order in which they were issued: `TensorExecutor`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from monarch_kernel.runtime.tensor.wire import (
 if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules
 
-#: How many lines of a traceback on a rank are kept.
+#: The number of traceback lines that are kept.
 LINES = 12
 
 
 class TensorExecutor(Actor):
-    """Runs the records of one stream; values are shared with the other streams of the engine."""
+    """Runs the records of one stream. All streams of the engine share the values."""
 
     __tool__ = True
 
@@ -60,7 +60,7 @@ class TensorExecutor(Actor):
         self.nan_check: NanCheck | None = None
         self.record = 0
         self.standing_in: FailedValue | None = None  # the failure for which zeros take part in a collective
-        self.at = 0  # the record that runs
+        self.at = 0  # the running record
         if stream == "main":
             self.store.at = lambda: self.at
 
@@ -68,7 +68,7 @@ class TensorExecutor(Actor):
 
     @endpoint
     def define(self, definitions: list[Definition]) -> None:
-        """Learn what records will name."""
+        """Store definitions for later records."""
         programs = self.programs.unwatched if isinstance(self.programs, CheckedPrograms) else self.programs
         for definition in definitions:
             try:
@@ -83,12 +83,12 @@ class TensorExecutor(Actor):
 
     @endpoint
     def run(self, ints: bytes, floats: bytes, record: int) -> None:
-        """Run records; `record` is the number of the first."""
+        """Run records. `record` is the number of the first."""
         self._run(ints, floats, record)
 
     @endpoint
     def watch(self, inf: bool | None) -> None:
-        """Check from now on what operations make for NaN (and Inf, if `inf`); None: check no more."""
+        """Check the results of operations for NaN (and Inf, if `inf`) from now on. None ends the checks."""
         if isinstance(self.programs, CheckedPrograms):
             self.programs = self.programs.unwatched
         self.nan_check = None
@@ -121,7 +121,7 @@ class TensorExecutor(Actor):
         self.record = record
 
     def _control(self, number: int, L: list[int], i: int) -> int:  # noqa: N803
-        """Run a record that is no operation; returns where the next begins."""
+        """Run a control record. Return where the next record begins."""
         if number == DELETE:
             count = L[i + 1]
             pop = self.store.values.pop
@@ -135,14 +135,14 @@ class TensorExecutor(Actor):
             if number == SIGNAL:
                 store.signals.add(token)
                 store.changed.notify_all()
-            else:  # the other stream is a thread of this process: it comes to it, or both end
+            else:  # the other stream is a thread of this process: it reaches the record, or both end
                 assert number == WAIT, number
                 store.changed.wait_for(lambda: token in store.signals or store.closed)
                 store.signals.discard(token)
         return i + 2
 
     def _lend(self, token: int, L: list[int], i: int) -> int:  # noqa: N803
-        """Put values by for actors of this process; returns where the next record begins."""
+        """Store values for actors of this process. Return where the next record begins."""
         first, store = i + 1, self.store
         end = first + L[i]
         after = end + 1 + L[end]
@@ -157,7 +157,7 @@ class TensorExecutor(Actor):
         return after
 
     def _for_actors(self, value: Any) -> Any:
-        """The same memory, in a tensor of their own: gradients there stay there."""
+        """Return the same memory in a separate tensor for actors, whose gradients stay there."""
         if type(value) is torch.Tensor:
             return value.detach()
         if not isinstance(value, torch.Tensor):
@@ -176,10 +176,10 @@ class TensorExecutor(Actor):
         error: BaseException,
         steps: tuple[int, ...] = (),
     ) -> None:
-        """Put a failure in the place of the results of the record `L`.
+        """Store a failure as the results of the record `L`.
 
         Args:
-            steps: where `L` is a step of a recorded sequence.
+            steps: the steps that lead to `L` in a recorded sequence.
         """
 
         def step_failed(
@@ -194,7 +194,7 @@ class TensorExecutor(Actor):
         inherits = failed is not None
         if inherits and self.unseen is None:
             self.unseen = failed
-        if isinstance(error, OperationFailed):  # of an input, or of a rank that was met
+        if isinstance(error, OperationFailed):  # of an input, or of another rank in the collective
             failed = error.failed
         elif failed is None:
             failed = FailedValue(record, self.rank, _text(error), steps=steps, of_peer=failed_by_peer(error))
@@ -206,11 +206,14 @@ class TensorExecutor(Actor):
             self._take_part(program, L, F, failed)
         for j in L[program.size - program.outputs :]:
             V[j] = failed
-        for k in program.mutates:  # what would have been written is not what the program believes it to be
+        for k in program.mutates:  # the program has the wrong idea of values that were not written
             V[inputs[k]] = failed
 
     def _take_part(self, program: Program, L: list[int], F: list[float], failed: FailedValue) -> None:  # noqa: N803
-        """Meet the other ranks with zeros, so that they do not wait for this one; what comes of it is not used."""
+        """Take part in a collective with zeros, so that other ranks do not wait for this one.
+
+        The result is discarded.
+        """
         assert program.standins is not None
         zeros = {
             L[1 + k]: torch.zeros(size, dtype=dtype, device=device.of_rank())
@@ -219,7 +222,7 @@ class TensorExecutor(Actor):
         self.standing_in = failed
         try:
             program.run(zeros | dict.fromkeys(L[program.size - program.outputs :]), L, 0, F)
-        except Exception:  # the failure that is told is the first one
+        except Exception:  # the first failure is reported
             pass
         finally:
             self.standing_in = None
@@ -230,9 +233,9 @@ class TensorExecutor(Actor):
     def fetch(
         self, ints: bytes, floats: bytes, record: int, values: list[int], rank: int, compare: bool = False
     ) -> Any:
-        """The values on `rank` (-1: on every rank); from the others, whether one of them has failed.
+        """Return the values on `rank` (-1: on every rank). Other ranks return whether a value has failed.
 
-        With `compare`, the others answer with digests of theirs.
+        With `compare`, the other ranks return digests of their values.
         """
         self._run(ints, floats, record)
         found = [self.value(number) for number in values]
@@ -243,14 +246,17 @@ class TensorExecutor(Actor):
 
     @endpoint
     def ask(self, ints: bytes, floats: bytes, record: int, function: bytes, values: list[Any]) -> Any:
-        """The result of a function of values of this rank."""
+        """Return the result of a function of values of this rank."""
         self._run(ints, floats, record)
         with torch.no_grad():
             return pickle.loads(function)(*[self.value(v) if type(v) is int else v for v in values])
 
     @endpoint
     def call_and_fetch(self, ints: bytes, floats: bytes, record: int, call: bytes, values: list[int], rank: int) -> Any:
-        """Call a pickled function with values of this rank; its result, if this rank (-1: every rank) is asked."""
+        """Call a pickled function with values of this rank.
+
+        Return its result if `rank` is this rank (-1: every rank).
+        """
         self._run(ints, floats, record)
         inputs: list[Any] = []
         self.at = self.record
@@ -269,7 +275,7 @@ class TensorExecutor(Actor):
         return [tree_map(_to_send, result)] if rank in (self.rank, -1) else None
 
     def _failed_alone(self, error: BaseException, inputs: list[Any]) -> OperationFailed:
-        """What an answer that fails here raises; ranks that wait for this one in it are to be freed."""
+        """Return the error for an answer that fails here, and free ranks that wait for this one in it."""
         failed = FailedValue(self.record, self.rank, _text(error))
         if self.store.report is not None and any(type(x) is not torch.Tensor for x in inputs):
             self.store.report(failed, inputs)
@@ -285,12 +291,12 @@ class TensorExecutor(Actor):
 
     @endpoint
     def done(self) -> int:
-        """How many records have run: the answer comes when all ahead of it have."""
+        """Return how many records have run. The answer is sent after all earlier records have run."""
         return self.record
 
     @endpoint
     def put(self, number: int, tensor: torch.Tensor, layout: Any) -> None:
-        """Hold a tensor, or, with a layout of a sharded mesh, this rank's part of it."""
+        """Store a tensor, or, with a layout of a sharded mesh, this rank's part of it."""
         if layout is None:
             self.store.values[number] = tensor.to(device.of_rank())
             return
@@ -314,9 +320,9 @@ class TensorExecutor(Actor):
         count: int,
         sharded: bool,
     ) -> list[Any]:
-        """Run an operation, and tell size, stride and dtype of its results, which only their values decide.
+        """Run an operation, and return size, stride and dtype of its results, which depend on values.
 
-        Results that are no tensors (of ``allclose``) are told themselves.
+        Results that are not tensors (of ``allclose``) are returned themselves.
         """
         self._run(ints, floats, record)
         inputs = [self.value(number) for number in ins]
@@ -348,50 +354,50 @@ class TensorExecutor(Actor):
 
     @endpoint
     def held(self) -> int:
-        """How many values there are on this rank."""
+        """Return the number of values on this rank."""
         return len(self.store.values)
 
     def _rules(self) -> OperationRules:
-        """What to call in place of operations on DTensors."""
-        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor: on first use
+        """Return the rules that replace operations on DTensors."""
+        from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of  # loads DTensor, therefore on first use
 
         return rules_of(self.store.extras)
 
     def value(self, number: int) -> Any:
-        """A value of this rank.
+        """Return a value of this rank.
 
         Raises:
-            OperationFailed: there is a failure in its place.
+            OperationFailed: the value is a failure.
         """
         self._tell_found()
         value = self.store.values[number]
         if isinstance(value, FailedValue):
             if self.unseen is not None and self.unseen.record == value.record:
-                self.unseen = None  # it is told now
+                self.unseen = None  # this reports it
             raise OperationFailed(value)
         return value
 
     def _tell_found(self) -> None:
-        """Raise what the watch has found, once."""
+        """Raise the finding of the watch, once."""
         watch = self.nan_check
         if watch is not None and watch.found is not None:
             failed, watch.found = watch.found, None
             raise OperationFailed(failed)
 
     def whole(self, value: Any) -> Any:
-        """A DTensor as one tensor, for which all its ranks meet; anything else as it is."""
+        """Gather a DTensor as one tensor, a collective of all its ranks. Return anything else unchanged."""
         if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
             with torch.no_grad():
                 return value.full_tensor()
         return value
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """Let go of the engine's values when its workers stop."""
+        """Release the engine's values when its executors stop."""
         forget(self.engine)
 
 
 def _to_send(value: Any) -> Any:
-    """A tensor without its graph, on the CPU, and without the rest of the memory that a view is a part of."""
+    """Return a tensor without its graph, on the CPU, and without the rest of the memory of a view."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().cpu()
@@ -404,10 +410,10 @@ def _to_send(value: Any) -> Any:
 
 
 def share_cores(together: int) -> None:
-    """Give torch this rank's part of the cores of its host, unless the program has said how many threads it gets.
+    """Limit torch to this rank's share of the cores of its host, unless the program has set its number of threads.
 
     Args:
-        together: how many ranks there are on the host.
+        together: the number of ranks on the host.
     """
     cores = len(os.sched_getaffinity(0))
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() >= cores:
@@ -419,7 +425,7 @@ def _text(error: BaseException) -> str:
 
 
 def _broken(definition: Definition, error: Exception) -> Program:
-    """A program that raises what its compilation raised: on the rank it is an operation that failed."""
+    """Return a program that raises the error of its compilation. On the rank, it counts as a failed operation."""
     text = f"{definition.label} cannot run on this rank: {type(error).__name__}: {error}"
 
     def run(V: Any, L: Any, i: int, F: Any) -> None:  # noqa: N803

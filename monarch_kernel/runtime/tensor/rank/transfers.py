@@ -1,4 +1,4 @@
-"""Moves of values between ranks: `transferred` is what the controller's ``to_mesh`` calls on them."""
+"""Move values between ranks: the controller's ``to_mesh`` calls `transferred` on them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from monarch_kernel.runtime.tensor.rank.groups import gloo_has_gpus, group_block
 from monarch_kernel.runtime.tensor.wire import FailedValue, OperationFailed, RankMoves
 from monarch_kernel.runtime.transfer.buffer import RDMABuffer
 
-#: What a message is for: how long the failure is that comes instead of the data (0: none), that failure, the data.
+#: Kinds of messages: the length of the failure that replaces the data (0: no failure), that failure, the data.
 _LENGTH, _FAILURE, _DATA = 1, 2, 3
 
-# torch's types here hold unions with None that this use cannot meet
+# torch's types here have unions with None that do not occur in this use
 _dist: Any = dist
 
 
 def transferred(value: Any, how: RankMoves) -> torch.Tensor | None:
-    """The value that a rank gets; None on ranks that get none. A failure is moved like a value."""
+    """Return the value that a rank receives; None on ranks that receive none. Failures are moved like values."""
     me = here().rank
     source = next((sender for sender, receiver in how.routes if receiver == me), None)
     receivers = [receiver for sender, receiver in how.routes if sender == me and receiver != me]
@@ -48,7 +48,7 @@ def _send(value: Any, receivers: list[int], how: RankMoves) -> list[Any]:
         failure, data = value.packed(), torch.empty(0, dtype=torch.uint8)
     else:
         data = value.contiguous().reshape(-1).view(torch.uint8)
-        if gloo_has_gpus():  # it sends memory of the CPU only
+        if gloo_has_gpus():  # it sends only CPU memory
             data = data.cpu()
     length = torch.tensor([len(failure)])
     text = torch.frombuffer(bytearray(failure), dtype=torch.uint8) if failure else None
@@ -77,7 +77,7 @@ def _receive(source: int, how: RankMoves) -> torch.Tensor:
 
 
 def spread(value: Any, ranks: frozenset[int], size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A value that some ranks have, on those; zeros on others."""
+    """Return a value on the ranks that have it, and zeros on other ranks."""
     if here().rank not in ranks:
         return torch.zeros(size, dtype=dtype, device=device.of_rank())
     refuse_failed(value)
@@ -88,7 +88,7 @@ def spread(value: Any, ranks: frozenset[int], size: tuple[int, ...], dtype: torc
 
 
 def offered(value: torch.Tensor) -> tuple[int, RDMABuffer | None]:
-    """This rank, and its value as memory that processes of another world read; None if it has no elements."""
+    """Return this rank, and its value as memory for ranks of another world; None if it has no elements."""
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if not flat.numel():
         return here().rank, None
@@ -98,13 +98,13 @@ def offered(value: torch.Tensor) -> tuple[int, RDMABuffer | None]:
 
 
 def withdraw() -> None:
-    """Let go of what was offered: all have it."""
+    """Release the offered values: all ranks have copied them."""
     for buffer, _ in here().store.extras.pop("offers", {}).values():
         buffer.drop().get()
 
 
 def taken(number: int, offers: dict[int, RDMABuffer | None], size: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Hold a copy of what a rank of another world offers this one."""
+    """Store a copy of the value that a rank of another world offers to this one."""
     made = torch.empty(size, dtype=dtype)
     buffer = offers[here().rank]
     if buffer is not None:

@@ -1,4 +1,4 @@
-"""`Values`: what a rank holds for the controller, by number. Streams of one engine share them."""
+"""The values that a rank holds for the controller, by number: `Values`. Streams of one engine share them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.runtime.tensor.wire import FailedValue
 
-#: How long the workers of an engine may take to begin in a process (seconds).
+#: The time for the executors of an engine to start in a process (seconds).
 BEGIN = 60.0
-#: How many calls' values wait for their actors at most.
+#: The maximum number of calls whose values wait for their actors.
 LENT = 1024
 
 
 class Values(dict[int, Any]):
-    """Values by number. One that is not there was lost: the process that had it has died."""
+    """Values by number. A missing value was lost with a process that died."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -26,19 +26,19 @@ class Values(dict[int, Any]):
 
 
 class RankStore:
-    """What the streams of one engine share in a rank.
+    """The state that the streams of one engine share in a rank.
 
     Attributes:
-        values: by number.
+        values: the values, by number.
         rank: this rank in the engine's world.
-        signals: tokens that a stream has come to, and no other has waited for yet; `changed` is notified of them.
-        lent: values that actors are about to take, by token; `let_go` is the last token whose values were not taken in
-            time.
+        signals: tokens that a stream has reached and no other has awaited yet; `changed` is notified of them.
+        lent: values that actors are about to take, by token; `let_go` is the last token whose values were dropped
+            before they were taken.
         closed: whether the engine has ended here.
-        report: told ``(failure, inputs)`` of an operation on sharded values that failed here and not for a failure of
-            its inputs; None while nobody wants to know.
-        at: says which record the main stream is at.
-        extras: what parts of the engine keep on this rank (process groups, modules, snapshots), by name.
+        report: called with ``(failure, inputs)`` when an operation on sharded values fails here, except because of a
+            failed input; None while no reports are wanted.
+        at: returns the current record of the main stream.
+        extras: the state of parts of the engine on this rank (process groups, modules, snapshots), by name.
     """
 
     def __init__(self, rank: int) -> None:
@@ -55,11 +55,11 @@ class RankStore:
 
 
 class EndedCall(NamedTuple):
-    """A call of an endpoint that operations wait for has ended.
+    """The end of an endpoint call that operations wait for.
 
     Attributes:
-        result: what it gave, if that stays here.
-        error: what it raised instead, or why it never ran.
+        result: the result, if it stays here.
+        error: the exception, or the reason why the endpoint never ran.
     """
 
     result: Any = None
@@ -67,8 +67,8 @@ class EndedCall(NamedTuple):
 
 
 _stores: dict[str, RankStore] = {}
-#: Calls that have ended, by engine and token, until the stream comes to them. Not in the stores: an actor may be faster
-#: than the worker that makes one.
+#: Calls that have ended, by engine and token, until the stream reaches them. They are outside the stores, because an
+#: actor may run before the executor creates a store.
 _ended: dict[str, dict[int, EndedCall]] = {}
 #: Engines that have ended here.
 _gone: set[str] = set()
@@ -77,7 +77,7 @@ _changed = threading.Condition(_lock)
 
 
 def store_of(engine: str, rank: int) -> RankStore:
-    """The state of an engine in this process, made on first use."""
+    """Return the state of an engine in this process. It is created on first use."""
     with _lock:
         store = _stores.get(engine)
         if store is None:
@@ -87,10 +87,10 @@ def store_of(engine: str, rank: int) -> RankStore:
 
 
 def awaited_store(engine: str) -> RankStore:
-    """The state of an engine, for actors beside its workers, which may still be about to begin.
+    """Return the state of an engine, for actors that may run before its executors have started.
 
     Raises:
-        RuntimeError: the engine has no workers in this process.
+        RuntimeError: the engine has no executors in this process.
     """
     with _lock:
         if not _changed.wait_for(lambda: engine in _stores or engine in _gone, BEGIN) or engine in _gone:
@@ -99,12 +99,12 @@ def awaited_store(engine: str) -> RankStore:
 
 
 def existing_store(engine: str) -> RankStore | None:
-    """The state of an engine in this process; None if it has none here."""
+    """Return the state of an engine in this process; None if it has none."""
     return _stores.get(engine)
 
 
 def end_call(engine: str, token: int, ended: EndedCall) -> None:
-    """Note that a call has ended; what was noted first stays."""
+    """Note that a call has ended. Only the first note for a call counts."""
     with _lock:
         if engine not in _gone:
             _ended.setdefault(engine, {}).setdefault(token, ended)
@@ -115,7 +115,7 @@ def awaited_end(engine: str, token: int, keep: bool = False) -> EndedCall:
     """Wait until a call has ended.
 
     Args:
-        keep: it will be asked for again.
+        keep: keep the result for another query.
 
     Raises:
         RuntimeError: the engine has ended here.
@@ -132,7 +132,7 @@ def awaited_end(engine: str, token: int, keep: bool = False) -> EndedCall:
 
 
 def forget(engine: str) -> None:
-    """Let go of all that an engine has here."""
+    """Release all state of an engine in this process."""
     with _lock:
         store = _stores.pop(engine, None)
         _ended.pop(engine, None)

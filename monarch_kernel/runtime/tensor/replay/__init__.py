@@ -1,6 +1,6 @@
-"""Functions of tensors on a mesh that are recorded once and replayed by one record.
+"""Record functions of tensors on a mesh once, and replay each with one record.
 
-``compiled`` has `compile`; ``reachable`` is what a function reaches beside its arguments; ``recorder`` takes down a
-run, and ``numbers`` follows floats through its arithmetic; ``segments`` are what ranks run of it (by
-``rank/recorded.py``), and a ``recording`` repeats it.
+``compiled`` has `compile`. ``reachable`` finds the objects that a function reaches besides its arguments. ``recorder``
+records a run, and ``numbers`` follows floats through its arithmetic. ``segments`` has the operations that ranks run
+(with ``rank/recorded.py``), and ``recording`` replays a run.
 """

@@ -1,11 +1,11 @@
-"""`compile`: a function that is recorded once and replayed by one record, for tensors of a mesh.
+"""Record a function of tensors on a mesh once, and replay it with one record: `compile`.
 
-The first call with new kinds of arguments is an ordinary one, and is taken down. Later calls send one record to each
-rank, whatever the number of operations. A recording is for what it saw: the arguments' shapes, dtypes and constants,
-the constants that the function reaches by its globals and closure (attributes of modules and optimizers included),
-whether gradients are on. Where one of these differs, the call is recorded anew. Tensors may be others of the same kind.
-What the function assigns (gradients, states of optimizers, attributes) a replay assigns, too. A function that a replay
-would not repeat runs as it is, and a warning says why.
+The first call with new kinds of arguments runs normally and is recorded. Later calls send one record to each rank, for
+any number of operations. A recording is valid for the shapes, dtypes and constants of the arguments, the constants that
+the function reaches through its globals and closure (including attributes of modules and optimizers), and whether
+gradients are on. If one of these differs, the call is recorded again. Tensors may be replaced by others of the same
+kind. A replay also makes the function's assignments (gradients, states of optimizers, attributes). If a replay could
+not repeat a function, the function runs normally, and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 from monarch_kernel.runtime.tensor.replay.recording import REFUSED, Effect, Gradient, HandleKind, Recording
 from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment, segments_of
 
-#: Recordings of one function for one kind of arguments: the least used one gives way.
+#: The maximum number of recordings of one function for one kind of arguments. The least used one is dropped.
 MOST = 8
-#: After so many recordings in a row that no call could use, the function runs as it is: for one kind of arguments, and
-#: altogether.
+#: After this many consecutive recordings that no call could use, the function always runs normally: for one kind of
+#: arguments, and in total.
 TRIES = 6
 TRIES_ALTOGETHER = 64
 
 
 class _Kind:
-    """What is known about calls with one kind of arguments."""
+    """The recordings for one kind of arguments."""
 
     __slots__ = ("given_up", "in_vain", "recordings")
 
@@ -47,14 +47,14 @@ class _Kind:
         self.given_up = False
 
     def keep(self, recording: Recording) -> None:
-        """Use it from now on; the least used one gives way to it."""
+        """Add a recording. It replaces the least used one if necessary."""
         if len(self.recordings) >= MOST:
             self.recordings.remove(min(self.recordings, key=lambda r: r.replays))
         self.recordings.insert(0, recording)
 
 
 def _replays(tensors: list[Tensor]) -> bool:
-    """Whether the ranks to which operations go now, or on which these are, repeat what is recorded."""
+    """Return whether the ranks of the current operations, or of these tensors, replay recordings."""
     procs = active_target()[0]
     if tensors:
         return tensors[0]._spec.mesh.engine.replays
@@ -62,12 +62,12 @@ def _replays(tensors: list[Tensor]) -> bool:
 
 
 class Compiled:
-    """A function that is replayed. Made by `compile`.
+    """A function that is replayed, created by `compile`.
 
     Attributes:
-        recorded: how many calls were recorded.
-        replayed: how many calls were replays.
-        reason: why the last recorded call was not a replay.
+        recorded: the number of recorded calls.
+        replayed: the number of replayed calls.
+        reason: the reason why the last recorded call was not a replay.
     """
 
     def __init__(self, function: Callable[..., Any], verify: bool, backend: str | None) -> None:
@@ -83,7 +83,7 @@ class Compiled:
         self.given_up = False
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A method: each instance has recordings of its own."""
+        """Bind a method. Each instance has separate recordings."""
         if instance is None:
             return self
         bound = Compiled(self._function.__get__(instance, owner), self._verify, self._backend)
@@ -96,7 +96,7 @@ class Compiled:
         return f"<compiled {getattr(self._function, '__qualname__', self._function)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.given_up or TensorEngine.recording is not None:  # within another recording it is a part of that
+        if self.given_up or TensorEngine.recording is not None:  # inside another recording, it is a part of that one
             return self._function(*args, **kwargs)
         if kwargs or any(type(x) is not Tensor and not is_constant(x) for x in args):
             flat, tree = tree_flatten((args, kwargs))
@@ -134,7 +134,7 @@ class Compiled:
         return self._record(kind, args, kwargs, flat, tensors)
 
     def explain(self) -> str:
-        """How often it was recorded and replayed, and why it was last recorded."""
+        """Describe how often it was recorded and replayed, and why it was last recorded."""
         recordings = [r for kind in self._kinds.values() for r in kind.recordings]
         operations = sorted({r.operations() for r in recordings})
         said = (
@@ -217,7 +217,7 @@ class Compiled:
     def _sources(
         self, captured: dict[int, Tensor], tensors: list[Tensor], places: dict[int, tuple[int, int]]
     ) -> dict[int, tuple[str, Any]]:
-        """Where a replay finds each captured value."""
+        """Return where a replay finds each captured value."""
         positions = {x._owner.id: k for k, x in reversed(list(enumerate(tensors)))}
         sources: dict[int, tuple[str, Any]] = {}
         for number, handle in captured.items():
@@ -232,7 +232,7 @@ class Compiled:
     def _operations(
         self, recorder: ReplayRecorder, forward: int, captured: dict[int, Tensor], wanted: set[int], joint: Any
     ) -> tuple[list[ReplaySegment], Gradient | None]:
-        """What ranks run, and what they run when gradients of the results arrive."""
+        """Return the operations of the ranks, and the operations for incoming gradients of the results."""
         label = getattr(self._function, "__name__", "a recorded function")
         gradient = None
         if joint is not None:
@@ -254,7 +254,7 @@ class Compiled:
     def _backward(
         self, recorder: ReplayRecorder, results: list[Any], captured: dict[int, Tensor], tensors: list[Tensor]
     ) -> tuple[list[int], list[int], list[int], list[int | None]] | None:
-        """Record the backward of a function whose results require gradients; its own effects are none."""
+        """Record the backward pass of a function whose results require gradients. Its own effects are undone."""
         if not torch.is_grad_enabled():
             return None
         outputs = {x._owner.id: x for x in results if type(x) is Tensor and x.requires_grad and x.grad_fn is not None}
@@ -270,10 +270,10 @@ class Compiled:
             grads = torch.autograd.grad(
                 list(outputs.values()), list(inputs.values()), incoming, retain_graph=True, allow_unused=True
             )
-        except RuntimeError:  # it has gone backward itself, so that its results have no graph any more
+        except RuntimeError:  # the function ran its own backward, so its results no longer have a graph
             del recorder.taken[forward:]
             return None
-        given = [None if type(g) is not Tensor else g._owner.id for g in grads]  # None: it has no part in the results
+        given = [None if type(g) is not Tensor else g._owner.id for g in grads]  # None: not involved in the results
         return list(outputs), [number_of(g) for g in incoming], list(inputs), given
 
 
@@ -293,12 +293,12 @@ class _Identity:
 
 
 def number_of(handle: Any) -> int:
-    """The number of a handle's value, for handles that torch's types call tensors."""
+    """Return the number of a handle's value, for handles that torch's types call tensors."""
     return handle._owner.id
 
 
 def _plain_again(state: ReachableState) -> dict[tuple[int, int], FollowedFloat]:
-    """Put plain floats in the place of followed ones; those that the function has left, by place."""
+    """Replace followed floats by plain ones. Return the followed floats that the function has left, by place."""
     left: dict[tuple[int, int], FollowedFloat] = {}
     for w, watch in enumerate(state.watches):
         if not watch.same_keys():
@@ -317,7 +317,7 @@ def _unfollowed(result: Any) -> Any:
 def _effects(
     state: ReachableState, recorder: ReplayRecorder, numbers: dict[tuple[int, int], FollowedFloat]
 ) -> list[Effect]:
-    """What the recorded run has left at places that the function reaches."""
+    """Return the changes of the recorded run at places that the function reaches."""
     found: list[Effect] = []
     if (changed := state.changed()) is not None:
         recorder.stop(f"it changes what it uses: {changed}")
@@ -348,22 +348,23 @@ def _is_fixed(watch: Any) -> bool:
 def compile(  # noqa: A001  # Monarch's name
     fn: Callable[..., Any] | None = None, verify: bool = True, *, backend: str | None = None
 ) -> Any:
-    """A function of tensors of a mesh that is recorded at its first call, and replayed from then on.
+    """Create a function of tensors of a mesh that is recorded at its first call, and replayed afterwards.
 
-    Use it on a whole step: forward, backward and optimizer. Also as a decorator, with or without arguments.
+    Use it on a whole step: forward, backward and optimizer. It can be a decorator, with or without arguments.
 
     Args:
-        fn: the function; it may use tensors, modules and optimizers of its globals and closure.
-        verify: compare at every call what the function reaches beside its arguments with what it was when recorded.
-            Without it, it must reach the same tensors and constants at every call; a call then costs less.
-        backend: what ``torch.compile`` makes of a recording on each rank ("inductor", "aot_eager", ...). It may round
-            differently, and draw other random numbers. None: the operations as they stand.
+        fn: the function, which may use tensors, modules and optimizers of its globals and closure.
+        verify: check at every call that everything the function reaches besides its arguments is as it was when
+            recorded. If false, the function must reach the same tensors and constants at every call, and calls are
+            cheaper.
+        backend: the backend of ``torch.compile`` for a recording on each rank ("inductor", "aot_eager", ...). It may
+            round differently, and draw other random numbers. None: run the recorded operations.
 
     Returns:
-        A callable of the same arguments, with `explain()`, and counts of calls `recorded` and `replayed`.
+        A callable with the same arguments, with `explain()`, and the counts `recorded` and `replayed`.
 
     Raises:
-        TypeError: `fn` cannot be called.
+        TypeError: `fn` is not callable.
     """
     if fn is None:
         return functools.partial(compile, verify=verify, backend=backend)

@@ -1,9 +1,9 @@
-"""Floats that a recording follows: what a replay computes anew instead of repeating.
+"""Follow floats in a recording, so that a replay computes them again instead of repeating their values.
 
-An optimizer's step counter, and what its Python code computes of it (bias corrections), differ at every step; so does a
-learning rate that a scheduler sets. While a function is recorded, such a number is a `FollowedFloat`: its arithmetic is
-taken down as source, which a replay runs. torch passes it through its operations, as it does the symbolic floats of
-its own compiler. Where a program needs the plain number (a comparison, `math.sqrt`), the replay is guarded on it.
+An optimizer's step counter and the numbers computed from it (bias corrections) differ at every step, as does a learning
+rate that a scheduler sets. While a function is recorded, such a number is a `FollowedFloat`: its arithmetic is recorded
+as source code, which a replay runs. torch passes it through its operations like the symbolic floats of its own
+compiler. If a program needs the plain number (a comparison, `math.sqrt`), a guard limits the replay to that number.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 
 
 class HostProgram:
-    """The lines that a replay runs on the controller, and what they need.
+    """The source lines that a replay runs on the controller, and their objects.
 
     Attributes:
-        lines: of Python, in order.
+        lines: the lines of Python, in order.
         names: objects that the lines name.
-        rates: variables that come with a replay, in order.
+        rates: the variables that a replay passes in, in order.
     """
 
     def __init__(self) -> None:
@@ -51,27 +51,27 @@ class HostProgram:
         self._made = 0
 
     def name(self, thing: Any) -> str:
-        """A name for an object in the lines."""
+        """Return a name for an object in the lines."""
         name = f"c{len(self.names)}"
         self.names[name] = thing
         return name
 
     def variable(self) -> str:
-        """A new variable."""
+        """Return a new variable."""
         self._made += 1
         return f"v{self._made}"
 
     def rate(self) -> str:
-        """The variable of a number that comes with a replay."""
+        """Return the variable of a number that a replay passes in."""
         self.rates.append(f"r{len(self.rates)}")
         return self.rates[-1]
 
     def variables(self) -> list[str]:
-        """All variables that the lines set, and the rates."""
+        """Return all variables that the lines set, and the rates."""
         return [*self.rates, *(f"v{k}" for k in range(1, self._made + 1))]
 
     def number(self, value: float, source: str) -> FollowedNode:
-        """The number that an expression gives; the same expression again is the same number."""
+        """Return the number of an expression. Equal expressions give the same number."""
         node = self._numbers.get(source)
         if node is None:
             variable = self.variable()
@@ -80,16 +80,16 @@ class HostProgram:
         return node
 
     def require(self, source: str) -> None:
-        """The replay is for this expression being true."""
+        """Limit the replay to cases in which this expression is true."""
         line = f"if not ({source}): return None"
         if line not in self.lines:
             self.lines.append(line)
 
 
 class FollowedNode:
-    """What torch holds of a followed float while it passes through an operation.
+    """The object through which torch passes a followed float into an operation.
 
-    The names of the methods are those that torch's C++ code calls.
+    torch's C++ code determines the names of the methods.
     """
 
     def __init__(self, program: HostProgram, value: float, variable: str) -> None:
@@ -98,7 +98,7 @@ class FollowedNode:
         self.variable = variable
 
     def guard_float(self, file: str, line: int) -> float:
-        """The plain number: from here on the recording is for this value."""
+        """Return the plain number. The recording is valid only for this value from here on."""
         self.program.require(f"{self.variable} == {self.value!r}")
         return self.value
 
@@ -125,13 +125,13 @@ class FollowedNode:
 
 
 class GivenFloat(float):
-    """A plain float that a replay computes anew: what an operation gets in place of a `FollowedFloat`."""
+    """A plain float that a replay computes again. An operation receives it in place of a `FollowedFloat`."""
 
     variable: str
 
     @classmethod
     def of(cls, followed: torch.SymFloat) -> GivenFloat:
-        """The float of what torch has passed on."""
+        """Return the float for a number that torch has passed on."""
         node = followed.node
         if not isinstance(node, FollowedNode):
             raise TypeError(f"a symbolic float of torch's compiler ({followed}) cannot go to a mesh")
@@ -141,7 +141,7 @@ class GivenFloat(float):
 
 
 class FollowedFloat(torch.SymFloat):
-    """A float that a replay computes anew. Arithmetic with numbers gives followed floats; `float()` guards."""
+    """A float that a replay computes again. Arithmetic with numbers returns followed floats; `float()` adds a guard."""
 
     node: FollowedNode
 
@@ -172,7 +172,7 @@ class FollowedFloat(torch.SymFloat):
 
 
 def _operand(x: Any) -> tuple[Any, str] | None:
-    """Value and source of an operand; None if it is no number."""
+    """Return the value and source of an operand; None if it is not a number."""
     if isinstance(x, torch.SymFloat) and isinstance(x.node, FollowedNode):
         return x.node.value, x.node.variable
     if type(x) in (int, float, bool):

@@ -1,10 +1,10 @@
-"""What a function can reach beside its arguments, as a guard of its recordings and as the place of its effects.
+"""Find all objects that a function can reach besides its arguments, to guard its recordings and locate its effects.
 
-From the function's globals and closure the walk goes through dicts, lists, tuples, modules (``torch.nn``), optimizers,
-objects and functions of the user's, to tensors and constants. Each container is a `ContentSnapshot`: its content when a
-recording began. A replay is right only if the content is the same: constants equal, and other objects the same ones.
-Tensors may be others of the same kind; the replay then works on those. Not seen are the insides of extension types and
-of libraries' objects, which are compared by identity.
+From the function's globals and closure, the walk follows dicts, lists, tuples, modules (``torch.nn``), optimizers, and
+objects and functions of the user, to tensors and constants. A `ContentSnapshot` has the content of each container when
+a recording began. A replay is valid only if the content is unchanged: equal constants, and otherwise the same objects.
+Tensors may be replaced by others of the same kind, which the replay then uses. Extension types and objects of libraries
+are compared by identity, not by content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from monarch_kernel import programs
 from monarch_kernel.runtime.tensor.controller.handle import Tensor
 
-#: Containers that a walk looks into at most; what is beyond is compared by identity.
+#: The maximum number of containers that a walk inspects. Further containers are compared by identity.
 MOST = 50_000
 
 _CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, type(Ellipsis))
@@ -41,7 +41,7 @@ _LOOKED_INTO = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.
 
 
 class NothingThere:
-    """In place of what is not there."""
+    """Marks a missing item."""
 
     def __repr__(self) -> str:
         return "(nothing)"
@@ -51,17 +51,17 @@ MISSING: Any = NothingThere()
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is compared by type and equality."""
+    """Return whether a value is compared by type and equality."""
     return isinstance(value, _CONSTANTS)
 
 
 class ContentSnapshot:
-    """The content of one container when a recording began, or when a replay last left it.
+    """The content of one container when a recording began, or after the last replay.
 
     Attributes:
-        container: what is watched.
-        keys: of each item; `values` are the items.
-        path: how a person would write the container.
+        container: the watched container.
+        keys: the key of each item; `values` are the items.
+        path: the expression for the container.
     """
 
     __slots__ = ("container", "keys", "path", "values")
@@ -73,23 +73,23 @@ class ContentSnapshot:
         self.values = self.read()
 
     def read(self) -> list[Any]:
-        """The items now, in the order of the keys."""
+        """Return the current items, in the order of the keys."""
         raise NotImplementedError
 
     def same_keys(self) -> bool:
-        """Whether there are as many items, by the same keys."""
+        """Return whether the container has the same number of items and the same keys."""
         return True
 
     def same(self) -> bool:
-        """Whether every item is the same object."""
+        """Return whether every item is the same object."""
         return self.same_keys() and all(map(is_, self.read(), self.values))
 
     def assign(self, index: int, value: Any) -> None:
-        """Put a value in the place of an item."""
+        """Replace an item."""
         self.container[self.keys[index]] = value
 
     def name(self, index: int) -> str:
-        """How a person would write an item."""
+        """Return the expression for an item."""
         key = self.keys[index]
         return f"{self.path}[{key!r}]" if isinstance(key, (str, int)) else f"{self.path}[{type(key).__name__}]"
 
@@ -125,7 +125,7 @@ class AttributesSnapshot(DictSnapshot):
 
 
 class NamesSnapshot(ContentSnapshot):
-    """Some names of a namespace, whether they are there or not."""
+    """Some names of a namespace, which may be missing."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ class ListSnapshot(ContentSnapshot):
 
 
 class CellsSnapshot(ContentSnapshot):
-    """Variables of enclosing functions."""
+    """The variables of enclosing functions."""
 
     __slots__ = ()
 
@@ -190,11 +190,11 @@ def _content(cell: Any) -> Any:
 
 
 class ReachableState:
-    """All that functions can reach, from some roots.
+    """All objects that functions can reach from some roots.
 
     Attributes:
         watches: the containers, those of gradients last.
-        locals: tensors of this process among it, with the versions of their content.
+        locals: the local tensors among them, with the versions of their content.
         numbers: places of optimizers' learning rates, as (watch, index).
     """
 
@@ -208,15 +208,15 @@ class ReachableState:
         self._queue: deque[tuple[Any, str, frozenset[str]]] = deque((root, path, frozenset()) for root, path in roots)
         while self._queue:
             self._visit(*self._queue.popleft())
-        # gradients are found last, as each may be a leaf's
+        # gradients come last, because each may belong to a leaf found earlier
         if self._leaves:
             tensors, names = zip(*self._leaves)
             self.watches.append(GradsSnapshot(list(tensors), list(names), ""))
         self._empties = [container for container, _ in self._empty]
-        self._seen.clear()  # it kept objects alive, so that none got the id of another
+        self._seen.clear()  # kept objects alive, so that no other object got their ids
 
     def tensors(self) -> dict[int, tuple[int, int]]:
-        """For the id of each tensor's value, the first place where it is: (watch, index)."""
+        """Return, for the id of each tensor's value, its first place: (watch, index)."""
         found: dict[int, tuple[int, int]] = {}
         for w, watch in enumerate(self.watches):
             for i, value in enumerate(watch.values):
@@ -225,7 +225,7 @@ class ReachableState:
         return found
 
     def changed(self) -> str | None:
-        """What has been changed that a walk would see, in words; None if nothing but items of containers has."""
+        """Describe a change that a walk would detect; None if at most items of containers have changed."""
         for container, path in self._empty:
             if container:
                 return f"{path} was empty and is not"
@@ -235,15 +235,15 @@ class ReachableState:
         return None
 
     def holds(self, followed: frozenset[tuple[int, int]]) -> str | None:
-        """Compare with what is there now; None if a recording made then is right now.
+        """Compare with the current state. Return None if a recording made then is valid now.
 
-        Tensors that are others of the same kind become the content to compare with.
+        Tensors that were replaced by others of the same kind become the reference for later comparisons.
 
         Args:
             followed: places of numbers that may have any value.
 
         Returns:
-            What differs, in words.
+            A description of the difference.
         """
         if any(self._empties):
             return self.changed()
@@ -267,7 +267,7 @@ class ReachableState:
                 if type(old) is Tensor and type(new) is Tensor:
                     if new._spec is not old._spec or new.requires_grad != old.requires_grad:
                         return f"{watch.name(i)} is {describe(new)} and was {describe(old)}"
-                    if old.requires_grad and old.is_leaf:  # its gradient has a place of its own
+                    if old.requires_grad and old.is_leaf:  # its gradient has a separate place
                         return f"{watch.name(i)} is another tensor with a gradient"
                     if replaced.setdefault(old._owner.id, new)._owner.id != new._owner.id:
                         return f"{watch.name(i)} and another place had the same tensor, and have two"
@@ -298,7 +298,7 @@ class ReachableState:
         kind = type(value)
         if is_constant(value) or value is MISSING:
             return
-        if kind is types.ModuleType:  # each function that names a module looks at other names of it
+        if kind is types.ModuleType:  # each function that names a module uses other names of it
             if not _is_library_module(value.__name__):
                 self._names(vars(value), [name for name in sorted(names) if name in vars(value)], f"{path}.", names)
             return
@@ -370,7 +370,7 @@ class ReachableState:
             self._queue.append((part, path, names))
 
     def _class(self, value: type, path: str) -> None:
-        """Functions of a class of the user's, and what it has beside them."""
+        """Walk the functions of a user's class, and its other attributes."""
         for base in value.__mro__:
             if _is_library_module(base.__module__):
                 continue
@@ -395,7 +395,7 @@ class ReachableState:
         self._queue.append((type(value), path, names))
 
     def _rates(self, optimizer: Any) -> None:
-        """Learning rates are numbers to follow, as schedulers change them at every step."""
+        """Follow learning rates as numbers, because schedulers change them at every step."""
         for group in optimizer.param_groups:
             if type(group.get("lr")) is float and id(group) not in self._seen:
                 self._seen[id(group)] = group
@@ -416,12 +416,12 @@ _WALKS: dict[type, Callable[[ReachableState, Any, str, frozenset[str]], None]] =
 
 @functools.cache
 def _is_library(file: str) -> bool:
-    """Whether code is of Python, of an installed package, or of this one."""
+    """Return whether code belongs to Python, to an installed package or to this package."""
     return os.path.realpath(file).startswith(_LIBRARIES)
 
 
 def _is_library_module(name: str) -> bool:
-    """The same for a module; built-in ones have no file, and neither has a notebook's."""
+    """Return whether a module is a library module. Built-in modules and those of notebooks have no file."""
     if name == "__main__":
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -429,12 +429,12 @@ def _is_library_module(name: str) -> bool:
 
 
 def _tells(name: str, item: Any) -> bool:
-    """Whether something in a class can make a difference to what its functions do."""
+    """Return whether an item of a class can affect its functions."""
     return not (name.startswith("__") and name.endswith("__")) or isinstance(item, types.FunctionType)
 
 
 def _names_of(code: types.CodeType) -> set[str]:
-    """All names that code mentions, that of its inner functions included."""
+    """Return all names that code and its inner functions mention."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -443,7 +443,7 @@ def _names_of(code: types.CodeType) -> set[str]:
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    """The global variables that code uses, and its inner functions."""
+    """Return the global variables that code and its inner functions use."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -456,7 +456,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """A value in an explanation."""
+    """Format a value for an explanation."""
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
         return f"a tensor {list(value.shape)} {kind}{', requires_grad' if value.requires_grad else ''}"

@@ -1,4 +1,4 @@
-"""`ReplayRecorder`: takes down what a function does while it runs. The run is an ordinary one; a replay may follow."""
+"""Record the operations of a running function for replays: `ReplayRecorder`. The recorded run is a normal run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TakenOperation:
 
     Attributes:
         ins, outs: numbers of values.
-        floats: some of which may be `GivenFloat`.
-        place: where the program issued it.
+        floats: the floats, some of which may be `GivenFloat`.
+        place: the line that issued it.
     """
 
     mesh: TensorMesh
@@ -38,14 +38,14 @@ class TakenOperation:
 
 
 class ReplayRecorder:
-    """What a function does on the thread that made this, until `close`.
+    """Records a function on the current thread, until `close`.
 
     Attributes:
-        taken: its operations.
-        captured: values that it used and did not make, by number, in the order of use.
-        made: numbers of the values that it made.
-        host: what it computed of known numbers.
-        obstacle: why it cannot be replayed, if so.
+        taken: the operations of the function.
+        captured: the values that it used but did not create, by number, in the order of use.
+        made: the numbers of the values that it created.
+        host: its computations with known numbers.
+        obstacle: the reason why it cannot be replayed, if any.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ReplayRecorder:
         self.made: set[int] = set()
         self.host = HostProgram()
         self.obstacle: str | None = None
-        #: Variables of the host program with the known values, by number; None: not known any more.
+        #: Variables of the host program with the known values, by number; None: no longer known.
         self.known: dict[int, str | None] = {}
         #: Captured values whose known value the program changes.
         self.changed: set[int] = set()
@@ -64,7 +64,7 @@ class ReplayRecorder:
         return threading.get_ident() != self._thread
 
     def stop(self, why: str) -> None:
-        """A replay would not do what the function does."""
+        """Note that a replay would not repeat the function."""
         if self.obstacle is None and not self._elsewhere():
             file, line, _ = frames.here()
             self.obstacle = f"{why} ({file}:{line})"
@@ -78,7 +78,7 @@ class ReplayRecorder:
         record: list[int],
         place: Any,
     ) -> None:
-        """An operation is sent; `record` is what ranks get."""
+        """Record an operation that is being sent. `record` is sent to the ranks."""
         if self._elsewhere():
             return
         numbers = [a._owner.id for a in ins]
@@ -93,7 +93,7 @@ class ReplayRecorder:
                 self._forget(numbers[position])
 
     def put(self, mesh: TensorMesh, handle: Tensor) -> Tensor:
-        """A tensor of the controller has been sent to the ranks: each replay begins with a copy of it."""
+        """Record a local tensor that was sent to the ranks. Each replay begins with a copy of it."""
         if self._elsewhere():
             return handle
         return mesh.dispatch(torch.ops.aten.clone.default, (handle,), {})
@@ -101,7 +101,7 @@ class ReplayRecorder:
     # -- numbers that are known here ------------------------------------------------------------------
 
     def number(self, handle: Tensor) -> Any:
-        """What the program gets for the known value of a handle."""
+        """Return the known value of a handle for the program."""
         assert handle._constant is not None
         value = handle._constant.item()
         if self._elsewhere():
@@ -113,7 +113,7 @@ class ReplayRecorder:
         return value
 
     def follow(self, operation: Any, signature: Signature, ins: list[Tensor], floats: list[float], result: Any) -> None:
-        """An operation on known numbers is about to be computed here."""
+        """Record an operation on known numbers that is about to be computed here."""
         if self._elsewhere():
             return
         numbers = [a._owner.id for a in ins]
@@ -132,7 +132,7 @@ class ReplayRecorder:
             return _Source(self.host.name(slot))
 
         args, kwargs = tree_map(fill, signature.template)
-        if signature.mutates:  # guards come after: until they hold, nothing may change
+        if signature.mutates:  # guards come later: until they hold, nothing may change
             args = [f"{args[0]}.clone()", *args[1:]]
         given = ", ".join([*map(str, args), *(f"{key}={value}" for key, value in kwargs.items())])
         variable = self.host.variable()
@@ -146,7 +146,7 @@ class ReplayRecorder:
         number = handle._owner.id
         variable = self.known.get(number)
         if variable is None:
-            if number in self.made:  # what makes it does not depend on anything
+            if number in self.made:  # the operation that creates it depends on nothing
                 variable = self.host.name(handle._constant.clone())  # pyright: ignore[reportOptionalMemberAccess]  # known
             else:
                 self.captured.setdefault(number, handle)
@@ -164,6 +164,6 @@ class ReplayRecorder:
 
 
 class _Source(str):
-    """Source of an argument; no leaf that pytrees would look into."""
+    """The source of an argument. Pytrees treat it as a leaf."""
 
     __slots__ = ()

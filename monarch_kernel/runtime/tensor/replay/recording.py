@@ -1,4 +1,4 @@
-"""`Recording`: one run of a function, to be repeated by a few records and some assignments."""
+"""Repeat one run of a function with a few records and some assignments: `Recording`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from monarch_kernel.runtime.tensor.replay.reachable import ReachableState
 from monarch_kernel.runtime.tensor.replay.recorder import ReplayRecorder
 from monarch_kernel.runtime.tensor.replay.segments import ReplaySegment
 
-#: What `Recording.replay` returns when a number is another one than the recording is for.
+#: Returned by `Recording.replay` if a number differs from the number for which the recording is valid.
 REFUSED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
 class HandleKind:
-    """What a handle was like in the recorded run; not the handle itself, which would keep its value on the ranks."""
+    """The properties of a handle in the recorded run. The handle itself would keep its value on the ranks alive."""
 
     spec: Spec
     requires_grad: bool
 
     @classmethod
     def of(cls, handle: Tensor) -> HandleKind:
-        """The kind of a handle."""
+        """Return the kind of a handle."""
         return cls(handle._spec, handle.requires_grad)
 
     def handle(self, value: Tensor) -> Tensor:
-        """The handle, or another one of its value with this shape, and detached if this is."""
+        """Return the handle, or another handle of its value with this shape, detached if this kind is."""
         if value._spec is self.spec and (self.requires_grad or not value.requires_grad):
             return value
         return make_handle(self.spec, value._owner)
@@ -40,12 +40,12 @@ class HandleKind:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something that the function leaves behind at a place that it reaches.
+    """A change that the function leaves at a place that it reaches.
 
     Attributes:
         watch, index: the place.
         value: the number of a value (`kind` "tensor"), a variable ("number"), or a constant.
-        like: what the tensor there is like.
+        like: the kind of the tensor there.
     """
 
     watch: int
@@ -56,13 +56,13 @@ class Effect:
 
 
 class Gradient:
-    """The backward of a recording: what to send when gradients of its results arrive.
+    """The backward pass of a recording, which is sent when gradients of its results arrive.
 
     Attributes:
-        segments: the operations.
+        segments: the operations of the backward pass.
         incoming: numbers of the gradients of `results`.
-        wanted: for each of `inputs` the number of its gradient, or None where it has no part in the results.
-        saved: numbers of the values of the forward that they use.
+        wanted: for each of `inputs`, the number of its gradient, or None if the results do not depend on it.
+        saved: the numbers of the forward values that the operations use.
     """
 
     __slots__ = ("incoming", "inputs", "results", "saved", "segments", "wanted")
@@ -85,16 +85,16 @@ class Gradient:
 
 
 class Recording:
-    """How a function is repeated where all that it reaches is as it was in the recorded run.
+    """Repeats a function while everything that it reaches is as it was in the recorded run.
 
     Attributes:
-        state: what must be as it was.
-        followed: places of numbers that may be others.
-        sources: where each captured value is found: ("argument", k), ("place", (watch, index)) or ("fixed", handle).
-        host: computes known numbers: the numbers that records need, or None if the recording is for other numbers.
+        state: the state that must be unchanged.
+        followed: the places of numbers that may change.
+        sources: the source of each captured value: ("argument", k), ("place", (watch, index)) or ("fixed", handle).
+        host: computes the known numbers for the records; returns None if the recording is valid only for other numbers.
         results: leaves of the result: ("value", number, kind of handle), ("number", variable) or
             ("plain", constant).
-        replays: how often it was used.
+        replays: the number of replays.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Recording:
         }
 
     def operations(self) -> int:
-        """How many operations of the ranks it has."""
+        """The number of operations on the ranks."""
         return sum(len(segment.steps) for segment in self._segments)
 
     def replay(self, arguments: list[Tensor]) -> Any:
-        """Do it again, with other arguments of the same kind; what it reaches must be as it was.
+        """Replay with other arguments of the same kind. The state that the function reaches must be unchanged.
 
         Returns:
-            What the function returns, or REFUSED if it depends on a number that has changed.
+            The result of the function, or REFUSED if it depends on a number that has changed.
         """
         watches = self.state.watches
         values: dict[int, Tensor] = {}
@@ -164,13 +164,13 @@ class Recording:
         return found[0] if self._tree.is_leaf() else tree_unflatten(found, self._tree)
 
     def send(self, values: dict[int, Tensor], numbers: dict[str, Any]) -> None:
-        """Send the operations; `values` gets what they give."""
+        """Send the operations, and add their results to `values`."""
         for segment in self._segments:
             segment.emit(values, numbers)
 
     def _leave(self, values: dict[int, Tensor], numbers: dict[str, Any]) -> None:
-        """Leave behind what the function leaves behind."""
-        if self._bumped:  # a backward that has saved one of these must notice, as it would without a replay
+        """Make the changes that the function leaves behind."""
+        if self._bumped:  # a backward pass that has saved one of these must detect the change, as without a replay
             torch.autograd.graph.increment_version([values[number] for number in self._bumped])
         for number, variable in self._updates:
             constant = values[number]._constant
@@ -190,7 +190,7 @@ class Recording:
             else:
                 value = numbers[effect.value] if effect.kind == "number" else effect.value
             watch.assign(effect.index, value)
-            # what was not there must not be there at the next call, either
+            # items that were missing must also be missing at the next call
             if (type(value) is Tensor and type(watch.values[effect.index]) is Tensor) or effect.kind == "number":
                 watch.values[effect.index] = value
 
@@ -206,7 +206,9 @@ def _writes(segment: ReplaySegment, number: int) -> bool:
 
 
 def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | None] | None:
-    """The host program as a function of the values and of the followed numbers; None if there is nothing to compute."""
+    """Return the host program as a function of the values and of the followed numbers; None if there is nothing to
+    compute.
+    """
     host = recorder.host
     if not host.lines and not host.rates:
         return None
@@ -220,7 +222,7 @@ def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | N
 
 
 class _Replayed(torch.autograd.Function):
-    """A replay in the middle of a program that goes backward."""
+    """A replay inside a program that runs a backward pass."""
 
     @staticmethod
     def forward(ctx: Any, recording: Recording, values: dict[int, Tensor], numbers: Any, *inputs: Any) -> Any:

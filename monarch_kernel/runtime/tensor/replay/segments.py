@@ -1,4 +1,4 @@
-"""`ReplaySegment`: recorded operations of one mesh and stream, which ranks run as one record."""
+"""Group recorded operations of one mesh and stream, which ranks run as one record: `ReplaySegment`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySegment:
-    """Operations for one mesh and stream, in the order of the program.
+    """Operations of one mesh and stream, in the order of the program.
 
     Attributes:
-        ins: places of the values that it uses; its results go to `outs`.
-        floats: variables of the host program, in the order in which ranks get them.
-        steps: where the program issued each of its operations.
+        ins: the places of its input values; `outs` has the places of its results.
+        floats: the variables of the host program, in the order in which they are sent.
+        steps: the line that issued each of its operations.
     """
 
     mesh: TensorMesh
@@ -39,11 +39,11 @@ class ReplaySegment:
     steps: tuple[frames.Frames, ...]
 
     def emit(self, values: dict[int, Tensor], numbers: dict[str, float]) -> None:
-        """Send it; its results are added to `values`."""
+        """Send the segment, and add its results to `values`."""
         mesh = self.mesh
         engine = mesh.engine
         with engine.lock:
-            eager, engine.eager = engine.eager, False  # an error is to name the line of a step, which is known below
+            eager, engine.eager = engine.eager, False  # an error must name the line of a step, which is known below
             try:
                 results = mesh.emit(
                     self.signature, [values[place] for place in self.ins], [numbers[name] for name in self.floats]
@@ -60,19 +60,19 @@ class ReplaySegment:
 def segments_of(
     taken: Sequence[TakenOperation], given: Iterable[int], wanted: set[int], label: str, backend: str | None
 ) -> list[ReplaySegment]:
-    """Segments that do what was taken down.
+    """Split recorded operations into segments.
 
     Args:
-        given: numbers of the values that come from outside.
-        wanted: numbers of the values that are to be there afterwards.
-        label: what errors call it.
+        given: the numbers of the external values.
+        wanted: the numbers of the values that must exist afterwards.
+        label: its name in errors.
     """
     runs: list[list[TakenOperation]] = []
     for step in taken:
         if not runs or runs[-1][-1].mesh is not step.mesh:
             runs.append([])
         runs[-1].append(step)
-    needed = [set(wanted) for _ in runs]  # behind each segment
+    needed = [set(wanted) for _ in runs]  # after each segment
     for i in range(len(runs) - 2, -1, -1):
         needed[i] |= needed[i + 1] | {number for step in runs[i + 1] for number in step.ins}
     there = set(given)
@@ -107,7 +107,8 @@ def _segment(
     for step in run:
         record = [step.signature.number, *(places[number] for number in step.ins)]
         for x in step.floats:
-            key = x.variable if type(x) is GivenFloat else (x, str(x))  # 0.0 and -0.0 are two, and nan is one
+            # 0.0 and -0.0 are different, and all NaNs are equal
+            key = x.variable if type(x) is GivenFloat else (x, str(x))
             if key not in at:
                 at[key] = len(floats)
                 floats.append(None if type(x) is GivenFloat else x)
@@ -154,7 +155,7 @@ def _segment(
 
 
 def _views(signature: Signature) -> list[int]:
-    """For each new result, the position of the input whose memory it has, or -1."""
+    """Return, for each new result, the position of the input whose memory it shares, or -1."""
     if signature.spec is not None:
         return list(signature.views)
     return [k for k, out in zip(signature.views, signature.outs or ()) if isinstance(out, Spec)]

@@ -1,4 +1,4 @@
-"""Tensors whose parts are on the ranks: `distribute`, and all that makes operations on them right.
+"""Tensors whose parts are on the ranks: `distribute`, and the code that makes operations on them correct.
 
-`rank/` runs operations on DTensors and makes up for what DTensor gets wrong; `controller/` is what programs call.
+`rank/` runs operations on DTensors and corrects the errors of DTensor. `controller/` has the API for programs.
 """

@@ -1,1 +1,1 @@
-"""Programs on meshes without processes: what they would compute, keep and send, by shapes alone."""
+"""Simulate programs on meshes without processes: their computation, memory and communication, from shapes alone."""

@@ -1,7 +1,7 @@
-"""`Ledger`: what simulated ranks have computed, what they keep, and what they have sent. No tensors, no processes.
+"""Record the computation, memory and communication of simulated ranks, without tensors and processes: `Ledger`.
 
-Ranks that belong to the same meshes do the same: they are one `RankClass`, and 4,096 of them cost as much as one. A
-class is split when a mesh appears that has only a part of its ranks.
+Ranks of the same meshes behave the same. They form one `RankClass`, and 4,096 of them cost as much as one. A class is
+split when a mesh appears that has only some of its ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class SimulatedEvent(NamedTuple):
     """An operation of a class of ranks.
 
     Attributes:
-        name: of the operation, with the words of `set_meta`.
-        stream: in which it ran.
-        start, duration: in seconds.
-        line: of the program.
-        size: bytes that it has sent, or of its results.
-        communicates: whether ranks met, or sent something.
+        name: the name of the operation, with the words of `set_meta`.
+        stream: the stream of the operation.
+        start, duration: its start and duration (seconds).
+        line: the line of the program.
+        size: the bytes that it sent, or the bytes of its results.
+        communicates: whether ranks communicated.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SimulatedEvent(NamedTuple):
 
 
 class MemoryLevel(NamedTuple):
-    """What a rank keeps from a time on (seconds, bytes)."""
+    """The memory of a rank (bytes) from a point in time (seconds)."""
 
     time: float
     size: int
@@ -44,17 +44,17 @@ class MemoryLevel(NamedTuple):
 
 @dataclass
 class RankClass:
-    """Ranks that do the same.
+    """Ranks that behave the same.
 
     Attributes:
-        ranks: which.
-        clocks: when each stream has done its last operation (seconds).
-        current, peak: bytes that a rank keeps, and the most that it has kept.
-        peak_line: the line of the program that has made it the most.
-        operations, flops: of a rank.
-        sent: bytes that a rank has sent, by kind of exchange.
-        busy, communicating: seconds in operations on the rank, and in exchanges.
-        events, levels: in order of time.
+        ranks: the ranks.
+        clocks: the end of each stream's last operation (seconds).
+        current, peak: the current and peak memory of a rank (bytes).
+        peak_line: the line of the program that caused the peak.
+        operations, flops: the numbers of operations and floating-point operations of a rank.
+        sent: the bytes that a rank has sent, by kind of exchange.
+        busy, communicating: the time of operations on the rank, and of exchanges (seconds).
+        events, levels: in chronological order.
     """
 
     ranks: frozenset[int]
@@ -72,11 +72,11 @@ class RankClass:
 
     @property
     def time(self) -> float:
-        """When all its streams have done their last operation."""
+        """The end of the last operation of all its streams (seconds)."""
         return max(self.clocks.values(), default=0.0)
 
     def part(self, ranks: frozenset[int]) -> RankClass:
-        """The same for some of the ranks."""
+        """Copy the class for some of its ranks."""
         made = copy.copy(self)
         made.ranks = ranks
         made.clocks, made.sent = dict(self.clocks), Counter(self.sent)
@@ -88,19 +88,19 @@ class Ledger:
     """The classes of all ranks, and the storages that they keep.
 
     Attributes:
-        classes: of all ranks.
-        lines: for each line of the program, how often it has issued an operation and what a rank has sent for it.
+        classes: the classes of all ranks.
+        lines: for each line of the program, how many operations it issued and how many bytes a rank sent for it.
     """
 
     def __init__(self, ranks: int) -> None:
         self.classes = [RankClass(frozenset(range(ranks)))]
         self.lines: dict[Line, Counter[str]] = {}
         self._of: dict[frozenset[int], list[RankClass]] = {}
-        #: Storages: their size, where they are, and how many values refer to them.
+        #: Storages: size, ranks, and the number of values that refer to them.
         self._storages: dict[int, tuple[int, frozenset[int], int]] = {}
 
     def of(self, ranks: frozenset[int]) -> list[RankClass]:
-        """The classes of which some ranks are made up."""
+        """Return the classes that make up these ranks. Classes are split if necessary."""
         found = self._of.get(ranks)
         if found is None:
             for each in list(self.classes):
@@ -115,7 +115,7 @@ class Ledger:
     def run(
         self, ranks: frozenset[int], stream: str, name: str, line: Line, seconds: float, flops: int, size: int
     ) -> None:
-        """An operation on each rank by itself."""
+        """Record an operation that each rank runs independently."""
         self._count(line, "operations", 1)
         for each in self.of(ranks):
             start = each.clocks.get(stream, 0.0)
@@ -136,14 +136,14 @@ class Ledger:
         sent: float,
         senders: frozenset[int] | None = None,
     ) -> None:
-        """An operation in which ranks meet: it begins when the last of them has come to it.
+        """Record an exchange between ranks. It begins when the last rank has reached it.
 
         Args:
-            sent: bytes that each sender sends.
-            senders: who sends; None: all of them.
+            sent: the bytes that each sender sends.
+            senders: the ranks that send; None: all ranks.
         """
         if senders is not None:
-            self.of(senders)  # so that each class sends, or does not
+            self.of(senders)  # so that all ranks of a class send, or none
         met = self.of(ranks)
         start = max((each.clocks.get(stream, 0.0) for each in met), default=0.0)
         self._count(line, "operations", 1)
@@ -159,24 +159,24 @@ class Ledger:
             each.events.append(event)
 
     def wait(self, ranks: frozenset[int], stream: str, other: str) -> None:
-        """A stream goes on when another one of the same ranks has come to where it is now."""
+        """Make a stream wait until another stream of the same ranks has reached its current position."""
         for each in self.of(ranks):
             each.clocks[stream] = max(each.clocks.get(stream, 0.0), each.clocks.get(other, 0.0))
 
     # -- memory -------------------------------------------------------------------------------------
 
     def keep(self, storage: int, size: int, ranks: frozenset[int], line: Line) -> None:
-        """Ranks keep a new storage, to which one value refers."""
+        """Record a new storage on ranks, to which one value refers."""
         self._storages[storage] = (size, ranks, 1)
         self._change(ranks, size, line)
 
     def refer(self, storage: int) -> None:
-        """One more value refers to a storage."""
+        """Add a reference to a storage."""
         size, ranks, count = self._storages[storage]
         self._storages[storage] = (size, ranks, count + 1)
 
     def drop(self, storage: int) -> None:
-        """One value less refers to a storage; without any, it goes."""
+        """Remove a reference to a storage. Without references, the storage is freed."""
         size, ranks, count = self._storages[storage]
         if count > 1:
             self._storages[storage] = (size, ranks, count - 1)
@@ -196,7 +196,7 @@ class Ledger:
     # -- iterations ---------------------------------------------------------------------------------
 
     def begin_again(self) -> None:
-        """Count operations, exchanges and peaks anew; what ranks keep stays."""
+        """Reset operations, exchanges and peaks. The memory of ranks stays."""
         self.lines.clear()
         for each in self.classes:
             each.peak, each.operations, each.flops = each.current, 0, 0

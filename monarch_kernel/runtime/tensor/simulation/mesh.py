@@ -1,4 +1,4 @@
-"""`SimulatedMesh` and its engine: operations go to a `Ledger` instead of to ranks."""
+"""Simulate a mesh and its engine: operations are recorded in a `Ledger` instead of sent to ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def set_meta(new_value: Any) -> Generator[None]:
 
 
 def current_meta() -> tuple[Any, ...]:
-    """The words of the blocks that are open, the outermost first."""
+    """Return the words of the open blocks, outermost first."""
     return _meta.get()
 
 
@@ -53,9 +53,9 @@ _names = itertools.count()
 
 
 class SimulatedMesh(TensorMethods):
-    """A mesh of ranks that are not there: ``with mesh.activate():`` as with any, and its slices are such meshes.
+    """A mesh of simulated ranks. ``with mesh.activate():`` works as usual, and its slices are simulated meshes too.
 
-    Tensors have shapes, and no values: what reads one gets zeros.
+    Tensors have shapes but no values: reads return zeros.
     """
 
     def __init__(self, name: str, region: Region, shared: dict[str, Any]) -> None:
@@ -81,14 +81,14 @@ class SimulatedMesh(TensorMethods):
 
 
 class _Facts:
-    """What a definition costs: found out once, from fake tensors.
+    """The costs of a definition, determined once from fake tensors.
 
     Attributes:
         aliases: for each new result the input whose memory it shares, or None.
-        sizes: bytes of each new result.
-        moved: bytes that it reads and writes; `brought`: of its last input, which is that of a collective.
-        how: how ranks meet in it, if they do.
-        onto: where its results are.
+        sizes: the bytes of each new result.
+        moved: the bytes that it reads and writes; `brought`: the bytes of its last input, which a collective sends.
+        how: the collective, if there is one.
+        onto: the mesh of its results.
     """
 
     __slots__ = ("aliases", "brought", "flops", "how", "label", "moved", "onto", "sizes")
@@ -150,7 +150,7 @@ class SimulatedTarget(TensorMesh):
         fresh: bool = False,
         onto: TensorMesh | None = None,
     ) -> Signature:
-        """The signature, with what it costs."""
+        """Create the signature and record its costs."""
         signature = super().make_signature(
             label, operation, template, out, inputs, mutates, meets=meets, fresh=fresh, onto=onto
         )
@@ -160,25 +160,25 @@ class SimulatedTarget(TensorMesh):
         return signature
 
     def put(self, tensor: torch.Tensor, *_: Any) -> Tensor:
-        """A handle of a copy of a local tensor on every rank."""
+        """Return a handle of a copy of a local tensor on every rank."""
         handle = super().put(tensor)
         self.engine.keep_put(self, handle)
         return handle
 
 
 class SimulatedEngine(TensorEngine):
-    """An engine whose ranks are in a ledger.
+    """An engine whose ranks are simulated in a ledger.
 
     Attributes:
-        ledger: what they have done.
-        facts: what each definition costs.
-        shared: what its meshes share.
+        ledger: the record of the ranks.
+        facts: the costs of each definition.
+        shared: the shared state of its meshes.
     """
 
-    replays = False  # nothing is sent: there is nothing to gain
+    replays = False  # nothing is sent, so replays have no benefit
 
     def __init__(self, shape: dict[str, int], rates: SimulatedRates, hosts: int) -> None:
-        # Not the base class's: that has processes.
+        # Replaces the base class's, which has processes.
         count = 1
         for size in shape.values():
             count *= size
@@ -213,10 +213,10 @@ class SimulatedEngine(TensorEngine):
         self.lost = set()
 
     def mesh_of(self, procs: Any, stream: Stream = MAIN, kind: type[TensorMesh] | None = None) -> TensorMesh:
-        """The target for operations on a part of the simulated ranks.
+        """Return the target for operations on a part of the simulated ranks.
 
         Raises:
-            TypeError: it is to be a sharded mesh.
+            TypeError: a sharded mesh is requested.
         """
         if kind is not None:
             raise TypeError(
@@ -231,13 +231,13 @@ class SimulatedEngine(TensorEngine):
         return mesh
 
     def spawn_workers(self, stream: Stream, cls: Any) -> Any:
-        """No workers."""
+        """Return no workers."""
         return _NoWorkers()
 
     # -- records ------------------------------------------------------------------------------------
 
     def awaken(self) -> None:
-        """A record is there: note its operation, instead of sending it. The caller holds the lock."""
+        """Record the operation of the pending record instead of sending it. The caller holds the lock."""
         record, self.ints, self.pending = self.ints, [], 0
         place = self.places.pop(self.record - 1)
         if self.recording is not None:
@@ -291,7 +291,7 @@ class SimulatedEngine(TensorEngine):
         )
 
     def collect(self) -> None:
-        """Delete the values whose last handles have gone."""
+        """Delete the values whose last handles were deleted."""
         for mesh in self.meshes.values():
             while mesh.dead:
                 storage = self._storage_of.pop(mesh.dead.pop(), None)
@@ -299,52 +299,52 @@ class SimulatedEngine(TensorEngine):
                     self.ledger.drop(storage)
 
     def turn_to(self, mesh: TensorMesh) -> None:
-        """Operations from now on are of this target."""
+        """Direct the next operations to this target."""
         self.target = mesh
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no record is pending."""
         self.ints.clear()
 
     def order(self, before: TensorMesh, after: TensorMesh) -> None:
-        """What goes to `after` from now on runs when what went to `before` so far has."""
+        """Order two streams: later operations of `after` run when all earlier operations of `before` have run."""
         self.ledger.wait(self._regions[after], after.stream.name, before.stream.name)
 
     def look_out(self, mesh: TensorMesh) -> None:
-        """Nobody dies."""
+        """Do nothing: simulated ranks do not die."""
 
     # -- data ---------------------------------------------------------------------------------------
 
     def put(self, mesh: TensorMesh, tensor: torch.Tensor, layout: Any = None) -> int:
-        """Number a value that is sent to all ranks."""
+        """Assign a number to a value that is sent to all ranks."""
         number = self.next_value
         self.next_value = number + 1
         self.plan.line().sent += tensor.numel() * tensor.element_size()
         return number
 
     def keep_put(self, mesh: TensorMesh, handle: Tensor) -> None:
-        """The ranks keep a value that was sent to them."""
+        """Record the memory of a value that was sent to the ranks."""
         number = handle._owner.id
         if number not in self._storage_of:
             self._storage_of[number] = number
             self.ledger.keep(number, _bytes_of(handle._spec), self._regions[mesh], frames.here())
 
     def fetch(self, mesh: TensorMesh, obj: Any, rank: int, why: str = "fetch", compare: bool = False) -> FetchedValues:
-        """Zeros of the shapes of all handles in `obj`; the wait is counted."""
+        """Return zeros of the shapes of all handles in `obj`, and count the wait."""
         flat, tree = tree_flatten(obj)
         positions = [i for i, x in enumerate(flat) if type(x) is Tensor]
         values = [torch.zeros(flat[i].shape, dtype=flat[i].dtype, device="cpu") for i in positions] if positions else []
         return FetchedValues(self, mesh, _Known([values] * (rank + 1)), flat, tree, positions, rank, why)
 
     def answer(self, mesh: TensorMesh, call: Any, timeout: float | None = None) -> Any:
-        """What is known at once."""
+        """Return the answer, which is available at once."""
         return call.get(timeout)
 
     def check(self, mesh: TensorMesh) -> None:
-        """Nothing fails."""
+        """Do nothing: simulated operations do not fail."""
 
     def ask_later(self, mesh: TensorMesh, function: Any, *values: Any) -> Any:
-        """Refused: there are no ranks to ask.
+        """Refuse: there are no ranks to query.
 
         Raises:
             TypeError: always.
@@ -354,33 +354,33 @@ class SimulatedEngine(TensorEngine):
     def call_and_fetch(
         self, mesh: TensorMesh, function: Callable[..., Any], args: Any, kwargs: Any, rank: int
     ) -> FetchedValues:
-        """Refused, as `ask_later`."""
+        """Refuse, like `ask_later`."""
         return self.ask_later(mesh, function)
 
     def run_and_describe(self, mesh: TensorMesh, func: Any, args: Any, kwargs: Any) -> Any:
-        """Refused: the size of the result depends on values."""
+        """Refuse: the size of the result depends on values."""
         raise TypeError(f"{func}: the size of its result depends on values, and mesh {self.name} is simulated")
 
 
 class _NoWorkers:
-    """In place of the workers of a stream."""
+    """Replaces the workers of a stream."""
 
     def _new_with_region(self, region: Region) -> _NoWorkers:
         return self
 
 
 class _Known:
-    """In place of a call: an answer that is there."""
+    """Replaces a call: an answer that is available at once."""
 
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
 
     def get(self, timeout: float | None = None) -> dict[int, Any]:
-        """The answers, by rank."""
+        """Return the answers by rank."""
         return dict(enumerate(self._answers))
 
     def done(self) -> bool:
-        """They are there."""
+        """Return True."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""`SimulatedRates`: how fast ranks compute and send, from which a simulation estimates times."""
+"""The speed of ranks for the time estimates of a simulation: `SimulatedRates`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from monarch_kernel.runtime.tensor.wire import Reduction
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRates:
-    """Rates of one rank. The defaults are of the order of a data sheet's (H100, NVLink, 400 Gbit/s): give your own.
+    """Rates of one rank. The defaults are approximate data sheet values (H100, NVLink, 400 Gbit/s). Set measured ones.
 
     Attributes:
         flops: floating-point operations per second, of matrix products, convolutions and attention.
         memory: bytes per second that an operation reads and writes.
         link: bytes per second that a rank sends within its host; `network`: to other hosts.
-        launch: seconds that an operation takes at least.
-        latency: seconds that each step of a collective takes at least.
+        launch: the minimum duration of an operation (seconds).
+        latency: the minimum duration of each step of a collective (seconds).
     """
 
     flops: float = 400e12
@@ -27,23 +27,23 @@ class SimulatedRates:
     latency: float = 10e-6
 
     def operation(self, flops: int, moved: int) -> float:
-        """The duration of an operation on one rank, in seconds.
+        """Return the duration of an operation on one rank (seconds).
 
         Args:
-            moved: bytes that it reads and writes.
+            moved: the bytes that it reads and writes.
         """
         return max(self.launch, flops / self.flops, moved / self.memory)
 
     def transfer(self, sent: float, steps: int, within_host: bool) -> float:
-        """The duration of an exchange in which a rank sends so many bytes in so many steps, in seconds."""
+        """Return the duration of an exchange in which a rank sends this many bytes in this many steps (seconds)."""
         return self.latency * steps + sent / (self.link if within_host else self.network)
 
 
 def sent_in(how: Reduction, size: int) -> tuple[str, float, int]:
-    """What a rank sends in a collective over values of `size` bytes: the bytes of a ring, in the steps of a tree.
+    """Return the data that a rank sends in a collective over `size` bytes: the bytes of a ring, in the steps of a tree.
 
     Returns:
-        Its usual name, the bytes that each rank sends, and the number of steps.
+        The usual name of the collective, the bytes that each rank sends, and the number of steps.
     """
     count = len(how.groups[0])
     if count == 1:

@@ -1,4 +1,4 @@
-"""`SimulationReport`: what each rank of a simulated mesh computes, keeps and sends."""
+"""Report the computation, memory and communication of each simulated rank: `SimulationReport`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from monarch_kernel.display.tables import AsTable, TableView
 from monarch_kernel.runtime.mesh.rankset import name_ranks
 from monarch_kernel.runtime.tensor.simulation.ledger import Ledger, Line
 
-#: How many lines of the program are shown.
+#: The number of lines of the program that are shown.
 _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRanks:
-    """Ranks that do the same; all figures are those of one of them.
+    """Ranks that behave the same. All figures are for one of them.
 
     Attributes:
-        ranks: which.
-        operations, flops: how many.
-        seconds: how long it takes; `busy` of them in operations, `communicating` in exchanges with other ranks.
-        peak, kept: bytes that it keeps at most, and at the end.
-        peak_line: the line of the program that made it the most: file, line, function.
-        sent: bytes that it sends, by kind of exchange.
+        ranks: the ranks.
+        operations, flops: the numbers of operations and floating-point operations.
+        seconds: the duration; `busy` is the part in operations, `communicating` the part in exchanges with other ranks.
+        peak, kept: the maximum and final memory (bytes).
+        peak_line: the line of the program that caused the peak: file, line, function.
+        sent: the bytes that it sends, by kind of exchange.
     """
 
     ranks: tuple[int, ...]
@@ -41,11 +41,11 @@ class SimulatedRanks:
 
 
 class SimulationReport(AsTable):
-    """What a simulation has come to, by ranks that do the same, and by lines of the program.
+    """The results of a simulation, by ranks that behave the same, and by lines of the program.
 
     Attributes:
-        groups: of ranks.
-        lines: for each line that made ranks exchange something, the bytes that a rank has sent for it.
+        groups: the groups of ranks.
+        lines: for each line that caused exchanges, the bytes that a rank sent for it.
     """
 
     __slots__ = ("groups", "lines")
@@ -56,7 +56,7 @@ class SimulationReport(AsTable):
 
     @classmethod
     def of(cls, ledger: Ledger) -> SimulationReport:
-        """The report of a ledger."""
+        """Create the report of a ledger."""
         groups = [
             SimulatedRanks(
                 tuple(sorted(each.ranks)),
@@ -77,21 +77,21 @@ class SimulationReport(AsTable):
 
     @property
     def seconds(self) -> float:
-        """How long the slowest rank takes."""
+        """The duration of the slowest rank (seconds)."""
         return max(each.seconds for each in self.groups)
 
     @property
     def peak(self) -> int:
-        """The most that a rank keeps, in bytes."""
+        """The maximum memory of a rank (bytes)."""
         return max(each.peak for each in self.groups)
 
     @property
     def sent(self) -> int:
-        """Bytes that all ranks send."""
+        """The bytes that all ranks send."""
         return sum(len(each.ranks) * sum(each.sent.values()) for each in self.groups)
 
     def table(self) -> TableView:
-        """One row for each group of ranks."""
+        """Return a table with one row for each group of ranks."""
         rows = [
             (
                 name_ranks(each.ranks),

@@ -1,4 +1,4 @@
-"""``Simulator``: a mesh of any size without processes, and what a program on it computes, keeps and sends."""
+"""A mesh of any size without processes, with the computation, memory and communication of a program: ``Simulator``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.runtime.tensor.simulation.simulation_report import Simulatio
 
 
 class SimulatorInterface:
-    """A simulated mesh, and what a program on it has come to. Made by `Simulator`."""
+    """A simulated mesh and the results of a program on it. Created by `Simulator`."""
 
     def __init__(self, engine: SimulatedEngine, trace_path: str, group_workers: bool) -> None:
         self._engine = engine
@@ -26,24 +26,27 @@ class SimulatorInterface:
 
     @property
     def mesh(self) -> SimulatedMesh:
-        """The mesh."""
+        """The simulated mesh."""
         return self._engine.mesh
 
     def report(self) -> SimulationReport:
-        """What each rank has computed, keeps and has sent, since the beginning or the last `step`."""
+        """Report the computation, memory and communication of each rank, since the beginning or the last `step`."""
         with self._engine.lock:
             self._engine.collect()
             return SimulationReport.of(self._engine.ledger)
 
     def step(self) -> tuple[float, float]:
-        """End an iteration: its time in seconds and the most that a rank has kept in MB. The next one begins at 0."""
+        """End an iteration.
+
+        Return its time (seconds) and the peak memory of a rank (MB). The next iteration begins at 0.
+        """
         with self._engine.lock:
             report = self.report()
             self._engine.ledger.begin_again()
             return report.seconds, report.peak / 1e6
 
     def write_trace(self, path: str | None = None) -> str:
-        """Write the timeline since the beginning or the last `step`, for ui.perfetto.dev; returns where it is."""
+        """Write the timeline since the beginning or the last `step`, for ui.perfetto.dev. Return its path."""
         with self._engine.lock:
             self._engine.collect()
             path = self._trace_path if path is None else path
@@ -51,7 +54,7 @@ class SimulatorInterface:
             return path
 
     def display(self) -> None:
-        """Show the report: as a table in a notebook, as text elsewhere."""
+        """Show the report, as a table in a notebook or as text elsewhere."""
         getattr(builtins, "display", print)(self.report())
 
 
@@ -68,7 +71,7 @@ def Simulator(  # noqa: N802  # Monarch's name
     build_ir: bool = False,
     rates: SimulatedRates | None = None,
 ) -> SimulatorInterface:
-    """A mesh of ``hosts * gpus`` ranks without processes, with dimensions ``host`` and ``gpu``.
+    """Create a mesh of ``hosts * gpus`` ranks without processes, with dimensions ``host`` and ``gpu``.
 
     ```python
     sim = Simulator(hosts=32, gpus=8)
@@ -78,18 +81,18 @@ def Simulator(  # noqa: N802  # Monarch's name
     sim.write_trace()     # for ui.perfetto.dev
     ```
 
-    A program runs on it by shapes alone: autograd, modules, optimizers, `reduce`, `to_mesh`, streams. Values that it
-    reads are zeros.
+    A program runs on it with shapes alone, including autograd, modules, optimizers, `reduce`, `to_mesh` and streams.
+    Reads of values return zeros.
 
     Args:
-        hosts, gpus: how many hosts, and ranks on each.
-        trace_path: where `SimulatorInterface.write_trace` and ``mesh.exit()`` write.
-        group_workers: ranks that do the same are one in the trace.
-        rates: how fast ranks compute and send, for times.
-        simulate_mode, trace_mode: taken for Monarch's sake: all modes simulate, and trace the streams of the ranks.
+        hosts, gpus: the number of hosts, and of ranks on each.
+        trace_path: the path for `SimulatorInterface.write_trace` and ``mesh.exit()``.
+        group_workers: show ranks that behave the same once in the trace.
+        rates: the speed of ranks, for time estimates.
+        simulate_mode, trace_mode: accepted as in Monarch: all modes simulate, and trace the streams of the ranks.
 
     Raises:
-        ValueError: there is no such number of ranks; or what is asked for exists in Monarch only (`upload_trace`,
+        ValueError: the number of ranks is invalid, or an option exists only in Monarch (`upload_trace`,
             `command_history_path`, `build_ir`).
     """
     for name, size in (("hosts", hosts), ("gpus", gpus)):
@@ -110,7 +113,7 @@ def write_trace(path: str, ledger: Ledger, group_workers: bool) -> None:
     """Write the operations and the memory of each rank to a file.
 
     Args:
-        group_workers: ranks that do the same are shown once, together.
+        group_workers: show ranks that behave the same once.
     """
     with written_whole(path, None) as file:
         file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')

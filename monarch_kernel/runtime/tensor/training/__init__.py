@@ -1,1 +1,1 @@
-"""Training on sharded meshes: modules whose parameters are on the ranks, gradients, snapshots, healing, checkpoints."""
+"""Train on sharded meshes: modules with parameters on the ranks, gradients, snapshots, healing and checkpoints."""

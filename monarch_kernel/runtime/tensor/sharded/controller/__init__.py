@@ -1,1 +1,1 @@
-"""In the controller: meshes that hold sharded tensors, layouts, and what handles can do."""
+"""The controller's side of sharded tensors: their meshes, layouts and operations of handles."""

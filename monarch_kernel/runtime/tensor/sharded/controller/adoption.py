@@ -1,4 +1,4 @@
-"""``adopt``: handles of tensors that actors or cells of the ranks have made and offered. No data moves."""
+"""Create handles of tensors that actors or cells of the ranks have offered, without moving data: ``adopt``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
-    """Handles of tensors that the ranks have offered (`offer`). No data moves, and the memory stays shared.
+    """Create handles of tensors that the ranks have offered (`offer`). No data moves, and the memory stays shared.
 
     ```python
     y = adopt(trainers.make.call(x).get())                         # each rank offered a DTensor: one tensor in parts
@@ -44,19 +44,19 @@ def adopt(values: Any, mesh: Any = None, sharding_spec: Any = None) -> Any:
     ```
 
     Args:
-        values: what the call of an endpoint gave: an offer of each rank, or a list, tuple or dict with offers.
-        mesh: where the handles are: a `Mesh` or a proc mesh. By default the mesh of the tensors of these processes,
-            and for DTensors one of the shape of their device mesh.
-        sharding_spec: what the ranks offered are the parts of one tensor, in this layout, as of `distribute`.
+        values: the result of an endpoint call: an offer of each rank, or a list, tuple or dict with offers.
+        mesh: the mesh of the handles: a `Mesh` or a proc mesh. By default, it is the mesh of the tensors of these
+            processes, or for DTensors a mesh with the shape of their device mesh.
+        sharding_spec: treat the offers as the parts of one tensor in this layout, as for `distribute`.
 
     Returns:
-        A handle, or a list, tuple or dict with handles. Of DTensors and parts, handles as of `distribute`; else of
-        tensors that each rank has one of.
+        A handle, or a list, tuple or dict with handles. For DTensors and parts, they are handles like those of
+            `distribute`. Otherwise each handle stands for a separate tensor on each rank.
 
     Raises:
-        TypeError: a rank offered something else than the others, or no tensor.
-        ValueError: shapes or layouts differ from rank to rank, or the processes are not those of the mesh.
-        RuntimeError: what was offered was adopted already, or is gone.
+        TypeError: the offers of the ranks differ in kind, or are not tensors.
+        ValueError: shapes or layouts differ between ranks, or the processes are not those of the mesh.
+        RuntimeError: an offer was already adopted, or has expired.
     """
     of_ranks: list[Any] = list(values.values()) if isinstance(values, ValueMesh) else [values]
     flat, trees = zip(*(tree_flatten(each) for each in of_ranks), strict=True)
@@ -112,7 +112,7 @@ def _hold(
     size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> Tensor:
-    """Have the ranks hold what they have offered as a value; its handle."""
+    """Make the ranks store their offers as a value. Return its handle."""
     engine = target.engine
     engine.shares = True
     number = engine.new_number()
@@ -128,7 +128,7 @@ def _hold(
 
 
 def _where(offers: list[OfferedTensor], mesh: Any) -> tuple[TensorEngine, list[int]]:
-    """The engine of the processes that made these offers, and their ranks in its world."""
+    """Return the engine of the processes that made these offers, and their ranks in its world."""
     if mesh is not None:
         procs = mesh.procs if isinstance(mesh, Mesh) else mesh
         if not isinstance(procs, ProcMesh):
@@ -159,7 +159,7 @@ def _check_alike(offers: list[OfferedTensor], of: Any) -> None:
 
 
 def _mesh_of_layout(engine: TensorEngine, mesh: Any, offers: dict[int, OfferedTensor]) -> ShardedMesh:
-    """The mesh for DTensors on this device mesh."""
+    """Return the mesh for DTensors on this device mesh."""
     places = {offered.layout.rank: rank for rank, offered in offers.items() if offered.layout is not None}
     layout = next(iter(offers.values())).layout
     assert layout is not None
@@ -189,7 +189,7 @@ def _mesh_of_layout(engine: TensorEngine, mesh: Any, offers: dict[int, OfferedTe
 
 
 def _plain_mesh(engine: TensorEngine, procs: ProcMesh | None, ranks: list[int]) -> TensorMesh:
-    """The mesh for tensors that each of these ranks has one of."""
+    """Return the mesh for separate tensors on these ranks."""
     if procs is not None:
         mesh = engine.mesh_of(procs)
         _check_all_there(mesh, dict.fromkeys(ranks))
@@ -209,7 +209,7 @@ def _check_all_there(mesh: TensorMesh, offers: dict[int, Any]) -> None:
 
 
 def _whole(target: ShardedMesh, offers: dict[int, OfferedTensor], spec: Any) -> tuple[Placements, tuple[int, ...]]:
-    """Placements and size of the tensor whose parts these are."""
+    """Return placements and size of the tensor with these parts."""
     first = offers[target.ranks[0]]
     placements = placements_of(spec, target.labels, torch.empty(first.size, device="meta"), target.name)
     size = list(first.size)

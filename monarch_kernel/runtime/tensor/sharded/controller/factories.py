@@ -1,4 +1,4 @@
-"""``zeros``, ``ones``, ``randn`` and the like of ``monarch_kernel.distributed``: tensors that are made in parts."""
+"""Create tensors in parts, with ``zeros``, ``ones``, ``randn`` and other functions of ``monarch_kernel.distributed``."""
 
 from __future__ import annotations
 
@@ -24,57 +24,58 @@ if TYPE_CHECKING:
 
 
 def zeros(*size: Any, **options: Any) -> Tensor:
-    """A tensor of zeros, of which each rank makes its part.
+    """Create a tensor of zeros. Each rank creates its part.
 
     ```python
     zeros(1024, 64, mesh=mesh, sharding_spec=["data", None])
     ```
 
     Args:
-        size: whole numbers, or one sequence of them.
-        options: all of this module's functions take these, by name:
+        size: integers, or one sequence of integers.
+        options: common keyword options of this module's functions:
 
-            * ``mesh`` (or ``device_mesh``): as for `distribute`; by default the mesh that is active
-              (``with mesh.activate():``);
-            * ``sharding_spec`` (or ``placements``): as for `distribute`; by default all of it is on every rank;
-            * ``dtype``, ``requires_grad``, ``layout`` (only ``torch.strided``): as for torch's.
+            * ``mesh`` (or ``device_mesh``): as for `distribute`; by default the active mesh (``with
+              mesh.activate():``);
+            * ``sharding_spec`` (or ``placements``): as for `distribute`; by default the tensor is replicated on every
+              rank;
+            * ``dtype``, ``requires_grad``, ``layout`` (only ``torch.strided``): as in torch.
 
     Raises:
         ValueError: no mesh is given or active; the layout does not fit; the tensor would be a sum of terms (Partial).
-        TypeError: there is no such option, or a size is no whole number.
+        TypeError: an option is unknown, or a size is not an integer.
     """
     return _filled("zeros", _size(size), 0, torch.get_default_dtype(), options)
 
 
 def ones(*size: Any, **options: Any) -> Tensor:
-    """A tensor of ones; see `zeros`."""
+    """Create a tensor of ones; see `zeros`."""
     return _filled("ones", _size(size), 1, torch.get_default_dtype(), options)
 
 
 def empty(*size: Any, **options: Any) -> Tensor:
-    """A tensor of whatever is in memory; see `zeros`."""
+    """Create an uninitialised tensor; see `zeros`."""
     return _filled("empty", _size(size), None, torch.get_default_dtype(), options)
 
 
 def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """A tensor of one number, and of its dtype as in ``torch.full``; see `zeros`."""
+    """Create a tensor filled with one number, with the dtype that ``torch.full`` selects; see `zeros`."""
     with _disable_current_modes():
         dtype = torch.full((), fill_value).dtype
     return _filled("full", _size((size,)), fill_value, dtype, options)
 
 
 def rand(*size: Any, **options: Any) -> Tensor:
-    """Random numbers from [0, 1): those that ``torch.rand`` draws on one device, whatever the layout; see `zeros`."""
+    """Draw random numbers from [0, 1): the numbers of ``torch.rand`` on one device, in any layout; see `zeros`."""
     return _drawn("rand", _size(size), options)
 
 
 def randn(*size: Any, **options: Any) -> Tensor:
-    """Normal random numbers: those that ``torch.randn`` draws on one device, whatever the layout; see `zeros`."""
+    """Draw normal random numbers: the numbers of ``torch.randn`` on one device, in any layout; see `zeros`."""
     return _drawn("randn", _size(size), options)
 
 
 def arange(start: Any, end: Any = None, step: Any = 1, **options: Any) -> Tensor:
-    """``torch.arange``; for the options see `zeros`."""
+    """Implement ``torch.arange``; for the options see `zeros`."""
     bounds = (0, start, step) if end is None else (start, end, step)
     dtype = options.pop("dtype", None)
     with _disable_current_modes():
@@ -84,10 +85,10 @@ def arange(start: Any, end: Any = None, step: Any = 1, **options: Any) -> Tensor
 
 
 class _New:
-    """What is asked for, checked.
+    """The checked options of a new tensor.
 
     Attributes:
-        size, dtype: of the tensor.
+        size, dtype: the size and dtype of the tensor.
     """
 
     def __init__(self, name: str, size: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ class _New:
             )
 
     def issue(self, function: Any, *rest: Any) -> Tensor:
-        """Have the ranks make it: ``function(key of the mesh, placements, *rest)``."""
+        """Make the ranks create the tensor: ``function(key of the mesh, placements, *rest)``."""
         size, dtype = self.size, self.dtype
 
         def like(*_: Any) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Random numbers: a program on a mesh draws what it would draw on one device.
+"""Random numbers: a program on a mesh draws the numbers that it would draw on one device.
 
-The ranks go on where torch's generator of this process stands at the first random operation on the mesh after a seed.
-From then on, the stream of that seed is the mesh's; this process goes on with one that is derived from it, so that
-local draws and draws on the mesh are never the same numbers.
+At the first random operation on the mesh after a seed, the ranks take over the state of torch's generator in this
+process. From then on, the mesh draws from the stream of that seed. This process continues with a derived stream, so
+that local draws and draws on the mesh never coincide.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
 
 
-#: How many draws can be gone back to.
+#: The number of draws whose states are kept.
 REMEMBERED = on_ranks.REMEMBERED
 
 
 class Handover:
-    """Which numbers a mesh draws next, by the state of this process's generator.
+    """Decides which numbers a mesh draws next, from the state of this process's generator.
 
-    A new seed is seen by `torch.initial_seed()`: after a hand-over, this process's generator has a seed that nobody
-    chose. Each draw on the mesh advances this process's generator, too, so that its states stand for those of the mesh:
-    a program that goes back to a state, as checkpointing of activations does, draws the same numbers again.
+    `torch.initial_seed()` reveals a new seed: after a hand-over, this process's generator has a seed that no program
+    chooses. Each draw on the mesh also advances this process's generator, so that its states identify the states of the
+    mesh. A program that restores a state, as activation checkpointing does, draws the same numbers again.
     """
 
     def __init__(self) -> None:
         self._mark: int | None = None
         self._expected = b""
-        #: Under which number ranks have their state, by that of this process.
+        #: The numbers under which ranks keep their states, by the state of this process.
         self._kept: dict[bytes, int] = {}
 
     @classmethod
     def of(cls, engine: TensorEngine) -> Handover:
-        """The one of an engine."""
+        """Return the instance of an engine."""
         return engine.extras.setdefault("generator", cls())
 
     def before_draw(self, mesh: Any) -> None:
-        """See that the next operation of the mesh draws what one device would. The caller holds the engine's lock."""
+        """Make the next operation of the mesh draw the numbers of one device. The caller holds the engine's lock."""
         generator, engine = torch.default_generator, mesh.engine
         with _disable_current_modes():
             given = generator.get_state()
@@ -69,7 +69,7 @@ class Handover:
             self._expected = digest_of(generator.get_state())
 
     def _keep_latest(self, engine: TensorEngine) -> int:
-        """The number under which ranks are to keep the state that they have now."""
+        """Return the number under which ranks are to keep their current state."""
         number = -engine.new_number()
         self._keep(self._expected, number)
         return number

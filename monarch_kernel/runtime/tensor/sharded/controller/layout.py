@@ -1,7 +1,7 @@
-"""How a tensor is laid out: what a program writes, as DTensor's placements (one per dimension of the mesh).
+"""Convert the layouts that a program writes to DTensor's placements (one per dimension of the mesh).
 
-A program may name the dimensions of the mesh by those of the tensor, as Monarch and JAX do (``["data", None]``:
-dimension 0 is cut along the mesh dimension "data"), or give DTensor's placements (``[Shard(0), Replicate()]``).
+A program may name a mesh dimension for each dimension of the tensor, as in Monarch and JAX (``["data", None]`` shards
+dimension 0 along the mesh dimension "data"), or use DTensor's placements (``[Shard(0), Replicate()]``).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ Placements = tuple[Placement, ...]
 
 
 def placements_of(spec: Any, labels: tuple[str, ...], tensor: torch.Tensor, mesh: str) -> Placements:
-    """The placements that `spec` means for a tensor.
+    """Return the placements that `spec` describes for a tensor.
 
     Args:
-        spec: None (replicated); by dimension of the tensor a name, a tuple of names or None; or by dimension of the
-            mesh a placement of DTensor's.
+        spec: None (replicated); or, for each dimension of the tensor, a name, a tuple of names or None; or, for each
+            dimension of the mesh, a placement of DTensor.
         labels: the names of the mesh's dimensions.
         mesh: the mesh's name, for errors.
 
     Raises:
-        ValueError: it names a dimension that the mesh does not have, or one of them twice; or it has the wrong length.
-        IndexError: it cuts a dimension that the tensor does not have.
-        TypeError: it is neither.
+        ValueError: `spec` names a dimension that the mesh does not have, names a dimension twice, or has the wrong
+            length.
+        IndexError: `spec` shards a dimension that the tensor does not have.
+        TypeError: `spec` has another form.
     """
     if spec is None:
         return (Replicate(),) * len(labels)

@@ -1,7 +1,7 @@
-"""`LoneFailures`: operations that fail on some ranks only, while the others wait for those in a collective.
+"""Handle operations that fail on some ranks while the other ranks wait for these in a collective: `LoneFailures`.
 
-A rank reports what fails on it. If the other ranks of the operation do not fail in it, too, they wait for that rank, or
-soon will: the process group is given up, which ends their wait with an error, and formed anew when it is next needed.
+A rank reports its failures. If the other ranks do not fail in the same operation, they wait for that rank, or soon
+will. The process group is then abandoned, which ends their wait with an error, and formed again on the next use.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.sharded.controller.sharded_world import ShardedWorld
 
-#: How long the others may take to fail as well, once they are at the operation (seconds).
+#: The time for the other ranks to fail as well, once they have reached the operation (seconds).
 GRACE = 0.1
-#: How often it is asked where they are (seconds).
+#: The interval of queries for their position (seconds).
 INTERVAL = 0.01
 
 
 class LoneFailures:
-    """The failures that ranks of one world report, and what is done about them."""
+    """Collects and resolves the failures that ranks of one world report."""
 
     def __init__(self, world: ShardedWorld, engine: TensorEngine) -> None:
         self._world = weakref.ref(world)
@@ -40,16 +40,16 @@ class LoneFailures:
         self._receiver: Any = None
         self._next: Any = None
         self._groups = self._group = 0
-        #: Who has failed in which record.
+        #: The ranks that have failed, by record.
         self._failed: dict[int, set[int]] = {}
-        #: Why the last group was given up.
+        #: The reason why the last group was abandoned.
         self._cause: FailedValue | None = None
-        #: From this record on, nothing fails for it.
+        #: From this record on, operations no longer fail because of it.
         self._until = 0
         self._judges: list[threading.Thread] = []
 
     def listen(self, engine: TensorEngine) -> None:
-        """Take reports of a new group, and no more of the one before."""
+        """Accept reports of a new group, and ignore later reports of the previous one."""
         port, receiver = Channel.open()
         with self._lock:
             self._groups += 1
@@ -62,19 +62,19 @@ class LoneFailures:
         everywhere(engine, rebinding.report_to, port, group)
 
     def cause_of(self, failed: FailedValue) -> FailedValue:
-        """Of a failure in a group that was given up, the failure for which it was."""
+        """Return the failure that caused a group to be abandoned, for a failure that results from this."""
         cause = self._cause
         if cause is None or failed.lost or not cause.record <= failed.record < self._until:
             return failed
         return cause
 
     def settle(self) -> None:
-        """Wait until it is known what comes of the failures that were reported."""
+        """Wait until the reported failures are resolved."""
         for thread in list(self._judges):
             thread.join()
 
     def formed(self, record: int) -> None:
-        """There is a new group; records from this one on are for it."""
+        """Note that a new group was formed. It is used from this record on."""
         self._until = min(self._until, record)
 
     def _wait(self, receiver: Any) -> None:
@@ -108,7 +108,7 @@ class LoneFailures:
             judge.start()
 
     def _judge(self, group: int, failed: FailedValue, ranks: set[int]) -> None:
-        """Wait until the others have failed in the same operation, or are seen not to."""
+        """Wait until the other ranks have failed in the same operation, or are found not to fail."""
         arrived: float | None = None
         while True:
             with self._lock:
@@ -129,7 +129,7 @@ class LoneFailures:
         with self._lock:
             if group != self._group:
                 return
-            self._group = -1  # what fails from now on does so for this
+            self._group = -1  # later failures have this cause
             self._cause, self._until = failed, sys.maxsize
         world = self._world()
         if world is not None:

@@ -1,4 +1,4 @@
-"""`Mesh`: ranks that hold sharded tensors, with named dimensions."""
+"""A mesh of ranks that hold sharded tensors, with named dimensions: `Mesh`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from monarch_kernel.runtime.tensor.sharded.controller.values import distribute a
 from monarch_kernel.runtime.tensor.sharded.rank import sharing
 from monarch_kernel.runtime.tensor.training.controller.mesh_methods import TrainingMethods
 
-#: What ranks import once for all, before they are forked.
+#: Modules that ranks import once, before they are forked.
 PRELOAD = (
     "torch",
     "torch.distributed.tensor",
     "torch.distributed.device_mesh",
-    "torch._dynamo",  # else the first operation of DTensor imports it, for seconds, in each rank
+    "torch._dynamo",  # otherwise DTensor's first operation imports it in each rank, which takes seconds
     "monarch_kernel.runtime.tensor.sharded.rank.rebinding",
     "monarch_kernel.runtime.tensor.training.rank.modules",
     "monarch_kernel.runtime.tensor.training.rank.snapshots",
@@ -47,17 +47,17 @@ class Mesh(TrainingMethods):
     ```
 
     It starts its processes on this host, and ends them when it is closed (``with Mesh(...) as mesh:``) or when it and
-    all its tensors are gone. `Mesh.of` uses processes that are there.
+    all its tensors are deleted. `Mesh.of` uses existing processes.
 
     Args:
-        shape: how many ranks there are in each dimension.
+        shape: the number of ranks in each dimension.
         mesh_dim_names: the dimensions' names; by default ``dim_0``, ``dim_1``, ...
-        strict: an operation that has no rule for a layout fails, where it would gather the whole tensor on every rank;
-            and failed operations raise at once, at the price of a round trip each.
-        name: what errors and tools call it.
+        strict: fail operations that have no rule for a layout, instead of gathering the whole tensor on every rank.
+            Failed operations raise at once, which costs a round trip for each operation.
+        name: its name in errors and tools.
 
     Raises:
-        ValueError: sizes are not positive whole numbers, or names do not fit them.
+        ValueError: sizes are not positive integers, or the names do not match them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Mesh(TrainingMethods):
             procs.stop("it could not become a mesh for tensors").get()
             raise
         self._end: Any = weakref.finalize(self, _stop, procs)
-        self._end.atexit = False  # the runtime ends all processes then
+        self._end.atexit = False  # at exit, the runtime ends all processes
 
     @classmethod
     def of(
@@ -88,10 +88,10 @@ class Mesh(TrainingMethods):
         *,
         strict: bool = False,
     ) -> Mesh:
-        """The mesh of processes that are there (a proc mesh, or a slice of one); they are not ended with it.
+        """Create a mesh of existing processes (a proc mesh or a slice of one), which it does not end.
 
         Args:
-            procs: the processes. A ``DeviceMesh`` of torch stands for a new mesh of its shape and names.
+            procs: the processes. For a ``DeviceMesh`` of torch, a new mesh of its shape and names is started.
             mesh_dim_names, shape: another shape for the same processes; by default that of `procs`.
         """
         if isinstance(procs, DeviceMesh):
@@ -127,7 +127,7 @@ class Mesh(TrainingMethods):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many ranks there are in each dimension."""
+        """The number of ranks in each dimension."""
         return self._target.sizes
 
     @property
@@ -137,20 +137,20 @@ class Mesh(TrainingMethods):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return len(self._target.sizes)
 
     @property
     def name(self) -> str:
-        """What errors and tools call it."""
+        """The name of the mesh in errors and tools."""
         return self._target.name
 
     def size(self, dim: str | int | None = None) -> int:
-        """How many ranks there are: in all, or in a dimension (its name, or its position).
+        """Return the number of ranks in total, or in a dimension (its name or position).
 
         Raises:
             KeyError: there is no such dimension.
-            IndexError: there are not so many dimensions.
+            IndexError: the position is out of range.
         """
         if dim is None:
             return len(self._target.ranks)
@@ -172,19 +172,20 @@ class Mesh(TrainingMethods):
     # -- work ---------------------------------------------------------------------------------------
 
     def execute(self, fn: Callable[..., Any], batch: Any, sharding_spec: Any = "first") -> Any:
-        """Call ``fn(batch)`` with the tensors of a batch distributed, and wait until the ranks have done it.
+        """Call ``fn(batch)`` with the tensors of a batch distributed, and wait until the ranks have completed it.
 
-        So a step that fails, or loses a rank, raises here and not later: the same batch can be executed again after
-        ``heal_mesh``, which goes back to the state after the last call that succeeded (see `snapshot_every`).
+        A step that fails or loses a rank therefore raises here, not later. After ``heal_mesh``, which restores the
+        state after the last successful call (see `snapshot_every`), the same batch can be executed again.
 
         Args:
-            fn: gets the batch, and what it returns is returned.
-            batch: a tensor, or lists, tuples and dicts with tensors. Tensors of the mesh stay as they are.
-            sharding_spec: how they are laid out; by default, dimension 0 is cut along the first dimension of the mesh.
+            fn: takes the batch; its result is returned.
+            batch: a tensor, or lists, tuples and dicts with tensors. Tensors of the mesh are not changed.
+            sharding_spec: the layout of the tensors; by default, dimension 0 is sharded along the first dimension of
+                the mesh.
 
         Raises:
             DeviceMeshError: a rank has died.
-            RemoteException: an operation has failed on a rank.
+            RemoteException: an operation failed on a rank.
         """
 
         def place(x: Any) -> Any:
@@ -204,35 +205,35 @@ class Mesh(TrainingMethods):
 
     @contextmanager
     def activate(self) -> Generator[Mesh]:
-        """``with mesh.activate():`` tensors that torch makes in the block are on the mesh, all of each on every rank.
+        """Create the new tensors of this block on the mesh, replicated on every rank: ``with mesh.activate():``.
 
-        `zeros`, `randn` and the like of ``monarch_kernel.distributed`` make them in parts, on this mesh if none is
-        named.
+        `zeros`, `randn` and the like of ``monarch_kernel.distributed`` create tensors in parts, on this mesh by
+        default.
         """
         self._check_open()
         with activate_sharded(self._target):
             yield self
 
     def distribute(self, tensor: torch.Tensor, sharding_spec: Any = None) -> Tensor:
-        """See `monarch_kernel.distribute`."""
+        """Distribute a tensor over this mesh; see `monarch_kernel.distribute`."""
         self._check_open()
         return distribute_to(tensor, self._target, sharding_spec)
 
     def manual_seed(self, seed: int) -> None:
-        """The same as ``torch.manual_seed``: random operations on the mesh go on as on one device."""
+        """Do the same as ``torch.manual_seed``: random operations on the mesh draw the numbers of one device."""
         torch.manual_seed(operator.index(seed))
 
     def costs(self) -> Any:
-        """What the program's lines have cost so far: redistributions, synchronisations, fallbacks, bytes."""
+        """Return the costs of the program's lines so far: redistributions, synchronisations, fallbacks and bytes."""
         self._target.collect_costs()
         return self._target.engine.plan
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
-        """The mesh itself: the copy of a module is on the same ranks."""
+        """Return the mesh itself: the copy of a module is on the same ranks."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As an argument of an endpoint of actors on its ranks it is torch's `DeviceMesh` there."""
+        """Pickle the mesh as an argument of an endpoint of actors on its ranks, which receive torch's `DeviceMesh`."""
         target = self._target
         current_loan(self).ranks_of(target, self)
         target.prepare_loan()
@@ -242,7 +243,7 @@ class Mesh(TrainingMethods):
     # -- end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the processes, if the mesh started them. Its tensors are gone then."""
+        """End the processes, if the mesh started them. Its tensors are lost."""
         if self._closed:
             return
         self._closed = True
@@ -261,15 +262,15 @@ class Mesh(TrainingMethods):
             raise RuntimeError(f"mesh {self.name} was closed: make a new one")
 
 
-#: The meshes that stand for torch's device meshes of this process.
+#: The meshes for torch's device meshes of this process.
 _by_device_mesh: weakref.WeakKeyDictionary[Any, Mesh] = weakref.WeakKeyDictionary()
 
 
 def mesh_from(mesh: Any) -> Mesh:
-    """What a program may name a mesh by: a `Mesh`, a proc mesh, or a device mesh of torch.
+    """Return the `Mesh` for an argument: a `Mesh`, a proc mesh, or a device mesh of torch.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: the argument has another type.
     """
     if isinstance(mesh, Mesh):
         return mesh
@@ -279,28 +280,28 @@ def mesh_from(mesh: Any) -> Mesh:
 
 
 def distribute(tensor: torch.Tensor, mesh: Any, sharding_spec: Any = None, *, placements: Any = None) -> Tensor:
-    """Bring a tensor to a mesh, in parts.
+    """Distribute a tensor over a mesh, in parts.
 
     ```python
     distribute(t, mesh, sharding_spec=["data_parallel", None])   # rows along a dimension of the mesh
     distribute(t, mesh, [Shard(0), Replicate()])                 # DTensor's placements, by dimension of the mesh
     ```
 
-    Sizes need not divide by the number of ranks. Operations on the result run on the ranks and return such tensors;
-    they give what the same operations on one device give.
+    Sizes need not be divisible by the number of ranks. Operations on the result run on the ranks and return distributed
+    tensors. Their results equal those of the same operations on one device.
 
     Args:
-        tensor: a local tensor. If it requires grad, so does the result: as a leaf, if the tensor is one, else
-        gradients pass. mesh: a `Mesh`, a proc mesh, or a ``DeviceMesh`` of torch.
+        tensor: a local tensor. If it requires grad, the result does too: if the tensor is a leaf, the result is one;
+            otherwise gradients pass.
+        mesh: a `Mesh`, a proc mesh, or a ``DeviceMesh`` of torch.
         sharding_spec: for each dimension of the tensor a dimension of the mesh, several in a tuple, or None; or for
-        each
-            dimension of the mesh a placement. None: all of it on every rank.
+            each dimension of the mesh a placement. None: replicated on every rank.
         placements: the same as sharding_spec.
 
     Raises:
         ValueError: the layout names a dimension that the mesh does not have, or one twice.
-        IndexError: it cuts a dimension that the tensor does not have.
-        TypeError: no tensor, no mesh, or no layout.
+        IndexError: the layout shards a dimension that the tensor does not have.
+        TypeError: an argument is not a tensor, a mesh or a layout.
     """
     if placements is not None:
         if sharding_spec is not None:
@@ -353,5 +354,5 @@ def _reshaped(procs: ProcMesh, sizes: tuple[int, ...], names: tuple[str, ...]) -
 
 
 def _stop(procs: ProcMesh) -> None:
-    with suppress(Exception):  # the runtime has ended, say: its processes are gone
+    with suppress(Exception):  # for example, the runtime has ended, and its processes with it
         procs.stop("its mesh is no longer used")

@@ -1,4 +1,4 @@
-"""Device meshes of torch over the process group of a world, made anew with it after a loss."""
+"""Manage torch's device meshes over the process group of a world. They are created again with it after a loss."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from monarch_kernel.runtime.tensor.controller.engine import TensorEngine
     from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 
-#: How often the group is formed, if ranks die meanwhile.
+#: The maximum number of attempts to form the group, if ranks die meanwhile.
 ATTEMPTS = 5
-#: Called when a group was formed again, with the ranks that have new processes; returns the numbers of values that are
-#: whole again.
+#: Called when a group was formed again, with the ranks that have new processes. Returns the numbers of restored values.
 AfterLoss = Callable[[list[int]], Iterable[int]]
 
 
 class FallbackWarning(UserWarning):
-    """An operation had no rule for the layout of its inputs, and ran on whole tensors, on every rank."""
+    """An operation had no rule for the layout of its inputs, and ran on whole tensors on every rank."""
 
 
 class Unformed(DeviceMeshError):
-    """The process group is to be formed anew; nobody sees this."""
+    """The process group must be formed again. This is never raised to users."""
 
 
 class ShardedWorld:
     """The sharded meshes of an engine, over the process group of all its ranks.
 
     Attributes:
-        after_forming: called when a group was formed again, before anything is restored.
+        after_forming: called when a group was formed again, before values are restored.
         after_loss: see `AfterLoss`.
     """
 
@@ -58,7 +57,7 @@ class ShardedWorld:
 
     @classmethod
     def of(cls, engine: TensorEngine) -> ShardedWorld:
-        """The one of an engine."""
+        """Return the instance of an engine."""
         with engine.lock:
             found = engine.extras.get("world")
             if found is None:
@@ -66,7 +65,7 @@ class ShardedWorld:
             return found
 
     def join(self, target: ShardedMesh) -> None:
-        """Have the ranks make the device mesh of a target; the first one forms the process group."""
+        """Make the ranks create the device mesh of a target. The first one forms the process group."""
         engine = target.engine
         with engine.lock:
             if self._alone is None:
@@ -82,22 +81,23 @@ class ShardedWorld:
     def form(self, hosts: HostMesh | HostSource | None = None) -> Group | None:
         """Form the process group again, after a loss.
 
-        Ranks that wait in a collective are released, dead ones replaced, device meshes made anew, and values bound to
-        them. What one rank has lost is a failure on all ranks then, so that none waits for another because of it.
+        Ranks that wait in a collective are released, dead ranks are replaced, and device meshes are created again and
+        bound to the values. A value that one rank has lost becomes a failure on all ranks, so that no rank waits for
+        another because of it.
 
         Args:
             hosts: spare hosts, as for ``ProcMesh.heal``.
 
         Returns:
-            The group; None if it is the program's own.
+            The group; None if the program's own group is used.
 
         Raises:
             HealError: ranks cannot be replaced.
         """
         engine = self._engine()
-        assert engine is not None  # the caller has it
+        assert engine is not None  # the caller holds it
         with engine.lock:
-            # what the program has issued meanwhile is for the new group, unless that has lost values
+            # Operations that the program has issued meanwhile are for the new group, unless it has lost values.
             issued = engine.ints, engine.floats, engine.pending, engine.target
             engine.ints, engine.floats, engine.pending = [], [], 0
             before = engine.replacements
@@ -118,7 +118,7 @@ class ShardedWorld:
         return group
 
     def _formed_again(self) -> None:
-        """All ranks have joined a new group."""
+        """Handle a new group that all ranks have joined."""
         engine, alone = self._engine(), self._alone
         if engine is None or alone is None:
             return
@@ -136,7 +136,7 @@ class ShardedWorld:
         alone.listen(engine)
 
     def _agree(self, engine: TensorEngine, alone: LoneFailures, lost: list[int]) -> None:
-        """Have all ranks hold the same values as failures."""
+        """Make all ranks hold the same values as failures."""
         failures: dict[int, FailedValue] = {}
         for of_rank in everywhere(engine, rebinding.rebind):
             for number, failed in of_rank.items():
@@ -161,16 +161,16 @@ class ShardedWorld:
     # -- failures -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Something has failed: wait until it is known whether the group must be given up for it."""
+        """After a failure, wait until it is known whether the group must be abandoned."""
         if self._alone is not None:
             self._alone.settle()
 
     def cause_of(self, failed: FailedValue) -> FailedValue:
-        """Of a failure that came of giving up a group, the failure for which it was given up."""
+        """Return the cause of a group's abandonment, for a failure that results from it."""
         return failed if self._alone is None else self._alone.cause_of(failed)
 
     def give_up(self) -> None:
-        """Free the ranks from the group, in which some wait for one that has failed; the next use forms it anew."""
+        """Free the ranks that wait in the group for a failed rank. The next use forms the group again."""
         engine = self._engine()
         if engine is None:
             return
@@ -180,14 +180,14 @@ class ShardedWorld:
                 target.error = _unformed(target)
 
     def forgive(self) -> list[ShardedMesh]:
-        """What `give_up` said is no longer so; returns of which meshes it was."""
+        """Undo `give_up`. Return the affected meshes."""
         found = [target for target in self._targets() if isinstance(target.error, Unformed)]
         for target in found:
             target.error = None
         return found
 
     def tell(self) -> None:
-        """Warn of operations that ran on whole tensors, at the program's line; each is said once."""
+        """Warn about operations that ran on whole tensors, at the program's line. Each is reported once."""
         engine = self._engine()
         while engine is not None:
             try:
@@ -207,7 +207,7 @@ class ShardedWorld:
         return [target for joined in self._joined if (target := joined()) is not None]
 
     def share(self, target: ShardedMesh) -> None:
-        """Have the ranks make the device mesh that their actors and cells get for this target: on first use."""
+        """Make the ranks create the device mesh of this target for their actors and cells, on first use."""
         engine = target.engine
         with engine.lock:
             target.check_alive()
@@ -230,7 +230,7 @@ def _unformed(target: ShardedMesh) -> Unformed:
 
 
 def _later(world: ShardedWorld, method: Callable[[ShardedWorld], object]) -> Callable[[], None]:
-    """A call of a method that keeps nothing alive."""
+    """Return a call of a method that keeps nothing alive."""
     weak = weakref.ref(world)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""`ShardedMesh`: where operations on sharded tensors go. Its ranks hold DTensors; handles have global shapes."""
+"""The target of operations on sharded tensors: `ShardedMesh`. Its ranks hold DTensors; handles have global shapes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 aten: Any = torch.ops.aten
 
-#: Operations that torch's decompositions make of others. DTensor's gradients of `mse_loss` and the like are multiplied
-#: by the number of shards, and its values are wrong where shards are uneven; their parts it gets right.
+#: Operations that torch's decompositions replace by others. DTensor multiplies gradients of `mse_loss` and similar
+#: functions by the number of shards, and computes wrong values for uneven shards. It computes the parts correctly.
 _BY_TORCH = (
     aten.mse_loss,
     aten.nll_loss_forward,
@@ -75,7 +75,7 @@ def _vector_norm(
     *,
     dtype: Any = None,
 ) -> Any:
-    """As numpy defines it. In DTensor, shards without elements stop the ranks that have them."""
+    """Compute the vector norm as defined by numpy. In DTensor, ranks with empty shards fail."""
     y = x.abs() if dtype is None else x.to(dtype).abs()
     dims = list(range(y.dim())) if dim is None else dim
     if ord == float("inf"):
@@ -96,7 +96,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _composed() -> dict[Any, Callable[..., Any]]:
-    """What a sharded mesh calls in place of operations that DTensor gets wrong, by operation."""
+    """Return the replacements of operations that DTensor computes incorrectly, by operation."""
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(_BY_TORCH))
     found[aten.equal.default] = _equal
     found[aten.max.default] = _max
@@ -105,24 +105,27 @@ def _composed() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-#: A local tensor of at most so many elements goes to a mesh with the operation that needs it; a larger one is a
-#: mistake, or should be laid out.
+#: The maximum size of a local tensor that moves to a mesh with the operation that needs it (elements). A larger one is
+#: a mistake, or should be distributed explicitly.
 SMALL = 4096
-#: How long the ranks may take to tell what `repr` shows (seconds).
+#: The time for the ranks to report the layout for `repr` (seconds).
 REPR = 1.0
-#: How many frames are looked through for the program's line, where operations are made of others.
+#: The number of frames searched for the program's line, for operations that consist of others.
 DEEP = 40
 
 
 class KeepsMesh(list[int]):
-    """The numbers of values to delete, and the `Mesh` that they are on: each value has it, and so keeps the mesh."""
+    """A list of values to delete that also holds their `Mesh`.
+
+    Each value holds the list and thus keeps the mesh alive.
+    """
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()
         self.mesh = mesh
 
 
-#: What a multiplication of matrices needs to be of one dtype: positions of its matrices.
+#: The positions of the matrices in matrix multiplications, which must have the same dtype.
 _OF_ONE_DTYPE = {
     torch.ops.aten.mm.default: (0, 1),
     torch.ops.aten.bmm.default: (0, 1),
@@ -137,8 +140,8 @@ class ShardedMesh(TensorMesh):
     """A region of ranks whose values are DTensors.
 
     Attributes:
-        key: by what ranks know it.
-        strict: operations that have no rule for a layout are refused.
+        key: its key on the ranks.
+        strict: whether operations without a rule for a layout are refused.
         on_copied: called with a leaf and its deep copy.
     """
 
@@ -156,34 +159,37 @@ class ShardedMesh(TensorMesh):
     # -- who keeps it -------------------------------------------------------------------------------
 
     def belong_to(self, keeper: KeepsMesh, owned: bool) -> None:
-        """Values that are made from now on keep a `Mesh`; the engine does, too, if it does not own its ranks."""
+        """Make values created from now on keep a `Mesh` alive.
+
+        The engine also does, if the mesh does not own its ranks.
+        """
         self._kept = weakref.ref(keeper) if owned else lambda: keeper
 
     @property
     def owner(self) -> Any:
-        """The `Mesh` that programs have; None when it and its last tensor have gone."""
+        """Return the `Mesh` of the program; None when it and its last tensor are deleted."""
         keeper = self._kept()
         return None if keeper is None else keeper.mesh
 
     @property
     def dead(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
-        """Values whose last handle has gone."""
+        """Values whose last handle was deleted."""
         keeper = self._kept()
         return [] if keeper is None else keeper
 
     @dead.setter
     def dead(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]  # it may go
-        """Set by the base class."""
+        """Ignore assignments by the base class."""
 
     def raise_error(self) -> None:
-        """Raise `error`, if a rank has died; form the process group anew, if one was given up."""
+        """Raise `error`, if a rank has died. Form the process group again, if it was abandoned."""
         if isinstance(self.error, Unformed):
             ShardedWorld.of(self.engine).form()
         else:
             super().raise_error()
 
     def settled(self, failed: FailedValue) -> FailedValue:
-        """The failure to be told for this one, once it is known what comes of it."""
+        """Return the failure to report for this one, once it is resolved."""
         world = ShardedWorld.of(self.engine)
         world.settle()
         return world.cause_of(failed)
@@ -191,7 +197,7 @@ class ShardedMesh(TensorMesh):
     # -- operations ---------------------------------------------------------------------------------
 
     def emit(self, signature: Signature, ins: list[Tensor], floats: list[float]) -> Any:
-        """Append a record; a random operation goes on where this process's generator stands."""
+        """Append a record. A random operation continues from the state of this process's generator."""
         with self.engine.lock:
             if signature.number in self._random:
                 Handover.of(self.engine).before_draw(self)
@@ -217,7 +223,7 @@ class ShardedMesh(TensorMesh):
         if composed is not None:
             self.composed[func] = self._at_one_place(composed)
         alike = _OF_ONE_DTYPE.get(func)
-        if alike is not None and len({args[i].dtype for i in alike}) > 1:  # fake tensors do not look
+        if alike is not None and len({args[i].dtype for i in alike}) > 1:  # fake tensors do not check this
             dtypes = ", ".join(str(args[i].dtype).removeprefix("torch.") for i in alike)
             raise RuntimeError(
                 f"{func}: expected tensors of the same dtype, but got {dtypes}: convert one, t.to(dtype)"
@@ -228,7 +234,7 @@ class ShardedMesh(TensorMesh):
         return signature
 
     def _new(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a torch operation makes of no tensors: all of it on every rank."""
+        """Implement a torch operation without input tensors, whose result is replicated on every rank."""
         if getattr(kwargs.get("device"), "type", None) == "meta":
             with _disable_current_modes():
                 return func(*args, **kwargs)
@@ -244,12 +250,12 @@ class ShardedMesh(TensorMesh):
         return self.call(make, lambda: func(*args, **here), key=("new", func, repr((args, kwargs))))
 
     def recorded(self, signature: Signature, steps: list[int]) -> None:
-        """A replay draws random numbers if one of its steps does."""
+        """Note whether a replay draws random numbers, which it does if one of its steps does."""
         if not self._random.isdisjoint(steps):
             self._random.add(signature.number)
 
     def _at_one_place(self, composed: Any) -> Any:
-        """A composed operation whose parts are all of the line that issued it, however deep they are issued."""
+        """Attribute all parts of a composed operation to the line that issued it, at any depth."""
         if hasattr(composed, "at_one_place"):
             return composed
 
@@ -294,13 +300,13 @@ class ShardedMesh(TensorMesh):
         return tree_map(lift, (list(args), kwargs or {}))
 
     def sharded_values(self, what: str) -> Any:
-        """What handles of this mesh can do."""
+        """Return the operations of this mesh's handles."""
         return values
 
     # -- data ---------------------------------------------------------------------------------------
 
     def put(self, tensor: torch.Tensor, placements: Placements | None = None) -> Tensor:
-        """A handle of a copy of a local tensor, laid out (default: all of it on every rank)."""
+        """Distribute a copy of a local tensor (default: replicated on every rank). Return its handle."""
         with _disable_current_modes():
             local = tensor.detach()
             if local.device.type != "cpu":
@@ -313,18 +319,18 @@ class ShardedMesh(TensorMesh):
             return handle
 
     def value_of(self, handle: Tensor, why: str) -> torch.Tensor:
-        """The whole value: the controller waits for it."""
+        """Wait for the whole value and return it."""
         value = super().value_of(handle, why)
         ShardedWorld.of(self.engine).tell()
         return value
 
     def placements_of(self, handle: Tensor) -> Placements:
-        """How a value is laid out: one round trip."""
+        """Return the layout of a value, in one round trip."""
         self.engine.plan.synchronised("placements")
         return self.engine.ask(self, state.layouts, handle)[0][0]
 
     def collect_costs(self) -> None:
-        """Bring what the ranks have counted into the engine's plan: one round trip, to the first rank."""
+        """Collect the counts of the ranks into the engine's plan, in one round trip to the first rank."""
         for record, (moved, fallbacks, size) in self.engine.ask(self, state.take_counts)[0].items():
             line = self.engine.plan.line(frames.innermost(self.engine.places.get(record)))
             for name, count in moved.items():
@@ -334,7 +340,7 @@ class ShardedMesh(TensorMesh):
             line.moved += size[0]
 
     def describe(self, handle: Tensor) -> str:
-        """What `repr` of a handle says: shape, dtype, placements."""
+        """Return the `repr` of a handle: shape, dtype, placements."""
         layout = self._layout_soon(handle)
         shape = ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.sizes))
         grad = ", requires_grad=True" if handle.requires_grad else ""
@@ -344,7 +350,7 @@ class ShardedMesh(TensorMesh):
         )
 
     def _layout_soon(self, handle: Tensor) -> str:
-        """The layout of a tensor as text; why it is not known, if the ranks do not tell it soon."""
+        """Return the layout of a tensor as text, or the reason why it is unknown if the ranks do not report it in time."""
         known = getattr(handle._owner, "layout", None)
         if self.error is None and self.engine.lock.acquire(timeout=REPR):
             try:
@@ -367,24 +373,24 @@ class ShardedMesh(TensorMesh):
         return "<layout not known: " + ("ranks are busy>" if self.error is None else f"{type(self.error).__name__}>")
 
     def copied(self, tensor: Tensor, copy: Tensor) -> None:
-        """The copy of a parameter is laid out, and its gradients are summed, as those of the parameter."""
+        """Give the copy of a parameter the layout of the parameter, and sum its gradients in the same way."""
         for follow in self.on_copied:
             follow(tensor, copy)
 
     def prepare_loan(self) -> None:
-        """See that actors can get device meshes, and so DTensors, of their own."""
+        """Make sure that actors can get separate device meshes, and therefore DTensors."""
         ShardedWorld.of(self.engine).share(self)
 
     # -- ranks --------------------------------------------------------------------------------------
 
     def be_strict(self, strict: bool) -> None:
-        """Whether ranks refuse operations that have no rule for a layout, and failures raise at once."""
+        """Set whether ranks refuse operations without a rule for a layout, and whether failures raise at once."""
         self.strict = strict
         everywhere(self.engine, state.be_strict, self.key, strict)
 
 
 def _parts_of(func: Any) -> Any:
-    """How torch makes an operation of others on every device, if it has no kernel of its own."""
+    """Return torch's decomposition of an operation on every device, if it has no kernel."""
     if isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
     ):
@@ -393,5 +399,5 @@ def _parts_of(func: Any) -> Any:
 
 
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operation gives tensors, and nothing else."""
+    """Return whether an operation returns only tensors."""
     return bool(func._schema.returns) and all(str(each.type) == "Tensor" for each in func._schema.returns)

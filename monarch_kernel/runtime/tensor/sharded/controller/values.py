@@ -1,4 +1,4 @@
-"""What programs do with sharded tensors beside operations: bring them, lay them out anew, take them back."""
+"""Distribute, redistribute and fetch sharded tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: Any) -> Tensor:
-    """A handle of a local tensor whose parts are on the ranks; see `monarch_kernel.distribute`."""
+    """Distribute a local tensor over the ranks and return its handle; see `monarch_kernel.distribute`."""
     if type(tensor) is Tensor:
         if tensor._spec.mesh is not target:
             raise TypeError(
@@ -39,14 +39,14 @@ def distribute(tensor: torch.Tensor, target: ShardedMesh, spec: Any) -> Tensor:
 
 
 def redistribute(tensor: Tensor, spec: Any) -> Tensor:
-    """The same tensor in another layout; gradients pass."""
+    """Change the layout of a tensor. Gradients pass."""
     target = _mesh_of(tensor)
     placements = placements_of(spec, target.labels, tensor, target.name)
     return _Redistribute.apply(tensor, target, placements)
 
 
 def full_tensor(tensor: Tensor) -> torch.Tensor:
-    """The whole tensor, here: one round trip. Gradients pass."""
+    """Fetch the whole tensor, in one round trip. Gradients pass."""
     target = _mesh_of(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         return _FullTensor.apply(tensor, target)
@@ -55,10 +55,10 @@ def full_tensor(tensor: Tensor) -> torch.Tensor:
 
 
 def to_local(tensor: Tensor, coords: dict[str, int]) -> torch.Tensor:
-    """The part of one rank, here: one round trip.
+    """Fetch the part of one rank, in one round trip.
 
     Args:
-        coords: the rank's coordinates by dimension of the mesh; those that are not named are 0.
+        coords: the rank's coordinates by dimension of the mesh; other dimensions default to 0.
     """
     from monarch_kernel.runtime.tensor.api.fetching import rank_at
 
@@ -71,17 +71,17 @@ def to_local(tensor: Tensor, coords: dict[str, int]) -> torch.Tensor:
 
 
 def device_mesh(tensor: Tensor) -> Any:
-    """The `Mesh` that a tensor is on."""
+    """Return the `Mesh` of a tensor."""
     return _mesh_of(tensor).owner
 
 
 def placements(tensor: Tensor) -> Placements:
-    """How a tensor is laid out, a placement for each dimension of its mesh: one round trip."""
+    """Return the layout of a tensor, a placement for each dimension of its mesh, in one round trip."""
     return _mesh_of(tensor).placements_of(tensor)
 
 
 def preview(tensor: Tensor, count: int) -> str:
-    """What `repr` says, and the first values: one round trip each."""
+    """Return the `repr` and the first values, in one round trip each."""
     target = _mesh_of(tensor)
     with torch.no_grad():
         first = tensor.detach().flatten()[:count].tolist() if tensor.numel() else []
@@ -104,7 +104,7 @@ class _Distribute(torch.autograd.Function):
 
 
 class _Redistribute(torch.autograd.Function):
-    """The gradient keeps its layout: it is the gradient of the same tensor."""
+    """Redistributes a tensor. The gradient keeps its layout, because it is the gradient of the same tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, target: ShardedMesh, placements: Placements) -> Any:  # type: ignore[override]

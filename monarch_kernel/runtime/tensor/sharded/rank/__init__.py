@@ -1,1 +1,1 @@
-"""In a rank: operations on DTensors, by DTensor where it is right, else by rules of ours."""
+"""The ranks' side of sharded tensors: run operations with DTensor where it is correct, otherwise with own rules."""

@@ -1,6 +1,7 @@
-"""Rules of ours for operations on a batch whose entries do not meet: each rank computes its entries.
+"""Rules for operations on a batch of independent entries: each rank computes its entries.
 
-Attention over heads, pooling over channels, convolutions, gathering along a dimension that is not cut.
+Examples are attention over heads, pooling over channels, convolutions, and gathering along a dimension that is not
+sharded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.special import leaves_a_rank_emp
 
 Run = Callable[..., Any]
 
-#: Operations whose first dimensions (so many) are those of a batch, in all inputs and results.
+#: Operations and the number of leading batch dimensions, in all inputs and results.
 _BATCHED = {
     "aten::_scaled_dot_product_flash_attention_for_cpu.default": 2,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": 2,
@@ -35,8 +36,8 @@ _BATCHED = {
     "aten::upsample_bilinear2d.default": 2,
     "aten::upsample_bilinear2d_backward.default": 2,
 }
-#: Backward operations with an argument, at this position, that says how large the result of all ranks is: its first
-#: entries are those of the batch.
+#: Backward operations with an argument at this position for the size of the global result. Its first entries are the
+#: batch dimensions.
 _SIZES_AT = 2
 _SIZED = frozenset(
     {
@@ -48,7 +49,7 @@ _SIZED = frozenset(
 
 
 def batched_rule(op: Any, name: str, fallback: Run) -> Run | None:
-    """The rule for an operation on a batch, if it is one."""
+    """Return the rule for a batched operation; None for others."""
     if name in _BATCHED:
         return _batched(op, _BATCHED[name], name in _SIZED, fallback)
     if name == "aten::convolution.default":
@@ -89,7 +90,7 @@ def _batched(op: Any, dimensions: int, sized: bool, fallback: Run) -> Run:
 
 
 def _convolution(op: Any, fallback: Run) -> Run:
-    """A batch of images, and filters that every rank has."""
+    """Return the rule for a batch of images with replicated filters."""
 
     def run(x: DTensor, weight: DTensor, bias: DTensor | None, *args: Any) -> Any:
         others = [t for t in (weight, bias) if t is not None]
@@ -102,7 +103,7 @@ def _convolution(op: Any, fallback: Run) -> Run:
 
 
 def _convolution_backward(op: Any, fallback: Run) -> Run:
-    """Gradients of filters are sums over the ranks of a batch."""
+    """Return the rule for gradients of a convolution. Gradients of filters are sums over the ranks of a batch."""
 
     def run(gradient: DTensor, x: DTensor, weight: DTensor, *args: Any) -> Any:
         if (
@@ -125,7 +126,7 @@ def _convolution_backward(op: Any, fallback: Run) -> Run:
 
 
 def _gather(op: Any, fallback: Run) -> Run:
-    """Along a dimension that is not cut, from tensors that are cut alike."""
+    """Return the rule for gathering along a dimension that is not sharded, from equally sharded tensors."""
 
     def run(x: DTensor, dim: int, index: DTensor, **kwargs: Any) -> Any:
         free = dim % max(x.dim(), 1)
@@ -152,10 +153,10 @@ def _everywhere(x: DTensor) -> bool:
 
 
 def _cut_below(layout: Sequence[Placement], dimensions: int) -> bool:
-    """Whether only the first dimensions are cut."""
+    """Return whether only the first dimensions are sharded."""
     return all(p.is_replicate() or (type(p) is Shard and p.dim < dimensions) for p in layout)
 
 
 def _as_strided_like(local: torch.Tensor, mesh: Any, layout: Sequence[Placement], shape: Sequence[int]) -> DTensor:
-    """A DTensor of a local part; the whole has its order of dimensions in memory."""
+    """Create a DTensor of a local part. The whole has the same memory order of dimensions as the part."""
     return of_part(local, mesh, layout, shape, strides_ordered_as(local, shape))

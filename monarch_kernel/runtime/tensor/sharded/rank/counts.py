@@ -1,4 +1,4 @@
-"""What sharded operations cost on this rank: layouts changed, and operations that ran on whole tensors."""
+"""Count the costs of sharded operations on this rank: layout changes, and operations that ran on whole tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ class Counts:
 
     Attributes:
         moves: how often DTensor changed the layout of an input.
-        bytes: how many bytes this rank gave for that.
-        by_record: what happened, by the number of the record: ``(redistributions by "from -> to", fallbacks by name,
+        bytes: how many bytes this rank sent for this.
+        by_record: the events, by the number of the record: ``(redistributions by "from -> to", fallbacks by name,
             bytes)``.
-        record: gives the number of the record that runs.
-        tell: called with the name of an operation, the number of its definition and the record when it ran on whole
-            tensors.
+        record: returns the number of the running record.
+        tell: called when an operation ran on whole tensors, with its name, the number of its definition and the record.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class Counts:
         self.tell: Callable[[str, int, int], None] | None = None
 
     def moved(self, source: Any, target: Any, size: int) -> None:
-        """DTensor changes a layout."""
+        """Count a layout change by DTensor."""
         self.moves += 1
         self.bytes += size
         moved, _, total = self._at()
@@ -38,7 +37,7 @@ class Counts:
         total[0] += size
 
     def fell_back(self, name: str, definition: int) -> None:
-        """An operation is about to run on whole tensors."""
+        """Count an operation that is about to run on whole tensors."""
         self.moves += 1
         _, fallbacks, _ = self._at()
         fallbacks[name] = fallbacks.get(name, 0) + 1
@@ -46,7 +45,7 @@ class Counts:
             self.tell(name, definition, self.record())
 
     def take(self) -> dict[int, tuple[dict[str, int], dict[str, int], list[int]]]:
-        """What happened since the last call."""
+        """Return and reset the events since the last call."""
         taken, self.by_record = self.by_record, {}
         return taken
 
@@ -60,14 +59,14 @@ class Counts:
         return found
 
 
-#: How many records are remembered until somebody asks.
+#: The maximum number of records that are kept until a query.
 KEPT = 10_000
 
 counts = Counts()
 
 
 def short(placements: Any) -> str:
-    """Placements as errors and plans show them: ``S(0)R``."""
+    """Format placements for errors and plans: ``S(0)R``."""
     shown: list[str] = []
     for p in placements:
         shown.append(f"S({p.dim})" if p.is_shard() else "R" if p.is_replicate() else "P")
@@ -75,7 +74,7 @@ def short(placements: Any) -> str:
 
 
 def count_redistributions() -> None:
-    """Count the layouts that DTensor changes on its own in this process."""
+    """Start counting the layouts that DTensor changes by itself in this process."""
     dispatcher: Any = DTensor._op_dispatcher
     original = type(dispatcher).redistribute_local_args
     if "redistribute_local_args" in vars(dispatcher):

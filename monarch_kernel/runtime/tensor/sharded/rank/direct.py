@@ -1,13 +1,13 @@
-"""What DTensor did for an operation once, done again without asking it.
+"""Repeat DTensor's work for an operation without calling DTensor.
 
-For most operations that is: the same operation on this rank's parts, and a result of a layout that it knows. What it
-does depends on the operation, the specs of its inputs and the literals alone, yet it takes DTensor four times as long
-as a small operation itself. So a call is watched: if all that ran was the operation, once, on the parts of its inputs
-and with the arguments that were given, the spec of the result is remembered, and calls with the same specs run on the
-parts. Whatever else may happen (a layout that changes, a rule of ours, a fallback) is never repeated from memory.
+For most operations, DTensor runs the same operation on this rank's parts, and returns a result of a known layout. This
+depends only on the operation, the specs of its inputs and the literals, but takes four times as long as a small
+operation itself. This module therefore watches a call. If only the operation ran, once, on the parts of its inputs and
+with the given arguments, the spec of the result is cached, and later calls with the same specs run directly on the
+parts. Other cases (a layout change, one of our rules, a fallback) are never cached.
 
-Specs are compared by identity: DTensor gives results of one kind one spec, and an equal one that is another object
-costs no more than it did. Those that are remembered are kept, so that none can take another's place.
+Specs are compared by identity. DTensor uses one spec object for results of one kind, and an equal spec that is another
+object only misses the cache. Cached specs are kept alive, so that no other object can get their identity.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monarch_kernel.runtime.tensor.rank.program import bare, compiled_source
 from monarch_kernel.runtime.tensor.wire import Definition, TensorSlot
 
-#: How many kinds of inputs one operation of the program is remembered for; then it begins anew.
+#: The maximum number of cached kinds of inputs for one operation of the program; then the cache is cleared.
 KINDS = 64
 
 Run = Callable[..., Any]
-#: Identities of the specs of the inputs.
+#: The identities of the specs of the inputs.
 Key = tuple[int, ...]
 
 
 class KnownLayouts:
-    """What one operation of the program, with its literals, makes of which specs.
+    """The cached result specs of one operation of the program with its literals, by the specs of its inputs.
 
     Attributes:
-        results: the spec of the result, for inputs on whose parts it may run.
+        results: the spec of the result, for inputs with which the operation may run directly on the parts.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class KnownLayouts:
         self._lock = threading.Lock()
 
     def is_due(self, inputs: Sequence[Any]) -> bool:
-        """Whether to watch this call: inputs of these specs come for the second time, and were not watched."""
+        """Return whether to watch this call: its specs occur for the second time, and were not watched yet."""
         if torch.is_grad_enabled() or any(type(x) is not DTensor or not _is_plain(x._spec) for x in inputs):
-            return False  # a failure is no DTensor
+            return False  # a failure is not a DTensor
         key = tuple([id(x._spec) for x in inputs])
         if key in self._met:
             return key not in self._others
@@ -60,10 +60,10 @@ class KnownLayouts:
         return False
 
     def note(self, inputs: Sequence[Any], result: Any) -> None:
-        """A call was watched.
+        """Record the outcome of a watched call.
 
         Args:
-            result: the spec of its result, if it is what the operation makes of the parts; else None.
+            result: the spec of its result, if the operation computed the result from the parts; otherwise None.
         """
         specs = tuple([x._spec for x in inputs])
         key = tuple(map(id, specs))
@@ -75,15 +75,15 @@ class KnownLayouts:
                 self.results[key] = result
 
     def forget(self) -> None:
-        """Begin anew; another stream may be at work."""
+        """Clear the cache. Another stream may be using it."""
         with self._lock:
-            self.results.clear()  # first: no spec is let go while its identity means something
+            self.results.clear()  # first, so that specs live as long as their identities are in use
             self._others.clear()
             self._met.clear()
 
 
 class _Watch(TorchDispatchMode):
-    """Notes what runs on plain tensors, below DTensor."""
+    """Records the operations that run on plain tensors, below DTensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,20 +91,21 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DTensor in types:
-            return NotImplemented  # it comes to what it does with the parts
+            return NotImplemented  # DTensor then runs its operations on the parts
         out = func(*args, **(kwargs or {}))
         self.ran.append((func, args, kwargs or {}, out))
         return out
 
 
 def direct_rule(op: Any, run: Run, definition: Definition) -> tuple[Run, KnownLayouts] | None:
-    """What to call in place of `run`, if the operation may ever run on parts; and what it will remember.
+    """Return a function to call in place of `run` and its cache, if the operation can ever run directly on parts.
 
     Args:
-        op: an operation of torch; `run` does it on DTensors.
+        op: an operation of torch; `run` runs it on DTensors.
 
-    Random operations, and those that write or whose results may share memory with inputs, never do. Floats are no part
-    of what is remembered, so that only operations by element, whose layouts do not depend on them, have some.
+    Random operations, writing operations, and operations whose results may share memory with inputs are excluded. The
+    cache key does not include floats, so operations with floats are included only if they are element-wise: their
+    layouts do not depend on floats.
     """
     if not _is_eligible(op, definition):
         return None
@@ -113,7 +114,7 @@ def direct_rule(op: Any, run: Run, definition: Definition) -> tuple[Run, KnownLa
     given = [*args, *kwargs.values()]
     tensors = [name for name, x in zip(names, given) if type(x) is TensorSlot]
     if len(tensors) != definition.inputs or any(iskeyword(name) for name in names):
-        return None  # some are in lists
+        return None  # some inputs are in lists
     known = KnownLayouts()
     positional, named = names[: len(args)], names[len(args) :]
 
@@ -147,12 +148,12 @@ def direct_rule(op: Any, run: Run, definition: Definition) -> tuple[Run, KnownLa
     }
     exec(compiled_source(source), made)
     call = made["call"]
-    call.asking = run  # for those who would trace it
+    call.asking = run  # for tracing
     return call, known
 
 
 def _is_eligible(op: Any, definition: Definition) -> bool:
-    """Whether an operation makes one new tensor of its inputs, by its arguments alone."""
+    """Return whether an operation computes one new tensor of its inputs, from its arguments alone."""
     if not isinstance(op, torch._ops.OpOverload) or not definition.inputs or definition.outputs != 1:
         return False
     schema = op._schema
@@ -164,13 +165,16 @@ def _is_eligible(op: Any, definition: Definition) -> bool:
 
 
 def _is_plain(spec: Any, result: bool = False) -> bool:
-    """Whether a layout has no state of its own. Of inputs, terms of a sum do not count: literals may matter to them."""
+    """Return whether a layout has no state.
+
+    For inputs, terms of a sum do not count, because literals may affect them.
+    """
     kinds = (Shard, Replicate, Partial) if result else (Shard, Replicate)
     return all(type(p) in kinds for p in spec.placements)
 
 
 def _ran_on_parts(op: Any, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwargs: Any, out: Any) -> bool:
-    """Whether nothing ran but the operation on the parts of its inputs, and `out` is what it made."""
+    """Return whether only the operation ran, on the parts of its inputs, and returned `out`."""
     if len(ran) != 1:
         return False
     func, their_args, their_kwargs, made = ran[0]
@@ -183,7 +187,7 @@ def _ran_on_parts(op: Any, ran: list[tuple[Any, Any, Any, Any]], args: Any, kwar
 
 
 def _by_name(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call with those that were left out."""
+    """Return the arguments of a call by name, including defaults."""
     arguments = op._schema.arguments
     given = dict(zip([a.name for a in arguments], args)) | kwargs
     return {a.name: given.get(a.name, a.default_value) for a in arguments}

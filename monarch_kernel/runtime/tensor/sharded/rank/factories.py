@@ -1,4 +1,4 @@
-"""New tensors on sharded meshes: each rank makes its part, and no rank keeps more."""
+"""Create tensors on sharded meshes: each rank creates its part and keeps no more."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from monarch_kernel.runtime.tensor.rank.program import operation_of
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part, part_of
 from monarch_kernel.runtime.tensor.sharded.rank.rules import rules_of
 
-#: Random numbers are drawn for about so many elements at a time.
+#: The approximate number of random numbers drawn at a time.
 DRAWN = 1 << 20
-#: torch's generators draw normal numbers in blocks of so many: pieces that are multiples of it are those of the whole.
+#: The block size of torch's generators for normal numbers. Pieces of a multiple of this size equal those of a single
+#: draw.
 BLOCK = 16
 
 
 def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, value: Any) -> DTensor:
-    """A tensor of one number; of none in particular, if that is None."""
+    """Create a tensor filled with one number, or an uninitialised tensor if the number is None."""
     mesh = rules_of(here().store.extras).meshes[key]
     shape, _ = compute_local_shape_and_global_offset(torch.Size(size), mesh, placements)
     if value is None:
@@ -35,10 +36,10 @@ def filled(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype
 
 
 def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype: torch.dtype, normal: bool) -> DTensor:
-    """Random numbers, those of one device: every rank draws all of them, piece by piece, and keeps its own.
+    """Draw the random numbers of one device: every rank draws all of them, piece by piece, and keeps its part.
 
     Args:
-        normal: of the normal distribution; else evenly from [0, 1).
+        normal: draw from the normal distribution; otherwise uniformly from [0, 1).
     """
     rules = rules_of(here().store.extras)
     mesh = rules.meshes[key]
@@ -62,13 +63,13 @@ def drawn(key: Any, placements: Sequence[Placement], size: Sequence[int], dtype:
 
 
 def counted(key: Any, placements: Sequence[Placement], dtype: torch.dtype, bounds: tuple[Any, Any, Any]) -> DTensor:
-    """``torch.arange(*bounds)``."""
+    """Create ``torch.arange(*bounds)``."""
     mesh = rules_of(here().store.extras).meshes[key]
     return part_of(torch.arange(*bounds, dtype=dtype, device=device.of_rank()), mesh, placements)
 
 
 def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: bool) -> Any:
-    """What a torch operation without tensors among its arguments makes, all of it on every rank."""
+    """Run a torch operation without tensor arguments. Its result is replicated on every rank."""
     rules = rules_of(here().store.extras)
     mesh = rules.meshes[key]
     operation = operation_of(name)
@@ -83,7 +84,7 @@ def made_whole(key: Any, name: str, args: Any, kwargs: dict[str, Any], random: b
 
 
 def _rows_at_a_time(size: Sequence[int]) -> int | None:
-    """How many rows are drawn together; None where all of them must be."""
+    """Return how many rows to draw together; None if all rows must be drawn together."""
     if not size:
         return None
     width = 1
@@ -94,6 +95,6 @@ def _rows_at_a_time(size: Sequence[int]) -> int | None:
 
 
 def _pieces(count: int, rows: int) -> list[tuple[int, int]]:
-    """Rows in pieces; the last one is not smaller than a block, which would be drawn in another way."""
+    """Split rows into pieces. The last piece is at least one block, because smaller ones are drawn differently."""
     begins = list(range(0, count - rows + 1, rows))
     return list(zip(begins, [*begins[1:], count]))

@@ -1,4 +1,4 @@
-"""From the parts of a tensor to the whole, and back. Every rank of the mesh calls these together."""
+"""Convert between the parts of a tensor and the whole. Every rank of the mesh calls these functions together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten: Any = torch.ops.aten
 
 
 def whole_of(x: DTensor) -> torch.Tensor:
-    """All of a tensor, on every rank; strides are those of the DTensor."""
+    """Return the whole tensor on every rank, with the strides of the DTensor."""
     if all(p.is_replicate() for p in x.placements):
         return x.to_local()
     whole = x.full_tensor()
@@ -26,26 +26,29 @@ def whole_of(x: DTensor) -> torch.Tensor:
 
 
 def part_of(whole: torch.Tensor, mesh: Any, placements: Sequence[Placement]) -> DTensor:
-    """The DTensor of a tensor that every rank has; nothing is sent. Where replicated it shares memory with `whole`."""
-    if all(p.is_replicate() for p in placements):  # DTensor would copy what is not contiguous
-        if whole.device.type != mesh.device_type:  # as DTensor does for what is cut
+    """Return the DTensor of a tensor that every rank has.
+
+    Nothing is sent. A replicated result shares memory with `whole`.
+    """
+    if all(p.is_replicate() for p in placements):  # DTensor would copy non-contiguous tensors
+        if whole.device.type != mesh.device_type:  # as DTensor does for sharded tensors
             whole = whole.to(device.of_rank())
         return dtensor_of(whole, mesh, placements, TensorMeta(whole.shape, whole.stride(), whole.dtype))
     made = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
     local = made._local_tensor
     if not whole.is_contiguous() and aten.is_non_overlapping_and_dense(whole):
-        # DTensor makes parts contiguous, and views that whole tensors allow would fail on them
+        # DTensor makes parts contiguous. Views that are valid on whole tensors would then fail.
         strides = strides_ordered_as(whole, local.shape)
         if local.stride() != strides:
             ordered = torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device)
             local = made._local_tensor = ordered.copy_(local)
     if local.numel() < whole.numel() and local.untyped_storage().nbytes() > local.numel() * local.element_size():
-        made._local_tensor = local.clone()  # a part must not keep the whole
+        made._local_tensor = local.clone()  # a part must not keep the whole alive
     return made
 
 
 def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape, with its dimensions in memory in the order that `like` has."""
+    """Return the strides of a dense tensor of this shape, whose dimensions have the memory order of `like`."""
     order = sorted(range(like.dim()), key=lambda d: (like.stride(d), like.size(d)), reverse=True)
     strides, step = [0] * like.dim(), 1
     for d in reversed(order):
@@ -55,7 +58,7 @@ def strides_ordered_as(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, .
 
 
 def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], meta: TensorMeta) -> DTensor:
-    """The DTensor with this part; it shares memory with it."""
+    """Create the DTensor with this part, sharing its memory."""
     make: Any = DTensor
     return make(local.detach(), DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
 
@@ -63,14 +66,14 @@ def dtensor_of(local: torch.Tensor, mesh: Any, placements: Sequence[Placement], 
 def of_part(
     local: torch.Tensor, mesh: Any, placements: Sequence[Placement], shape: Sequence[int], stride: Any = None
 ) -> DTensor:
-    """The DTensor of this shape with this part, through which gradients pass; contiguous, if no strides are given."""
+    """Create the DTensor of this shape with this part. Gradients pass. Without strides, it is contiguous."""
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride() if stride is None else tuple(stride)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
 def layout_like(result: torch.Tensor, template: DTensor) -> tuple[Placement, ...]:
-    """How a result that was computed whole is laid out: as an input was, where it has that dimension."""
+    """Return the layout for a result that was computed whole: an input's layout where the input has that dimension."""
     return tuple(
         p if isinstance(p, Shard) and p.dim < result.dim() and result.size(p.dim) > 1 else Replicate()
         for p in template.placements
@@ -78,7 +81,7 @@ def layout_like(result: torch.Tensor, template: DTensor) -> tuple[Placement, ...
 
 
 def write(x: DTensor, whole: torch.Tensor) -> None:
-    """Make `whole` the value of `x`, in place and in its layout."""
+    """Assign `whole` to `x`, in place and in its layout."""
     if all(p.is_replicate() for p in x.placements):
         if x._local_tensor is not whole:
             x._local_tensor.copy_(whole)

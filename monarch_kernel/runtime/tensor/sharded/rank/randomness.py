@@ -1,7 +1,7 @@
-"""Random operations: each gives what one device would give, whatever the layout.
+"""Random operations: each returns the numbers of one device, in any layout.
 
-Every rank draws for the whole tensor from a generator that all ranks have in the same state, and keeps its part. The
-generator is the engine's own: what a rank's other code draws from torch's default one changes nothing here.
+Every rank draws for the whole tensor from a generator with the same state on all ranks, and keeps its part. The
+generator belongs to the engine: draws of other code from torch's default generator have no effect here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.whole import run_whole
 
 aten: Any = torch.ops.aten
 
-#: Operations that fill a tensor, whatever it held.
+#: Operations that fill a tensor and ignore its content.
 _FILL = frozenset(
     {
         aten.uniform_.default,
@@ -35,7 +35,7 @@ _FILL = frozenset(
         aten.geometric_.default,
     }
 )
-#: Operations that make a new tensor of the shape of another.
+#: Operations that create a tensor of the shape of another.
 _LIKE = frozenset(
     {
         aten.rand_like.default,
@@ -46,12 +46,12 @@ _LIKE = frozenset(
 )
 
 
-#: How many draws can be gone back to (5 kB each).
+#: The number of draws whose states are kept (5 kB each).
 REMEMBERED = 1024
 
 
 class MeshGenerator:
-    """The state of a mesh's random numbers on this rank."""
+    """The random state of a mesh on this rank."""
 
     def __init__(self) -> None:
         self._states: dict[str, torch.Tensor] = {}
@@ -59,7 +59,7 @@ class MeshGenerator:
         self._kept: dict[int, tuple[int, dict[str, torch.Tensor]]] = {}
 
     def set(self, state: torch.Tensor | int) -> None:
-        """Go on from a state of a CPU generator (bytes in a tensor), or from a seed."""
+        """Set a state of a CPU generator (bytes in a tensor), or a seed."""
         self._states.clear()
         if isinstance(state, int):
             self._seed = state
@@ -70,25 +70,25 @@ class MeshGenerator:
         self._states["cpu"] = state
 
     def get(self) -> dict[str, torch.Tensor]:
-        """The states by device type, for a snapshot."""
+        """Return the states by device type, for a snapshot."""
         return dict(self._states)
 
     def restore(self, states: dict[str, torch.Tensor]) -> None:
-        """Go back to what `get` returned."""
+        """Restore the states that `get` returned."""
         self._states = dict(states)
 
     def keep(self, number: int) -> None:
-        """Keep the state: for a draw of the record of this number, or under a negative number for later."""
+        """Keep the state for a draw of the record of this number, or under a negative number for later use."""
         if number not in self._kept:
             self._kept[number] = self._seed, dict(self._states)
             if len(self._kept) > REMEMBERED:
                 del self._kept[next(iter(self._kept))]
 
     def rewind(self, number: int) -> None:
-        """Go back to a state that was kept.
+        """Restore a kept state.
 
         Raises:
-            RuntimeError: so many were kept since that it is gone.
+            RuntimeError: the state was replaced by newer ones.
         """
         if number not in self._kept:
             raise RuntimeError(
@@ -100,7 +100,7 @@ class MeshGenerator:
 
     @contextmanager
     def active(self, device: torch.device) -> Generator[None]:
-        """Draws from torch's default generator of a device come from this one in the block."""
+        """Make draws from torch's default generator of a device use this generator in the block."""
         default: Any = (
             torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
         )
@@ -119,7 +119,7 @@ class MeshGenerator:
 
 
 def random_rule(op: Any, generator: MeshGenerator) -> Callable[..., Any]:
-    """What to call instead of a random operation."""
+    """Return the function to call instead of a random operation."""
 
     def fill(x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
         local = x._local_tensor

@@ -1,6 +1,6 @@
-"""A process group formed anew: older values go on in it, or become failures on every rank alike; reports of failures.
+"""After a process group was formed again, bind values to it or make them failures on every rank; report failures.
 
-`StreamPosition` tells where the stream of a rank is, while the stream itself may be stuck in a collective.
+`StreamPosition` reports the position of a rank's stream, even while the stream is stuck in a collective.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Failures = dict[int, FailedValue]
 
 
 def rebind() -> Failures:
-    """Have the values of this rank refer to the new device meshes; returns the failures among them."""
+    """Bind the values of this rank to the new device meshes. Return the failures among them."""
     state, worker = rules(), here()
     key_of = {id(mesh): key for key, mesh in state.former.items()}
     values = worker.store.values
@@ -34,19 +34,21 @@ def rebind() -> Failures:
                 spec = value._spec
                 value._spec = DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
     state.former.clear()
-    debug._clear_sharding_prop_cache()  # what it remembers names the old meshes
+    debug._clear_sharding_prop_cache()  # its entries refer to the old meshes
     worker.unseen = None
     return {number: value for number, value in values.items() if isinstance(value, FailedValue)}
 
 
 def fail(failures: Failures) -> None:
-    """Have these values be failures here, too: what depends on them then fails on all ranks, and none waits for
-    another."""
+    """Make these values failures on this rank too.
+
+    Operations that depend on them then fail on all ranks, and none waits.
+    """
     here().store.values.update(failures)
 
 
 def lose(kept: Iterable[int], text: str) -> None:
-    """Sharded values of which a part was on a process that died are lost, but for those that were restored."""
+    """Make sharded values failures if a part was on a process that died, except for restored values."""
     worker, keep = here(), set(kept)
     values = worker.store.values
     for number, value in values.items():
@@ -55,10 +57,10 @@ def lose(kept: Iterable[int], text: str) -> None:
 
 
 def report_to(port: Any, group: int) -> None:
-    """Tell the controller of operations that fail first on this rank.
+    """Report operations that fail first on this rank to the controller.
 
     Args:
-        port: gets ``(group, failure, ranks)``: the ranks of the meshes that the operation's inputs are on.
+        port: receives ``(group, failure, ranks)``, with the ranks of the meshes of the operation's inputs.
         group: the number of the process group.
     """
 
@@ -70,17 +72,17 @@ def report_to(port: Any, group: int) -> None:
 
 
 def generator() -> Any:
-    """Where random numbers go on."""
+    """Return the random states."""
     return rules().generator.get()
 
 
 def set_generator(states: Any) -> None:
-    """Go on with random numbers as another rank does."""
+    """Set the random states of another rank."""
     rules().generator.restore(states)
 
 
 class StreamPosition(Actor):
-    """Runs in each rank beside the workers of an engine."""
+    """Runs in each rank beside the executors of an engine."""
 
     __tool__ = True
 
@@ -89,5 +91,5 @@ class StreamPosition(Actor):
 
     @endpoint
     def at(self) -> int:
-        """The number of the record that runs, or ran last, in the main stream."""
+        """Return the number of the record in the main stream that runs now or ran last."""
         return self._store.at()

@@ -1,9 +1,9 @@
-"""What a rank calls in place of an operation on DTensors.
+"""Select the function that a rank calls in place of an operation on DTensors.
 
-DTensor does what it is known to do right (`trusted`). Random operations have rules of their own (`randomness`). All
-else runs on whole tensors (`whole`), and so does a trusted operation in a layout for which DTensor says that it has no
-way. That choice depends on the operation and on layouts only, which are the same on all ranks, so that no rank waits
-for another.
+DTensor runs the operations that it is known to run correctly (`trusted`). Random operations have separate rules
+(`randomness`). All other operations run on whole tensors (`whole`), as do trusted operations in a layout that DTensor
+does not support. The selection depends only on the operation and the layouts, which are the same on all ranks, so no
+rank waits for another.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from monarch_kernel.runtime.tensor.sharded.rank.trusted import TRUSTED
 from monarch_kernel.runtime.tensor.sharded.rank.whole import run_replicated, run_whole
 from monarch_kernel.runtime.tensor.wire import Definition
 
-#: Operations that may write into the terms of a sum (Partial) one by one; of others, DTensor gets some silently wrong.
+#: Operations that may write into the terms of a sum (Partial) separately. For others, DTensor silently computes some
+#: incorrectly.
 _LINEAR = frozenset({"aten::add_.Tensor", "aten::sub_.Tensor", "aten::mul_.Scalar", "aten::div_.Scalar"})
 
 
-#: How many specs of tensors that came here are known at most; then their list begins anew.
+#: The maximum number of cached specs of received tensors; then the cache is cleared.
 KINDS = 1024
 
 
 class NoRule(RuntimeError):
-    """An operation would run on the whole tensor, and its mesh is strict."""
+    """An operation without a rule would run on the whole tensor, and its mesh is strict."""
 
 
 class OperationRules:
-    """How operations of one engine run on this rank.
+    """Selects how operations of one engine run on this rank.
 
     Attributes:
-        generator: random numbers of its meshes.
-        strict: the device meshes on which operations on whole tensors are refused.
+        generator: the random number generator of its meshes.
+        strict: the device meshes that refuse operations on whole tensors.
         meshes: torch's device meshes, by the key of the controller's target.
-        former: those of the process group before, to which values may still refer.
-        shared: those that actors and cells have, by the same keys.
+        former: the device meshes of the previous process group, which values may still refer to.
+        shared: the device meshes of actors and cells, by the same keys.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class OperationRules:
         self._specs: dict[Any, Any] = {}
 
     def of_definition(self, op: Any, definition: Definition) -> Callable[..., Any]:
-        """What a program of the ranks calls in place of its operation."""
+        """Return the function that a program calls in place of its definition's operation."""
         run = self.of(op, definition.label)
         direct = direct_rule(op, run, definition)
         if direct is None:
@@ -72,20 +73,20 @@ class OperationRules:
         return call
 
     def forget_layouts(self) -> None:
-        """Begin anew with what is known of specs: their meshes are those of a former process group."""
+        """Clear the cached specs: their meshes belong to a previous process group."""
         self._specs.clear()
         for known in self._known:
             known.forget()
 
     def of(self, op: Any, name: str, definition: int = -1) -> Callable[..., Any]:
-        """What to call in place of an operation.
+        """Return the function to call in place of an operation.
 
         Args:
-            name: as in ``aten::add.Tensor``.
-            definition: its number, by which the controller finds the program's line.
+            name: the name, like ``aten::add.Tensor``.
+            definition: the number of the definition, by which the controller finds the program's line.
         """
         if not isinstance(op, torch._ops.OpOverload):
-            return op  # a function of ours, or of the program's: it gets the DTensors
+            return op  # a function of ours or of the program's: it receives the DTensors
         if torch.Tag.nondeterministic_seeded in op.tags:
             return random_rule(op, self.generator)
         fallback = self._on_whole(op, name, definition)
@@ -98,34 +99,34 @@ class OperationRules:
         return _viewing(op, run) if op.is_view else run
 
     def placed(self, tensor: torch.Tensor, layout: tuple[Any, Sequence[Placement] | None]) -> DTensor:
-        """This rank's part of a tensor that all ranks got.
+        """Return this rank's part of a tensor that all ranks received.
 
         Args:
-            layout: the key of a mesh, and placements; None: all of it on every rank.
+            layout: the key of a mesh, and placements; None: replicated on every rank.
         """
         key, placements = layout
         mesh = self.meshes[key]
         made = part_of(tensor, mesh, [Replicate()] * mesh.ndim if placements is None else placements)
         local = made._local_tensor
         if local.device != device.of_rank() or local.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
-            # memory of its own: what came may be shared with other ranks of this host
+            # a copy, because received memory may be shared with other ranks of this host
             made._local_tensor = local.to(device.of_rank(), copy=True)
-        # tensors of one kind have one spec: operations on them are known again by it
+        # Tensors of one kind share one spec, by which operations on them are cached.
         if len(self._specs) >= KINDS:
             self._specs.clear()
         made._spec = self._specs.setdefault(made._spec, made._spec)
         return made
 
     def for_actors(self, value: Any) -> DTensor:
-        """The same memory, as a DTensor on the device mesh that actors and cells have."""
+        """Return a DTensor of the same memory on the device mesh of actors and cells."""
         key = next(key for key, mesh in self.meshes.items() if mesh is value.device_mesh)
         return dtensor_of(value._local_tensor, self.shared[key], value.placements, value._spec.tensor_meta)
 
     def from_actors(self, value: Any, key: Any) -> DTensor:
-        """What an actor made, on the device mesh of the stream.
+        """Return an actor's tensor on the device mesh of the stream.
 
         Raises:
-            TypeError: it is on other ranks.
+            TypeError: the tensor is on other ranks.
         """
         mesh, theirs = self.meshes[key], value.device_mesh
         if theirs.mesh.tolist() != mesh.mesh.tolist():
@@ -152,7 +153,7 @@ class OperationRules:
 
 
 def rules_of(extras: dict[str, Any]) -> OperationRules:
-    """The rules of an engine, among what its parts keep on this rank."""
+    """Return the rules of an engine, from its extras on this rank."""
     found: OperationRules | None = extras.get("rules")
     if found is None:
         found = extras["rules"] = OperationRules()
@@ -174,7 +175,7 @@ def _with_fallback(op: Any, fallback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_no_way(error: Exception) -> bool:
-    """Whether DTensor has refused before any rank computed anything."""
+    """Return whether DTensor raised this error before any rank computed anything."""
     text = str(error)
     return "Sharding propagation failed" in text or "does not have a sharding strategy" in text
 
@@ -190,7 +191,7 @@ def _not_into_terms(run: Callable[..., Any], fallback: Callable[..., Any]) -> Ca
 
 
 def _writing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Views of what is written follow it."""
+    """Wrap a writing operation, so that views of the written tensor also change."""
     places = [
         (n, a.name) for n, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
@@ -209,7 +210,7 @@ def _writing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _viewing(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A view whose layout made it a copy is remembered as one."""
+    """Wrap a view operation, so that a view whose layout required a copy is recorded as a view."""
 
     def view(x: Any, *args: Any, **kwargs: Any) -> Any:
         moves = counts.moves

@@ -1,7 +1,7 @@
-"""DTensors and device meshes that are shared with the program's own code on a rank: its actors and cells.
+"""Share DTensors and device meshes with the program's own code on a rank: its actors and cells.
 
-That code runs beside the stream of operations, so it gets device meshes of its own, over process groups of its own:
-its collectives and those of the stream never meet each other. Only memory is shared.
+That code runs concurrently with the stream of operations. It therefore gets separate device meshes over separate
+process groups, so that its collectives and those of the stream never mix. Only memory is shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
 
 def share_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str]) -> None:
-    """Make the device mesh that programs get; all ranks of the world call it, those outside it, too.
+    """Create the device mesh of a program. All ranks of the world call this, including ranks outside of the mesh.
 
     After a process group was formed again, the mesh that programs have goes on in the new one.
     """
@@ -35,7 +35,7 @@ def share_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Seq
 
 
 def device_mesh_here(engine: str, key: Any) -> DeviceMesh:
-    """The device mesh for programs; what a `Mesh` is, as an argument of an endpoint."""
+    """Return the device mesh for programs, which a `Mesh` becomes as an argument of an endpoint."""
     return rules_of(awaited_store(engine).extras).shared[key]
 
 
@@ -47,12 +47,12 @@ def adopted(
     size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> None:
-    """Hold what this rank has offered as a value: its part of a tensor of this size.
+    """Store this rank's offer as a value: its part of a tensor of this size.
 
     Args:
-        number: of the value.
+        number: the number of the value.
         offers: the numbers of the offers, by rank.
-        key: of the mesh it is on.
+        key: the key of its mesh.
     """
     worker = here()
     local = taken(offers[worker.rank])

@@ -1,6 +1,7 @@
-"""Rules of ours for operations that DTensor has none for, or gets wrong, and that are too common to gather for.
+"""Rules for common operations for which DTensor has no rule or a wrong one, and gathering would be too costly.
 
-Each is made of an operation and its fallback, and decides by layouts and shapes only, as all ranks must decide alike.
+Each rule is built from an operation and its fallback. It selects by layouts and shapes only, because all ranks must
+select the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 
 Run = Callable[..., Any]
 
-#: Operations on each element that torch does not mark as such.
+#: Element-wise operations that torch does not mark as such.
 _POINTWISE = frozenset(
     {
         "aten::elu_backward.default",
@@ -41,7 +42,7 @@ _POINTWISE = frozenset(
 )
 
 
-#: Reductions over a list of dimensions, and those of them that have an empty one by default.
+#: Reductions over a list of dimensions, and those of them whose list is empty by default.
 _OVER_DIMENSIONS = frozenset(
     {
         "aten::all.dims",
@@ -59,9 +60,9 @@ _OVER_DIMENSIONS = frozenset(
 _ALL_BY_DEFAULT = frozenset({"aten::amax.default", "aten::amin.default"})
 
 
-#: Operations that give the same elements another shape.
+#: Operations that reshape a tensor.
 _RESHAPES = frozenset({"aten::_unsafe_view.default", "aten::view.default"})
-#: Operations that a rank without elements cannot do, or does wrong.
+#: Operations that fail or are incorrect on a rank without elements.
 _NEED_ELEMENTS = frozenset(
     {
         "aten::_log_softmax.default",
@@ -88,7 +89,7 @@ _NEED_ELEMENTS = frozenset(
 
 
 def guarded(name: str, run: Run, fallback: Run) -> Run:
-    """`run`, but `fallback` for layouts in which it fails on some rank."""
+    """Return `run`, with `fallback` for layouts in which it fails on some rank."""
     fails = leaves_a_rank_empty if name in _NEED_ELEMENTS else is_cut_unevenly_twice if name in _RESHAPES else None
     if fails is None:
         return run
@@ -100,9 +101,9 @@ def guarded(name: str, run: Run, fallback: Run) -> Run:
 
 
 def is_cut_unevenly_twice(x: DTensor) -> bool:
-    """Whether several mesh dimensions cut one dimension of a tensor into parts of different sizes.
+    """Return whether several mesh dimensions split one dimension of a tensor into parts of different sizes.
 
-    DTensor (2.13) computes the parts of its view from each mesh dimension alone.
+    DTensor (2.13) computes the parts of a view from each mesh dimension separately.
     """
     cuts: dict[int, list[int]] = {}
     for p, ranks in zip(x.placements, x.device_mesh.shape):
@@ -112,7 +113,7 @@ def is_cut_unevenly_twice(x: DTensor) -> bool:
 
 
 def leaves_a_rank_empty(x: DTensor) -> bool:
-    """Whether some rank has no elements: the last one has the fewest."""
+    """Return whether some rank has no elements. The last rank has the fewest."""
     rest = list(x.shape)
     for p, ranks in zip(x.placements, x.device_mesh.shape):
         if not p.is_replicate() and not p.is_partial():
@@ -124,10 +125,10 @@ def leaves_a_rank_empty(x: DTensor) -> bool:
 
 
 def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
-    """The rule of ours for an operation, if there is one.
+    """Return the rule for an operation; None if there is none.
 
     Args:
-        fallback: runs it on whole tensors; for layouts that the rule has no way for.
+        fallback: runs the operation on whole tensors, for layouts that the rule does not support.
     """
     if name in ("aten::argmax.default", "aten::argmin.default"):
         return _along_a_free_dimension(op, fallback)
@@ -137,7 +138,7 @@ def special_rule(op: Any, name: str, fallback: Run) -> Run | None:
 
 
 def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
-    """The rule for operations on each element."""
+    """Return the rule for an element-wise operation."""
     if name not in _POINTWISE and torch.Tag.pointwise not in op.tags:
         return None
     writes = op._schema.is_mutable
@@ -177,7 +178,7 @@ def pointwise_rule(op: Any, name: str, fallback: Run) -> Run | None:
 
 
 def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
-    """argmax and the like, where no rank has a part of the dimension only."""
+    """Return the rule for argmax and similar operations, if every rank has the whole dimension."""
 
     def run(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None or not x.dim() or any(p.is_partial() for p in x.placements):
@@ -202,7 +203,10 @@ def _along_a_free_dimension(op: Any, fallback: Run) -> Run:
 
 
 def _over_dimensions(op: Any, name: str, fallback: Run) -> Run:
-    """Reductions. No dimensions means all of them, which DTensor takes for none; truth values are numbers."""
+    """Return the rule for reductions.
+
+    An empty list of dimensions means all dimensions, which DTensor treats as none. Booleans count as numbers.
+    """
     sums = name.startswith("aten::sum")
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a rank keeps for sharded meshes: device meshes, rules, counters. Functions that the controller calls."""
+"""A rank's state for sharded meshes (device meshes, rules, counters), with functions that the controller calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.counts import count_redistributions, counts
 from monarch_kernel.runtime.tensor.sharded.rank.rules import OperationRules, rules_of
 
-#: Loggers of torch that tell every rank at length how it moves data.
+#: Loggers of torch that describe data movements at length on every rank.
 _TALKATIVE = (
     "torch.distributed.tensor._collective_utils",
     "torch.distributed.tensor._redistribute",
@@ -25,18 +25,18 @@ _TALKATIVE = (
     "torch._logging",
 )
 
-#: What makes device meshes of the stream differ from equal ones of the program. DTensor remembers results of its rules
-#: by mesh, and would use the process groups of the one for tensors of the other.
+#: Distinguishes device meshes of the stream from equal ones of the program. DTensor caches results of its rules by
+#: mesh, and would otherwise use the process groups of one for tensors of the other.
 _OURS = -1
 
 
 def rules() -> OperationRules:
-    """Those of the engine whose worker runs here."""
+    """Return the rules of the engine whose executor runs here."""
     return rules_of(here().store.extras)
 
 
 def begin(notes: Any) -> None:
-    """The process group of all ranks of the world is there, or a new one; device meshes of before are gone.
+    """Initialise the state for a new process group of all ranks of the world. Previous device meshes are dropped.
 
     Args:
         notes: a port to the controller, for names of operations that ran on whole tensors.
@@ -54,11 +54,14 @@ def begin(notes: Any) -> None:
             told.add(name)
             notes.send((name, record))
 
-    counts.tell = tell if here().rank == 0 else None  # one rank tells: all do the same
+    counts.tell = tell if here().rank == 0 else None  # one rank reports, because all do the same
 
 
 def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str], strict: bool) -> None:
-    """Make a device mesh of some ranks of the world; all ranks of the world call it, those outside it, too."""
+    """Create a device mesh of some ranks of the world.
+
+    All ranks of the world call this, including ranks outside of the mesh.
+    """
     of_rank = device.of_rank()
     if of_rank.type == "cuda":
         torch.cuda.set_device(of_rank)
@@ -66,7 +69,7 @@ def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequ
     worker = here()
     counts.record = lambda: worker.at
     grid = torch.tensor(list(ranks)).view(*sizes)
-    # groups of its own: a program's collectives in the default group may run at the same time
+    # separate groups, because a program's collectives in the default group may run concurrently
     backend = dist.get_backend_config()
     mesh = DeviceMesh(
         of_rank.type, grid, mesh_dim_names=tuple(labels), backend_override=((backend, None),) * len(sizes)
@@ -77,14 +80,14 @@ def make_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequ
 
 
 def be_strict(key: Any, strict: bool) -> None:
-    """Whether operations that have no rule for a layout on a mesh are refused."""
+    """Set whether operations without a rule for a layout are refused on a mesh."""
     found = rules()
     meshes = found.strict
     (meshes.add if strict else meshes.discard)(found.meshes[key])
 
 
 def redistributed(x: DTensor, placements: Sequence[Placement]) -> DTensor:
-    """`x` in another layout."""
+    """Return `x` in another layout."""
     if x.placements != tuple(placements):
         counts.moved(x.placements, placements, x.numel() * x.element_size())
     made: Any = x.redistribute(placements=placements)
@@ -92,27 +95,27 @@ def redistributed(x: DTensor, placements: Sequence[Placement]) -> DTensor:
 
 
 def layouts(*values: Any) -> list[tuple[Placement, ...]]:
-    """The placements of values."""
+    """Return the placements of values."""
     return [x.placements for x in values]
 
 
 def local_part(x: DTensor) -> torch.Tensor:
-    """This rank's part of a value."""
+    """Return this rank's part of a value."""
     return x.to_local().detach()
 
 
 def take_counts() -> Any:
-    """What sharded operations have cost since the last call, by record."""
+    """Return the costs of sharded operations since the last call, by record."""
     return counts.take()
 
 
 def set_generator(state: torch.Tensor | int, keep: int) -> None:
-    """Random operations go on from here; the state until now is kept under a number."""
+    """Set the state of random operations. The current state is kept under a number."""
     rules().generator.keep(keep)
     rules().generator.set(state)
 
 
 def rewind_generator(number: int, keep: int) -> None:
-    """Random operations go on as they did at the record of this number, or from the state that was kept under it."""
+    """Restore the state of random operations at the record of this number, or the state kept under this number."""
     rules().generator.keep(keep)
     rules().generator.rewind(number)

@@ -1,7 +1,7 @@
-"""Operations that DTensor does right, in every layout that it accepts and at sizes that do not divide.
+"""Operations that DTensor computes correctly, in every layout that it accepts and at uneven sizes.
 
-Found by running each next to the same operation on whole tensors, on real ranks (torch 2.13); the correctness matrix
-of the tests checks each. An operation that is not listed here has a rule of ours, or runs on whole tensors.
+The list was found by comparing each operation with the same operation on whole tensors, on real ranks (torch 2.13). The
+correctness matrix of the tests checks each. Other operations have one of our rules, or run on whole tensors.
 """
 
 TRUSTED = frozenset(

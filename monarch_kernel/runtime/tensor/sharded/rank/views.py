@@ -1,9 +1,8 @@
-"""Views that are copies: of a sharded tensor, a row along the sharded dimension has to be fetched from another rank.
+"""Synchronise views that are copies: a row along the sharded dimension of a tensor is fetched from another rank.
 
-In torch, writing a view writes its source, and the other way round. Where the layout made a view a copy, it is
-*detached*:
-this module remembers where it came from, and brings both sides together after an operation that writes one of them.
-All ranks decide alike, since a view is detached by what its layout is and never by what memory a rank has.
+In torch, writing a view writes its source, and vice versa. If its layout makes a view a copy, the view is *detached*:
+this module records its origin, and updates both sides after an operation that writes one of them. All ranks decide the
+same way, because only the layout determines whether a view is detached, never the memory of a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import whole_of, write
 
 
 class Detached:
-    """Where a detached view came from: ``operation(source, *args, **kwargs)[index]``."""
+    """The origin of a detached view: ``operation(source, *args, **kwargs)[index]``."""
 
     __slots__ = ("args", "index", "kwargs", "operation", "source")
 
@@ -30,26 +29,26 @@ class Detached:
         self.index = index
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view, of the whole source."""
+        """Compute the view from the whole source."""
         out = self.operation(whole, *self.args, **self.kwargs)
         return out if self.index is None else out[self.index]
 
 
-#: The source of each detached view, and views by the memory of their source and by their own.
+#: The source of each detached view, and views by the memory of their source and by their own memory.
 _origin: weakref.WeakKeyDictionary[Any, Detached] = weakref.WeakKeyDictionary()
 _views: dict[int, list[weakref.ref[Any]]] = {}
-#: Groups of views are looked through for dead ones when there are so many.
+#: At this number of groups of views, dead views are removed.
 MANY = 1024
 
 
 class _Key:
-    """Stands for a DTensor in tables: its own ``==`` compares values."""
+    """A key for a DTensor in tables. The tensor's ``==`` compares values."""
 
     __slots__ = ("__weakref__",)
 
 
 def detach(view: Any, operation: Any, source: DTensor, args: Any, kwargs: Any) -> None:
-    """Remember that these results of a view operation are copies of parts of `source`."""
+    """Record that these results of a view operation are copies of parts of `source`."""
     if len(_views) > MANY:
         for memory in [m for m, group in _views.items() if not any(ref() is not None for ref in group)]:
             del _views[memory]
@@ -63,7 +62,7 @@ def detach(view: Any, operation: Any, source: DTensor, args: Any, kwargs: Any) -
 
 
 def keep_source(view: Any, source: DTensor) -> None:
-    """A view that shares memory with `source`, which may be a detached view and must live as long."""
+    """Keep `source` alive as long as a view that shares its memory, because `source` may be a detached view."""
     if _origin:
         each: list[Any] = [view] if isinstance(view, DTensor) else view
         for one in each:
@@ -71,25 +70,25 @@ def keep_source(view: Any, source: DTensor) -> None:
 
 
 def sources() -> list[DTensor]:
-    """What detached views came from."""
+    """Return the sources of detached views."""
     return [detached.source for detached in _origin.values()]
 
 
 def any_detached() -> bool:
-    """Whether a write has to look for views at all."""
+    """Return whether a write must search for views."""
     return bool(_origin)
 
 
 def written(x: DTensor) -> None:
-    """`x` was written: bring what shares memory with it, by torch's rules, to the same values."""
+    """Update all tensors that share memory with `x` by torch's rules, after a write to `x`."""
     _spread(x, set())
 
 
 def _spread(x: DTensor, done: set[int]) -> None:
-    """Bring what is tied to the memory of `x` by detached views to its values.
+    """Update all tensors that are tied to the memory of `x` through detached views.
 
-    Parts that one operation gave may share memory, and so may sources: all of a memory come to the same values before
-    it counts as done.
+    Results of one operation may share memory, and so may sources. All tensors of one memory are updated before it
+    counts as done.
     """
     memory = _memory(x)
     done.add(memory)
@@ -120,7 +119,7 @@ def _spread(x: DTensor, done: set[int]) -> None:
 
 
 def _memory(x: DTensor) -> int:
-    """What tensors that share memory have in common."""
+    """Return the identity of a tensor's memory."""
     return x._local_tensor.untyped_storage()._cdata
 
 

@@ -1,6 +1,7 @@
-"""Any operation on DTensors: gather its inputs, compute on whole tensors on every rank, keep this rank's part.
+"""Run any operation on DTensors: gather its inputs, compute on whole tensors on every rank, keep this rank's part.
 
-It needs no rule and is right for every layout, at the price of the gathering. It is also what DTensor is measured by.
+This needs no rule and is correct for every layout, but costs the gathering. It is also the reference for checks of
+DTensor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import layout_like, part_
 
 
 def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
-    """The operation on whole tensors; results are laid out like its first sharded input."""
+    """Run the operation on whole tensors. Results have the layout of its first sharded input."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
     template = next((x for x in given if any(p.is_shard() for p in x.placements)), given[0])
@@ -26,7 +27,7 @@ def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
     for x in given:
         if id(x) not in wholes:
             whole = whole_of(x)
-            # what is written must be memory of its own: a failure halfway must not leave a replica changed
+            # written tensors need separate memory: a failure halfway must not leave a replica changed
             wholes[id(x)] = whole.clone() if any(x is w for w in targets) and whole is x._local_tensor else whole
     new_args, new_kwargs = tree_unflatten([wholes[id(x)] if isinstance(x, DTensor) else x for x in flat], tree)
     out = op(*new_args, **new_kwargs)
@@ -49,7 +50,7 @@ def run_whole(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
-    """The operation where every rank has all of every input: it runs here as on one device, views included."""
+    """Run an operation whose inputs are all replicated. It runs here as on one device, including views."""
     flat, tree = tree_flatten((list(args), kwargs))
     given = [x for x in flat if isinstance(x, DTensor)]
     originals = {id(x._local_tensor): x for x in given}
@@ -65,7 +66,7 @@ def run_replicated(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def replicated(whole: torch.Tensor, mesh: Any) -> DTensor:
-    """A tensor that every rank has, as a DTensor."""
+    """Return a tensor that every rank has as a DTensor."""
     return part_of(whole, mesh, [Replicate()] * mesh.ndim)
 
 

@@ -1,1 +1,1 @@
-"""The controller's side: modules and optimizers of the program, with parameters on the ranks."""
+"""The controller's side of training: modules and optimizers of the program, with parameters on the ranks."""

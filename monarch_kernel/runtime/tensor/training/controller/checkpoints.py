@@ -1,4 +1,4 @@
-"""``save_checkpoint`` and ``load_checkpoint``: modules and optimizers of a sharded mesh, in a folder."""
+"""Save and load modules and optimizers of a sharded mesh in a folder: ``save_checkpoint`` and ``load_checkpoint``."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def save_checkpoint(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a module and its optimizer to a folder, in order with the operations; returns when it is complete.
+    """Write a module and its optimizer to a folder, in order with the operations. Returns when it is complete.
 
-    Each rank writes its parts (``torch.distributed.checkpoint``), so the folder is to be on a file system that all
-    hosts have; torch can read it without this package. Only this user can read it. It is written beside `path` and
-    gets its name when it is complete: a crash leaves the old one, or the new one.
+    Each rank writes its parts (``torch.distributed.checkpoint``), so the folder must be on a file system that all hosts
+    share. torch can read it without this package. Only this user can read it. It is written beside `path` and renamed
+    when it is complete: a crash leaves the old or the new checkpoint.
 
     Args:
-        path: of the folder, on the ranks and here.
-        overwrite: replace a checkpoint that is there.
+        path: the path of the folder, on the ranks and here.
+        overwrite: replace an existing checkpoint.
 
     Raises:
-        FileExistsError: there is one, and `overwrite` is false; or what is there is not only a checkpoint.
+        FileExistsError: the folder exists and `overwrite` is false, or it has other files besides a checkpoint.
         NotPrivateError: another user could change the folder.
-        ValueError: the mesh is a part of what was spawned together.
-        DeviceMeshError: a rank has died. The folder is as it was.
+        ValueError: the mesh does not have all processes that were spawned together.
+        DeviceMeshError: a rank has died. The folder is unchanged.
     """
     mesh, path = mesh_from(mesh), os.path.abspath(os.fspath(path))
     engine = _whole_world(mesh)
@@ -68,15 +68,15 @@ def load_checkpoint(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Read a module and its optimizer from a folder that `save_checkpoint` has written, in place.
+    """Read a module and its optimizer in place, from a folder written by `save_checkpoint`.
 
-    The mesh may have another shape than the one that wrote it, and parameters other layouts. Values that were lost with
-    their ranks are whole again.
+    The shape of the mesh and the layouts of the parameters may differ from those at the time of saving. Values that
+    were lost with their ranks are restored.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        NotPrivateError: another user could have changed it: checkpoints are partly pickled.
-        KeyError, RuntimeError: the module, or the optimizer, is another one.
+        NotPrivateError: another user could have changed the folder; checkpoints are partly pickled.
+        KeyError, RuntimeError: the module or the optimizer does not match.
         DeviceMeshError: a rank has died.
     """
     mesh, path = mesh_from(mesh), os.path.abspath(os.fspath(path))
@@ -119,7 +119,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[on_ranks.Names, dict[str, Any]]:
-    """What the ranks write, and what this process does."""
+    """Return the values that the ranks write, and the state that this process writes."""
     layouts = TrainingState.layouts
     names: on_ranks.Names = {}
 
@@ -146,7 +146,7 @@ def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> t
 
 
 def _make_state(optimizer: torch.optim.Optimizer, local: dict[str, Any]) -> None:
-    """An optimizer that has made no step yet gets the state tensors that the checkpoint has."""
+    """Create the state tensors of the checkpoint for an optimizer without steps."""
     for i, parameter in enumerate(_parameters(optimizer)):
         prefix = f"optimizer.{i}."
         state = optimizer.state[parameter]

@@ -1,4 +1,4 @@
-"""`TrainingMethods`: snapshots and healing, as methods of a `Mesh`."""
+"""Snapshots and healing, as methods of a `Mesh`: `TrainingMethods`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MeshHealed:
     """The report of one `heal_mesh` of a `Mesh`.
 
     Attributes:
-        procs: what was done to the processes.
-        snapshot: the number of the snapshot that the state of training was taken back to; None if it was not.
-        steps_back: how many calls of `Mesh.execute` that undid, the failed one not counted.
-        seconds: how long all of it took.
+        procs: the report on the processes.
+        snapshot: the number of the restored snapshot; None if none was restored.
+        steps_back: how many calls of `Mesh.execute` the restoration undid, without the failed one.
+        seconds: the total duration.
     """
 
     procs: Healed
@@ -40,12 +40,12 @@ class MeshHealed:
 
 
 class TrainingMethods:
-    """Of a mesh on which a program trains: modules from `module_to_mesh`, and optimizers of their parameters.
+    """Methods of a mesh for training modules from `module_to_mesh` with optimizers of their parameters.
 
     Attributes:
-        snapshot_every: `execute` takes a snapshot after so many successful calls, and waits for it; 0 for none. It
-            costs the time for copying parameters and optimizer state, and the memory: on each rank up to two copies of
-            its own, and two of another rank's.
+        snapshot_every: `execute` takes a snapshot after this many successful calls, and waits for it; 0 for none. A
+            snapshot costs the time to copy parameters and optimizer state, and memory: each rank keeps up to two copies
+            of its own state, and two of another rank's.
     """
 
     snapshot_every: int = 1
@@ -54,14 +54,14 @@ class TrainingMethods:
     _target: Any
 
     def snapshot(self, wait: bool = False) -> int:
-        """Copy parameters, buffers and optimizer state in the memory of the ranks; returns the number of the snapshot.
+        """Copy parameters, buffers and optimizer state in the memory of the ranks. Return the number of the snapshot.
 
-        They are those of the moment when the ranks have done what was issued so far; the program goes on meanwhile.
-        Each rank keeps a copy of its part, and another rank, on another host if there is one, a second. `heal_mesh`
-        goes back to the newest that is whole.
+        The snapshot has the state after all operations issued so far. The program continues meanwhile. Each rank keeps
+        a copy of its part, and another rank, if possible on another host, keeps a second copy. `heal_mesh` restores the
+        newest complete snapshot.
 
         Args:
-            wait: return when all copies are there.
+            wait: return when all copies are complete.
 
         Raises:
             DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
@@ -70,10 +70,10 @@ class TrainingMethods:
         return Snapshots.of(self).take(wait)
 
     def restore_snapshot(self) -> int:
-        """Go back to the newest snapshot, after an operation that failed, say; returns its number.
+        """Restore the newest snapshot, for example after a failed operation. Return its number.
 
         Raises:
-            DeviceMeshError: there is none, or a rank has died: `heal_mesh` restores it, too.
+            DeviceMeshError: there is none, or a rank has died; `heal_mesh` then restores the snapshot.
         """
         return Snapshots.of(self).restore()
 
@@ -82,10 +82,10 @@ class TrainingMethods:
         Snapshots.of(self).drop()
 
     def track(self, obj: Any) -> None:
-        """Have snapshots include an object of this process that has a state: a scheduler, a source of data.
+        """Include an object of this process with a state in snapshots, such as a scheduler or a data source.
 
         Raises:
-            TypeError: it has no such methods.
+            TypeError: the object has no ``state_dict`` and ``load_state_dict`` methods.
         """
         TrainingState.of(self).track(obj)
 
@@ -94,14 +94,14 @@ class TrainingMethods:
         """The report of the last `heal_mesh`.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: `heal_mesh` was not called.
         """
         if self._healed is None:
             raise RuntimeError(f"{self!r} was not healed: heal_mesh(mesh) replaces dead ranks")
         return self._healed
 
     def __heal_mesh__(self, hosts: Any, timeout: float) -> Any:
-        """Replace dead ranks, form the process group anew, and go back to the newest snapshot (`heal_mesh`)."""
+        """Replace dead ranks, form the process group again, and restore the newest snapshot (`heal_mesh`)."""
         began = time.monotonic()
         target = self._target
         world, state, snapshots = ShardedWorld.of(target.engine), TrainingState.of(self), Snapshots.of(self)
@@ -110,10 +110,10 @@ class TrainingMethods:
         trains = bool(state.modules or state.optimizers)
         healed = Healed(target.name) if group is None else group.healed
         if trains and not healed and snapshots.newest is not None:
-            snapshots.restore()  # a step that failed may have changed some of it
+            snapshots.restore()  # a failed step may have changed a part of the state
         steps, self._steps = self._steps, 0
         if trains and snapshots.missing is None and snapshots.newest is not None:
-            snapshots.take()  # the new rank's memory is to hold copies again
+            snapshots.take()  # the new rank must hold copies again
         self._healed = MeshHealed(healed, snapshots.restored, max(steps, 0), time.monotonic() - began)
         if trains and healed and snapshots.restored is None:
             raise DeviceMeshError(
@@ -123,14 +123,14 @@ class TrainingMethods:
         return self
 
     def _before_step(self) -> None:
-        """`execute` begins: there is a snapshot to go back to, if it fails."""
+        """Make sure, before `execute`, that a snapshot exists in case the step fails."""
         if self.snapshot_every:
             state = TrainingState.of(self)
             if (state.modules or state.optimizers) and not Snapshots.of(self).covers(state):
                 self.snapshot(wait=True)
 
     def _after_step(self) -> None:
-        """`execute` has succeeded."""
+        """Take a snapshot after a successful `execute`, if one is due."""
         self._steps += 1
         state = TrainingState.of(self)
         if self.snapshot_every and self._steps >= self.snapshot_every and (state.modules or state.optimizers):

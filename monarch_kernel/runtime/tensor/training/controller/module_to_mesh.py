@@ -1,4 +1,4 @@
-"""`module_to_mesh`: a module of the program with its parameters and buffers on the ranks, and sums of gradients."""
+"""Move a module of the program to the ranks (`module_to_mesh`), and sum its gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.runtime.tensor.sharded.controller.target import ShardedMesh
 from monarch_kernel.runtime.tensor.training.controller.training_state import TrainingState
 from monarch_kernel.runtime.tensor.training.rank.gradients import reduced
 
-#: The word for parameters that are cut along the data dimension.
+#: The plan that shards parameters along the data dimension.
 SHARD = "shard"
 
 
@@ -31,7 +31,7 @@ def module_to_mesh(
     *,
     data: str | Sequence[str] | None = None,
 ) -> torch.nn.Module:
-    """Bring a module to a mesh: its parameters and buffers, in place.
+    """Move the parameters and buffers of a module to a mesh, in place.
 
     ```python
     model = module_to_mesh(nn.Sequential(...), mesh)
@@ -41,29 +41,28 @@ def module_to_mesh(
     optimizer.step()
     ```
 
-    Local tensors that the module is called with are cut along their dimension 0 over the data dimension of the mesh.
-    Gradients have the layouts of their parameters when backward returns. All of it gives what one device gives.
+    Local tensor arguments of the module are sharded along their dimension 0 over the data dimension of the mesh.
+    Gradients have the layouts of their parameters when backward returns. The results equal those of one device.
 
     Args:
-        module: it is changed and returned. Optimizers are to be made afterwards.
+        module: the module, which is changed and returned. Create optimizers afterwards.
         mesh: a `Mesh`, a proc mesh or a torch ``DeviceMesh``.
-        plan: how parameters are laid out. None: all of each on every rank (data parallel). ``"shard"``: each is cut
-            along its dimension 0 over the data dimension, and gathered where an operation needs it (like FSDP). Or
-            sharding specs (see `distribute`) by pattern of parameter names, such as
-            ``{"*.up.weight": ["model", None]}`` (tensor parallel); the first pattern that fits counts, and parameters
-            that none fits are on every rank.
-        data: the dimension of the mesh (or several) along which the inputs are cut; by default the first.
+        plan: the layout of parameters. None: replicate on every rank (data parallel). ``"shard"``: shard each along its
+            dimension 0 over the data dimension, and gather it for operations that need it (like FSDP). Or sharding
+            specs (see `distribute`) by pattern of parameter names, such as ``{"*.up.weight": ["model", None]}`` (tensor
+            parallel). The first matching pattern applies; parameters without a match are replicated.
+        data: the dimension of the mesh (or several) along which the inputs are sharded; by default the first.
 
     Raises:
-        ValueError: a pattern fits no parameter, or a dimension is not one of the mesh.
-        TypeError: no module, or no plan.
+        ValueError: a pattern matches no parameter, or the mesh lacks a dimension.
+        TypeError: an argument is not a module or a plan.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module_to_mesh({type(module).__name__}, ...): give a torch.nn.Module")
     mesh = mesh_from(mesh)
     dims = _data_dims(mesh, data)
     layouts = _layouts(module, plan, dims)
-    # a parameter or buffer that stands in several places stays one
+    # a parameter or buffer in several places stays one object
     moved: dict[int, Any] = {}
     for prefix, part in module.named_modules():
         for name, parameter in part._parameters.items():
@@ -99,7 +98,7 @@ def _data_dims(mesh: Mesh, data: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _layouts(module: torch.nn.Module, plan: Any, dims: tuple[str, ...]) -> dict[str, Any]:
-    """The sharding spec of each parameter, by every name that it has."""
+    """Return the sharding spec of each parameter, by each of its names."""
     named = dict(module.named_parameters(remove_duplicate=False))
     if plan is None:
         return dict.fromkeys(named)
@@ -127,7 +126,7 @@ def _parameter(parameter: torch.nn.Parameter, mesh: Mesh, spec: Any) -> torch.nn
 
 
 def _copied(tensor: Tensor, copy: Tensor) -> None:
-    """A parameter or buffer of a mesh was deep-copied."""
+    """Register the deep copy of a parameter or buffer of a mesh."""
     if tensor in TrainingState.layouts:
         TrainingState.layouts[copy] = TrainingState.layouts[tensor]
         if copy.requires_grad:
@@ -147,15 +146,16 @@ def _input(x: Any, mesh: Any, dims: tuple[str, ...]) -> Any:
     return mesh.distribute(x, [dims] if x.dim() else None)
 
 
-#: Gradients are sent together once there are so many bytes of them, so that few wait whole for the end of the pass.
+#: Gradients are sent together once they reach this size (bytes), so that few wait until the end of the pass.
 BUCKET = 25 * 1024 * 1024
 
 
 class GradientSums:
-    """The gradients of one mesh that backward has accumulated, and that are not in the layouts of their parameters yet.
+    """The gradients of one mesh that backward has accumulated, but that do not have the layouts of their parameters
+    yet.
 
-    A gradient of a sharded loss is a sum of which each rank has a term. An optimizer that used it as it is would have
-    it summed again at every use.
+    A gradient of a sharded loss is a sum with a term on each rank. If an optimizer used it directly, it would be summed
+    again at every use.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, GradientSums]] = weakref.WeakKeyDictionary()
@@ -168,7 +168,7 @@ class GradientSums:
 
     @classmethod
     def follow(cls, parameter: Tensor) -> None:
-        """From now on, bring every gradient that backward accumulates for this parameter to its layout."""
+        """Convert every gradient that backward accumulates for this parameter to the parameter's layout, from now on."""
         target = parameter._spec.mesh
         sums = cls._all.get(target)
         if sums is None:
@@ -177,7 +177,7 @@ class GradientSums:
 
     def _accumulated(self, parameter: Any) -> None:
         running = torch._C._current_graph_task_id()
-        if running != self._pass:  # what is left of a pass that failed is not in use
+        if running != self._pass:  # the rest of a failed pass is not in use
             self._waiting, self._bytes, self._pass = [], 0, running
             Variable._execution_engine.queue_callback(self._sum)
         self._waiting.append(parameter)

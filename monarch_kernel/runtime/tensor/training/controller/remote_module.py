@@ -1,4 +1,4 @@
-"""`RemoteModule`: a module that is built on the ranks, by torch's own ``fully_shard`` or ``parallelize_module``."""
+"""Build a module on the ranks with torch's own ``fully_shard`` or ``parallelize_module``: `RemoteModule`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_kernel.runtime.tensor.training.rank import modules
 
 
 class RemoteModule(torch.nn.Module):
-    """A module that is built and sharded on the ranks; forward and backward are one record each.
+    """A module that is built and sharded on the ranks. Forward and backward are one record each.
 
     ```python
     def build(device_mesh):
@@ -42,16 +42,15 @@ class RemoteModule(torch.nn.Module):
 
     Args:
         mesh: a `Mesh`, a proc mesh or a torch ``DeviceMesh``.
-        build: called on every rank with the torch ``DeviceMesh``; returns the module. It is called again when the
-        process
-            group was formed anew after a loss, and should build the same on all ranks (seed first).
-        like: a function of the inputs that returns a tensor of the shape and dtype of the result; it is called here,
-        with
-            tensors that have no values. Dimension 0 is that of the batch.
-        data: the dimension of the mesh (or several, or none: ``()``) along which inputs are cut; by default the first.
+        build: called on every rank with the torch ``DeviceMesh``; returns the module. It is called again after the
+            process group was formed again, and should build the same module on all ranks (seed first).
+        like: a function of the inputs that returns a tensor of the shape and dtype of the result. It is called here
+            with fake tensors. Dimension 0 is the batch dimension.
+        data: the dimension of the mesh (or several, or none: ``()``) along which inputs are sharded; by default the
+            first.
 
     Raises:
-        ActorError: `build` has failed.
+        ActorError: `build` failed.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class RemoteModule(torch.nn.Module):
         weakref.finalize(self, _drop, weakref.ref(engine), weakref.ref(target), self._key).atexit = False
 
     def forward(self, *inputs: Any) -> Any:
-        """The result of the module, cut along dimension 0 as the inputs are; local inputs are distributed."""
+        """Run the module. Local inputs are distributed; the result is sharded along dimension 0, like the inputs."""
         placed: list[Any] = []
         for x in inputs:
             if not isinstance(x, torch.Tensor):
@@ -105,20 +104,22 @@ class RemoteModule(torch.nn.Module):
         return _Call.apply(self, len(placed), *placed, *learned)
 
     def on_ranks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """``function(module, *args)`` on every rank, in order with the operations; what it returned, in rank order.
+        """Call ``function(module, *args)`` on every rank, in order with the operations.
 
-        So an optimizer can live on the ranks, too, as an attribute of the module.
+        Return the results in rank order.
+
+        With this, an optimizer can also live on the ranks, as an attribute of the module.
         """
         target = self._mesh._target
         return target.engine.ask(target, functools.partial(modules.call, self._key, function, *args))
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """Return the text for `repr`."""
         return f"on {self._mesh!r}"
 
 
 class _Call(torch.autograd.Function):
-    """One forward pass, and its backward pass."""
+    """One forward pass and its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, module: RemoteModule, count: int, *tensors: Any) -> Any:  # type: ignore[override]
@@ -180,11 +181,11 @@ def _on_some(ranks: set[int], function: Callable[[], None]) -> None:
 
 
 def _drop(engine: Any, target: Any, key: int) -> None:
-    """The module has gone here: the ranks let go of it, too."""
+    """Release the module on the ranks after its deletion here."""
     living, mesh = engine(), target()
     if living is None or mesh is None or mesh.error is not None or mesh.procs._stopped:
         return
     try:
         living.ask_later(mesh, functools.partial(modules.drop, key))
-    except Exception:  # its processes are gone
+    except Exception:  # its processes have ended
         pass

@@ -1,4 +1,4 @@
-"""`Snapshots`: copies of a state of training in the memory of the ranks, to go back to when ranks have died."""
+"""Copies of the training state in the memory of the ranks, for restoring it after deaths of ranks: `Snapshots`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
 
 
 class OptimizerState:
-    """The state of an optimizer at one time: handles as they are (the ranks copy their values), copies of all else."""
+    """The state of an optimizer at one time: handles themselves (the ranks copy their values), and copies of all else."""
 
     def __init__(self, target: Any, groups: list[dict[str, Any]], state: list[tuple[Any, dict[str, Any]]]) -> None:
         self._target = weakref.ref(target)
@@ -31,22 +31,22 @@ class OptimizerState:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, target: Any) -> OptimizerState:
-        """That of an optimizer now.
+        """Return the current state of an optimizer.
 
         Args:
-            target: the mesh whose handles the ranks copy; those of other meshes stay as they are.
+            target: the mesh whose handles the ranks copy; handles of other meshes are not copied.
         """
         groups = [_copied({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
         return cls(target, groups, [(parameter, _copied(state)) for parameter, state in optimizer.state.items()])
 
     def handles(self) -> list[Tensor]:
-        """The values of which the ranks are to have copies."""
+        """Return the handles of the values that the ranks are to copy."""
         target = self._target()
         held = [x for _, state in self._state for x in state.values() if type(x) is Tensor]
         return [x for x in held if x._spec.mesh is target]
 
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimizer go on from here."""
+        """Restore this state in an optimizer."""
         for group, saved in zip(optimizer.param_groups, self._groups):
             group.update(_copied(saved))
         optimizer.state.clear()
@@ -61,18 +61,19 @@ def _copied(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: How many are kept on the controller: as many as on the ranks.
+#: The number of snapshots kept on the controller, which equals the number on the ranks.
 KEPT = on_ranks.KEPT
 
 
 @dataclass(slots=True)
 class TakenSnapshot:
-    """What a snapshot has here, and of which values the ranks have copies.
+    """The controller's part of a snapshot, and the values that the ranks have copied.
 
     Attributes:
-        modules, optimizers: by these, so that none is kept alive: their handles; their states.
-        objects: states of what the program has named (`TrainingState.track`).
-        known: what was known here of values: of counters.
+        modules, optimizers: the handles of modules and the states of optimizers, by weak keys, so that none is kept
+            alive.
+        objects: the states of tracked objects (`TrainingState.track`).
+        known: values that were known here, such as counters.
     """
 
     number: int
@@ -89,14 +90,14 @@ class TakenSnapshot:
         return handles + [h for state in self.optimizers.values() for h in state.handles()]
 
     def values(self) -> list[int]:
-        """The numbers of the values of all that is alive."""
+        """Return the numbers of the values of all live objects."""
         return list({h._owner.id: None for h in self._handles()})
 
 
 class Snapshots:
     """The snapshots of one sharded mesh.
 
-    A copy of each rank's part stays on the rank, and one is on another rank: of another host, if there is one.
+    Each rank keeps a copy of its part. A second copy is on another rank, if possible on another host.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, Snapshots]] = weakref.WeakKeyDictionary()
@@ -116,14 +117,14 @@ class Snapshots:
             return [] if living is None else living._restore_after(replaced)
 
         world.after_loss.append(after_loss)
-        #: What could not be restored after the last loss, if so.
+        #: The values that could not be restored after the last loss, if any.
         self.missing: str | None = None
-        #: The number of the snapshot that was gone back to last.
+        #: The number of the snapshot that was restored last.
         self.restored: int | None = None
 
     @classmethod
     def of(cls, mesh: Any) -> Snapshots:
-        """Those of a `Mesh`."""
+        """Return the snapshots of a `Mesh`."""
         target = mesh._target
         found = cls._all.get(target)
         if found is None:
@@ -136,17 +137,17 @@ class Snapshots:
         return max(self._taken, default=None)
 
     def covers(self, state: TrainingState) -> bool:
-        """Whether the newest snapshot has all modules of a state of training."""
+        """Return whether the newest snapshot has all modules of a training state."""
         taken = self._taken.get(self.newest or 0)
         return taken is not None and all(module in taken.modules for module in state.modules)
 
     def take(self, wait: bool = False) -> int:
-        """Copy the state of training as it is when the ranks have done all that was issued so far; returns its number.
+        """Copy the training state after all operations issued so far. Return the number of the snapshot.
 
-        The program goes on meanwhile. At most one snapshot is under way: a second waits for the first.
+        The program continues meanwhile. At most one snapshot is in progress: a second waits for the first.
 
         Args:
-            wait: return when all copies are there.
+            wait: return when all copies are complete.
 
         Raises:
             DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
@@ -177,7 +178,7 @@ class Snapshots:
         return number
 
     def restore(self) -> int:
-        """Go back to the newest snapshot that all ranks have; returns its number.
+        """Restore the newest snapshot that all ranks have. Return its number.
 
         Raises:
             DeviceMeshError: there is none.
@@ -193,14 +194,14 @@ class Snapshots:
         return found
 
     def drop(self) -> None:
-        """Forget all snapshots; the ranks free their memory."""
+        """Delete all snapshots. The ranks free their memory."""
         self._taken.clear()
         target = self._target()
         if target is not None and self._keepers is not None:
             target.engine.ask(target, on_ranks.forget)
 
     def _finish(self, target: Any) -> None:
-        """Wait for the snapshot that is under way."""
+        """Wait for the snapshot in progress."""
         call, self._call = self._call, None
         if call is None:
             return
@@ -211,7 +212,7 @@ class Snapshots:
             raise
 
     def _restore_after(self, replaced: list[int]) -> list[int]:
-        """Called when a process group was formed again; returns the numbers of the values that are whole."""
+        """Restore values after a process group was formed again. Return the numbers of the restored values."""
         target = self._target()
         self._call = None
         self.missing = self.restored = None
@@ -224,7 +225,9 @@ class Snapshots:
         return self._go_back(target, found)
 
     def _common(self, target: Any, replaced: list[int]) -> int | str:
-        """The newest snapshot of which every rank's part is somewhere, or why there is none."""
+        """Return the newest snapshot for which each rank's part is available somewhere, or the reason why there is
+        none.
+        """
         if not self._taken or self._keepers is None:
             return "there is no snapshot: Mesh.snapshot() takes one, and so does Mesh.execute()"
         ranks = target.ranks
@@ -281,7 +284,7 @@ def _handles(module: torch.nn.Module, target: Any) -> list[Tensor]:
 
 
 def _keepers(engine: Any, target: Any) -> dict[int, int]:
-    """Who keeps whose copy: the next rank, of another host if there is one."""
+    """Return the rank that keeps each rank's copy: the next rank, if possible on another host."""
     procs = engine.world._target().procs
     ranks: list[int] = list(target.ranks)
     found: dict[int, int] = {}

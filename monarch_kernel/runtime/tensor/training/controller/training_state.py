@@ -1,4 +1,4 @@
-"""`TrainingState`: what a program trains on a mesh: modules and optimizers, as snapshots and checkpoints need them."""
+"""The modules and optimizers that a program trains on a mesh, for snapshots and checkpoints: `TrainingState`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from monarch_kernel.runtime.tensor.controller.handle import Tensor
 class TrainingState:
     """The modules and optimizers of one mesh. It keeps none of them alive.
 
-    A module is one from the time that it is brought to the mesh, an optimizer from its first step.
+    A module is included once it is moved to the mesh, an optimizer after its first step.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, TrainingState]] = weakref.WeakKeyDictionary()
-    #: How parameters and buffers were laid out when they were brought to their mesh, to make them anew if they are
-    #: lost.
+    #: The layouts of parameters and buffers when they were moved to their mesh, for creating them again after a loss.
     layouts: ClassVar[Any] = WeakIdKeyDictionary()
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class TrainingState:
 
     @classmethod
     def of(cls, mesh: Any) -> TrainingState:
-        """The one of a `Mesh`."""
+        """Return the state of a `Mesh`."""
         return cls._of_target(mesh._target)
 
     @classmethod
@@ -42,20 +41,21 @@ class TrainingState:
         return found
 
     def add_module(self, module: torch.nn.Module) -> None:
-        """A module whose parameters are on the mesh."""
+        """Add a module whose parameters are on the mesh."""
         self._modules = [ref for ref in self._modules if ref() is not None]
         if all(ref() is not module for ref in self._modules):
             self._modules.append(weakref.ref(module))
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer whose parameters are on the mesh."""
+        """Add an optimizer whose parameters are on the mesh."""
         self._optimizers = [ref for ref in self._optimizers if ref() is not None]
         if all(ref() is not optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
 
     def track(self, obj: Any) -> None:
-        """Whatever else has a ``state_dict`` and ``load_state_dict``: a schedule of learning rates, a source of
-        data."""
+        """Track another object with ``state_dict`` and ``load_state_dict``, such as a learning rate schedule or a data
+        source.
+        """
         if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
             raise TypeError(f"track({type(obj).__name__}): it has no state_dict() and load_state_dict(state)")
         self._objects = [ref for ref in self._objects if ref() is not None]
@@ -64,22 +64,22 @@ class TrainingState:
 
     @property
     def objects(self) -> list[Any]:
-        """What is tracked, and alive."""
+        """Return the tracked objects that are alive."""
         return [obj for ref in self._objects if (obj := ref()) is not None]
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Those that are alive."""
+        """Return the modules that are alive."""
         return [module for ref in self._modules if (module := ref()) is not None]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that are alive."""
+        """Return the optimizers that are alive."""
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
 
 def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """An optimizer has made a step: those of handles belong to the meshes of these."""
+    """Record a step of an optimizer. An optimizer of handles belongs to the meshes of these."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if type(parameter) is Tensor:
@@ -88,9 +88,9 @@ def _stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _bring_counters() -> None:
-    """Step counters of optimizers become tensors of the meshes, whose known values a replay computes.
+    """Turn step counters of optimizers into tensors of the meshes, whose known values a replay computes.
 
-    A tensor of this process that a step writes would be another one at each call of a recorded function.
+    A local tensor that a step writes would differ at each call of a recorded function.
     """
     for state in list(TrainingState._all.values()):
         for optimizer in state.optimizers:

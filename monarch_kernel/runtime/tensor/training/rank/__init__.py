@@ -1,1 +1,1 @@
-"""The ranks' side: sums of gradients, modules that live there, copies of a state of training."""
+"""The ranks' side of training: sums of gradients, modules on the ranks, copies of the training state."""

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded values, by ``torch.distributed.checkpoint``: each rank writes and reads its parts."""
+"""Save and load sharded values with ``torch.distributed.checkpoint``: each rank writes and reads its parts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from monarch_kernel.runtime.tensor.rank.current_executor import here
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
-#: What the controller itself has to remember, in the folder.
+#: The file in the folder for the controller's own state.
 LOCAL = "controller.pt"
-#: The files of a checkpoint: nothing else is ever removed.
+#: The files of a checkpoint. No other files are ever removed.
 _FILES = re.compile(rf"\.metadata(\.tmp)?|__\d+_\d+\.distcp|{re.escape(LOCAL)}")
 
-#: By name: number of the value; and of values that may have been lost: placements, size, stride and dtype.
+#: By name: the number of the value, and for values that may have been lost: placements, size, stride and dtype.
 Names = dict[str, tuple[int, tuple[Any, ...] | None]]
 
 
 def save(names: Names, folder: str, first: int) -> None:
-    """Write values into a new folder that only this user can read.
+    """Write values to a new folder that only this user can read.
 
     Args:
-        first: the rank that makes the folder.
+        first: the rank that creates the folder.
     """
     worker = here()
     values = {name: worker.value(number) for name, (number, _) in names.items()}
@@ -47,7 +47,10 @@ def save(names: Names, folder: str, first: int) -> None:
 
 
 def publish(folder: str, path: str, overwrite: bool) -> None:
-    """Give a finished checkpoint its name: there is the old one, or the new one, and never a part of one."""
+    """Rename a finished checkpoint to its path.
+
+    At any time, the path has the old checkpoint or the new one, never a mixture.
+    """
     for name in os.listdir(folder):
         fd = os.open(os.path.join(folder, name), os.O_RDONLY)
         try:
@@ -77,10 +80,10 @@ def publish(folder: str, path: str, overwrite: bool) -> None:
 
 
 def check_replaceable(folder: str) -> None:
-    """Raise if a folder has more than a checkpoint: it would be lost.
+    """Raise if a folder has more than a checkpoint, which replacing it would delete.
 
     Raises:
-        FileExistsError: it has.
+        FileExistsError: the folder has other files.
         NotPrivateError: another user could change the folder.
     """
     check(folder)
@@ -93,7 +96,7 @@ def check_replaceable(folder: str) -> None:
 
 
 def discard(folder: str) -> None:
-    """Remove a checkpoint, whole or begun; a file that is no part of one stays, and the folder with it."""
+    """Remove a complete or incomplete checkpoint. Other files stay, and the folder with them."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -110,7 +113,7 @@ def discard(folder: str) -> None:
 
 
 def load(names: Names, folder: str, key: Any) -> None:
-    """Read values, in place; those that were lost are made anew."""
+    """Read values in place. Lost values are created again."""
     check(folder)
     worker, mesh = here(), rules().meshes[key]
     held = worker.store.values
@@ -127,7 +130,7 @@ def load(names: Names, folder: str, key: Any) -> None:
 
 
 def check(folder: str) -> None:
-    """A checkpoint is partly pickled: nobody else may be able to write it, or to change the way to it.
+    """Check that no other user can write a checkpoint or change the path to it, because it is partly pickled.
 
     Raises:
         NotPrivateError: another user can. FileNotFoundError: there is no such folder.

@@ -1,4 +1,4 @@
-"""Gradients that are still sums to be made over ranks: each is made once, in the layout of its parameter."""
+"""Sum gradients over ranks, each once, into the layout of its parameter."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 
 
 def reduced(gradients: list[DTensor], parameters: list[DTensor]) -> list[DTensor]:
-    """The gradients in the layouts of their parameters.
+    """Return the gradients in the layouts of their parameters.
 
-    Those that are to be summed over the same dimensions of the mesh travel together.
+    Gradients with sums over the same dimensions of the mesh are sent together.
     """
     results = list(gradients)
     together: dict[Any, list[int]] = {}
@@ -41,7 +41,7 @@ def reduced(gradients: list[DTensor], parameters: list[DTensor]) -> list[DTensor
 
 
 def _summed(gradient: DTensor, parameter: DTensor) -> tuple[int, ...] | None:
-    """The dimensions of the mesh over which to sum, if that is all there is to do."""
+    """Return the dimensions of the mesh over which to sum, if no other change is needed; otherwise None."""
     dims: list[int] = []
     for dim, (given, wanted) in enumerate(zip(gradient.placements, parameter.placements)):
         if given == wanted:

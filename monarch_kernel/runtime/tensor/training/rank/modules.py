@@ -1,4 +1,4 @@
-"""Modules that live on the ranks: built there, sharded by torch's own means, called by records."""
+"""Modules on the ranks: built there, sharded with torch's own functions, called by records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Built:
     """A module of this rank.
 
     Attributes:
-        data: the dimensions of the mesh along which its inputs are cut.
-        sums: whether gradients are still to be summed over those: FSDP does it itself.
+        data: the dimensions of the mesh along which its inputs are sharded.
+        sums: whether gradients still need a sum over these dimensions; FSDP does it itself.
     """
 
     module: torch.nn.Module
@@ -37,14 +37,17 @@ class Built:
 
 @dataclass(slots=True)
 class Ran:
-    """One forward pass, until its backward pass. It is held as a value, so that it goes when its handle does."""
+    """One forward pass, until its backward pass. It is a value, so that it is deleted with its handle."""
 
     inputs: list[torch.Tensor]
     output: torch.Tensor
 
 
 def build(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first: int) -> list[tuple[str, bool, Like]]:
-    """Build a module; its parameters are the values from `first` on. Returns their names, what learns, shapes."""
+    """Build a module.
+
+    Its parameters become the values from `first` on. Return their names, requires_grad flags and shapes.
+    """
     built = _make(mesh_key, function, data)
     here().store.extras.setdefault(_NAME, {})[key] = built
     values = here().store.values
@@ -56,7 +59,10 @@ def build(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first
 
 
 def rebuild(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], first: int) -> None:
-    """Build it again, over the process group that was formed anew; what this rank has of its parameters stays."""
+    """Build the module again after its process group was formed again.
+
+    This rank's existing parameters keep their values.
+    """
     values = here().store.values
     built = _make(mesh_key, function, data)
     here().store.extras.setdefault(_NAME, {})[key] = built
@@ -72,7 +78,7 @@ def rebuild(key: int, mesh_key: Any, function: bytes, data: tuple[int, ...], fir
 
 
 def drop(key: int) -> None:
-    """Let go of a module."""
+    """Release a module."""
     here().store.extras.get(_NAME, {}).pop(key, None)
 
 
@@ -80,24 +86,24 @@ def forward(key: int, size: int, *inputs: DTensor) -> tuple[DTensor, Ran]:
     """Call a module with this rank's parts.
 
     Args:
-        size: of dimension 0 of the whole result.
+        size: the size of dimension 0 of the whole result.
     """
     built = _built(key)
     with torch.enable_grad():
         local = [x.to_local().detach().requires_grad_(x.is_floating_point()) for x in inputs]
         output = built.module(*local)
-        if isinstance(output, DTensor):  # tensor parallel: every rank has all of it then
+        if isinstance(output, DTensor):  # tensor parallel: every rank then has the whole result
             output = output.full_tensor()
     return _cut(output.detach(), size, inputs[0]), Ran(local, output)
 
 
 def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[Any]:
-    """The gradients of the inputs, then those of the parameters."""
+    """Return the gradients of the inputs, then those of the parameters."""
     built = _built(key)
     laid_out = gradient.redistribute(placements=inputs[0].placements)
     with torch.enable_grad():
         ran.output.backward(laid_out.to_local())
-    # FSDP has other parameters in their places between forward and backward
+    # FSDP replaces its parameters by others between forward and backward
     parameters = [p for p in built.module.parameters() if p.requires_grad]
     found: list[Any] = []
     for x, local in zip(inputs, ran.inputs):
@@ -115,7 +121,7 @@ def backward(key: int, ran: Ran, gradient: DTensor, *inputs: DTensor) -> list[An
 
 
 def call(key: int, function: Any, *args: Any) -> Any:
-    """``function(module, *args)`` on this rank."""
+    """Call ``function(module, *args)`` on this rank."""
     return function(_built(key).module, *args)
 
 
@@ -133,13 +139,13 @@ def _make(mesh_key: Any, function: bytes, data: tuple[int, ...]) -> Built:
 
     sharded = [m for m in module.modules() if isinstance(m, FSDPModule)]
     for part in sharded:
-        part.set_gradient_divide_factor(1.0)  # the gradient of the whole batch is the sum of its parts'
+        part.set_gradient_divide_factor(1.0)  # the gradient of the whole batch is the sum of the gradients of its parts
         part.set_force_sum_reduction_for_comms(True)
     return Built(module, mesh, data, not sharded)
 
 
 def _value(tensor: torch.Tensor, mesh: Any) -> DTensor:
-    """A parameter or gradient as a value: a DTensor that shares its memory."""
+    """Return a parameter or gradient as a value: a DTensor that shares its memory."""
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         return tensor
@@ -147,5 +153,5 @@ def _value(tensor: torch.Tensor, mesh: Any) -> DTensor:
 
 
 def _cut(local: torch.Tensor, size: int, like: DTensor) -> DTensor:
-    """This rank's part of a tensor that is cut along dimension 0 as `like` is."""
+    """Return this rank's part of a tensor that is sharded along dimension 0 like `like`."""
     return of_part(local.contiguous(), like.device_mesh, like.placements, (size, *local.shape[1:]))

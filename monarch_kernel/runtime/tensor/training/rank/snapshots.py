@@ -17,7 +17,7 @@ from monarch_kernel.runtime.tensor.rank.values import RankStore, store_of
 from monarch_kernel.runtime.tensor.sharded.rank.layout import of_part
 from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 
-#: How many snapshots are kept: the newest may be on some ranks only.
+#: The number of snapshots kept, because the newest may be on some ranks only.
 KEPT = 2
 _NAME = "snapshots"
 
@@ -27,8 +27,8 @@ class SavedPart:
     """This rank's part of one value.
 
     Attributes:
-        local: a copy.
-        placements, shape, stride: of the DTensor; `placements` is None of a plain tensor.
+        local: a copy of the local part.
+        placements, shape, stride: the metadata of the DTensor; `placements` is None for a plain tensor.
     """
 
     local: torch.Tensor
@@ -37,13 +37,13 @@ class SavedPart:
     stride: tuple[int, ...] = ()
 
     def copy(self) -> SavedPart:
-        """In memory of its own."""
+        """Copy the part to separate memory."""
         return SavedPart(self.local.clone(), self.placements, self.shape, self.stride)
 
 
 @dataclass(slots=True)
 class Copy:
-    """A state of training: parts by the number of the value, and where random numbers go on."""
+    """A training state: parts by the number of the value, and the random states."""
 
     parts: dict[int, SavedPart]
     generator: dict[str, torch.Tensor]
@@ -51,12 +51,12 @@ class Copy:
 
 @dataclass(slots=True)
 class Copies:
-    """What a rank keeps.
+    """The snapshots that a rank keeps.
 
     Attributes:
-        own: by the number of the snapshot.
-        others: the same, by rank.
-        under_way: the copy that is on its way to another rank.
+        own: its own snapshots, by number.
+        others: the snapshots of other ranks, by rank.
+        under_way: the copy that is being sent to another rank.
     """
 
     own: dict[int, Copy] = field(default_factory=dict[int, Copy])
@@ -65,7 +65,7 @@ class Copies:
 
 
 def copies_of(store: RankStore) -> Copies:
-    """What this rank keeps for an engine."""
+    """Return this rank's snapshots for an engine."""
     found: Copies | None = store.extras.get(_NAME)
     if found is None:
         found = store.extras[_NAME] = Copies()
@@ -73,7 +73,7 @@ def copies_of(store: RankStore) -> Copies:
 
 
 class SnapshotKeeper(Actor):
-    """Holds another rank's snapshots, beside the workers of an engine."""
+    """Keeps another rank's snapshots, beside the executors of an engine."""
 
     __tool__ = True
 
@@ -82,31 +82,31 @@ class SnapshotKeeper(Actor):
 
     @endpoint
     def keep(self, rank: int, number: int, copy: Copy) -> None:
-        """Hold a snapshot of another rank."""
+        """Store a snapshot of another rank."""
         mine = Copy({n: part.copy() for n, part in copy.parts.items()}, copy.generator)
         _add(self._copies.others.setdefault(rank, {}), number, mine)
 
     @endpoint
     def give(self, rank: int, number: int) -> Copy:
-        """A snapshot of another rank."""
+        """Return a snapshot of another rank."""
         return self._copies.others[rank][number]
 
     @endpoint
     def numbers(self) -> tuple[list[int], dict[int, list[int]]]:
-        """Which snapshots are here: its own, and by rank those of others."""
+        """Return the numbers of the snapshots here: its own, and those of other ranks by rank."""
         return sorted(self._copies.own), {rank: sorted(kept) for rank, kept in self._copies.others.items()}
 
 
 def take(number: int, values: list[int], keepers: Any, keeper: dict[int, int], wait: bool) -> None:
-    """Copy values of this rank; a second copy goes to the rank that keeps it. Called in order with the stream.
+    """Copy values of this rank, and send a second copy to the rank that keeps it. Called in order with the stream.
 
     Args:
-        values: their numbers.
-        keeper: who keeps whose copy.
-        wait: return when the second copy is there.
+        values: the numbers of the values.
+        keeper: the rank that keeps each rank's copy.
+        wait: return when the second copy is complete.
 
     Raises:
-        OperationFailed: one of the values is a failure: the snapshots of before stay.
+        OperationFailed: one of the values is a failure. Earlier snapshots stay.
     """
     worker = here()
     copies = copies_of(worker.store)
@@ -123,10 +123,10 @@ def take(number: int, values: list[int], keepers: Any, keeper: dict[int, int], w
 
 
 def restore(number: int, values: list[int], key: Any, keepers: Any, keeper: dict[int, int]) -> None:
-    """Go back to a snapshot: these values are what they were. All of them are DTensors on one mesh, or plain.
+    """Restore these values from a snapshot. All of them are DTensors on one mesh, or all are plain tensors.
 
     Args:
-        key: by what the ranks know the mesh.
+        key: the key of the mesh on the ranks.
     """
     worker = here()
     copies = copies_of(worker.store)
@@ -152,7 +152,7 @@ def restore(number: int, values: list[int], key: Any, keepers: Any, keeper: dict
 
 
 def forget() -> None:
-    """Drop all snapshots."""
+    """Delete all snapshots."""
     here().store.extras.pop(_NAME, None)
 
 
@@ -161,7 +161,7 @@ def _wait(copies: Copies) -> None:
     if under_way is not None:
         try:
             under_way.get()
-        except Exception:  # the rank that keeps it has died: this one's own is there
+        except Exception:  # the rank that keeps the copy has died; this rank's copy remains
             pass
 
 
