@@ -1,4 +1,4 @@
-"""``RDMAAction``: several transfers as one."""
+"""Batches of transfers: ``RDMAAction``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.runtime.transfer.handle import Op
 from monarch_kernel.runtime.transfer.memory import Layout
 from monarch_kernel.runtime.transfer.service import transfer_service
 
-#: Layouts with more runs than this are compared only by the addresses they span.
+#: Layouts with more runs are compared only by the addresses they span.
 EXACT = 1 << 20
 
 
@@ -31,19 +31,19 @@ class _Use:
     _starts: list[tuple[int, int]] | None = field(default=None)
 
     def span(self) -> tuple[int, int]:
-        """Its lowest address, and the one past its highest."""
+        """Return its lowest address, and the first address after its highest."""
         part = self.layout.part(self.offset, self.offset + self.size)
         return (part or self.layout).span()
 
     def exact(self) -> list[tuple[int, int]]:
-        """(first, last) addresses of its runs, in order."""
+        """Return the (first, last) addresses of its runs, in order."""
         if self._starts is None:
             runs = self.layout.runs(self.offset, self.offset + self.size)
             self._starts = sorted((address, address + length - 1) for address, length in runs)
         return self._starts
 
     def conflicts(self, other: _Use) -> bool:
-        """Whether the result depends on the order of the two."""
+        """Return whether the result depends on the order of the two operations."""
         if self.space != other.space or (self.kind == other.kind and self.kind != "write"):
             return False
         (low, high), (other_low, other_high) = self.span(), other.span()
@@ -80,13 +80,13 @@ class RDMAAction:
         self._count = 0
 
     def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
-        """Read a buffer into local memory; takes the arguments of ``RDMABuffer.read_into``."""
+        """Read a buffer into local memory. The arguments are those of ``RDMABuffer.read_into``."""
         op = reading(_handle(src, "read_remote(dst, src)"), dst, offset, size)
         self._add(op, "read_remote")
         return self
 
     def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0) -> RDMAAction:
-        """Write local memory into a buffer; takes the arguments of ``RDMABuffer.write_from``."""
+        """Write local memory into a buffer. The arguments are those of ``RDMABuffer.write_from``."""
         op = writing(_handle(dst, "write_remote(dst, src)"), src, offset)
         self._add(op, "write_remote")
         return self
@@ -166,7 +166,10 @@ def _handle(buffer: Any, call: str) -> Any:
 
 
 def _all_of(poller: Poller, futures: list[Future[Any]], what: str) -> Future[list[Any]]:
-    """The results of all futures, once all have ended; the error of one if any failed."""
+    """Return a future of the results of all futures, done when all have ended.
+
+    If any fails, it has the error of one.
+    """
     whole: Future[list[Any]] = Future(poller, what)
     left = len(futures)
     guard = threading.Lock()

@@ -8,32 +8,32 @@ from monarch_kernel.environment import RDMA_BACKEND, RDMA_TCP, RDMA_TCP_FALLBACK
 
 T = TypeVar("T")
 
-#: The settings that ``configure`` has set in this process, by variable; later changes of the environment do not count.
+#: The settings made by ``configure`` in this process, by variable. Later changes of the environment do not affect them.
 _configured: dict[EnvironmentVariable[Any], Any] = {}
 
 
 class RDMATcpFallbackWarning(UserWarning):
-    """Buffers are moved between hosts by TCP, because nothing faster is available."""
+    """Buffers move between hosts over TCP, because nothing faster is available."""
 
 
 class RDMAReadTransferWarning(Warning):
-    """Monarch's category of warnings about slow reads, for filters of programs; none is given here."""
+    """Monarch's category of warnings about slow reads, for warning filters of programs. It is never issued here."""
 
 
 class RDMAWriteTransferWarning(Warning):
-    """Monarch's category of warnings about slow writes, for filters of programs; none is given here."""
+    """Monarch's category of warnings about slow writes, for warning filters of programs. It is never issued here."""
 
 
 def configure(*, backend: str | None = None, tcp: str | None = None, allow_tcp_fallback: bool | None = None) -> None:
-    """Configure the transfers that this process begins, and those of procs that it spawns later.
+    """Configure the transfers that this process starts, and those of procs that it spawns later.
 
     Args:
         backend: force one of "local", "cuda_ipc", "cma", "segment", "ibverbs", "tcp"; "auto" chooses the best for
             each pair of processes.
-        tcp: "encrypted" (the default), or "trusted-network": bytes then travel in the clear, where anyone on the path
+        tcp: "encrypted" (the default), or "trusted-network": bytes are then sent in plain text, and anyone on the path
             can read and change them. Takes effect only between two processes that both have it set.
-        allow_tcp_fallback: whether TCP serves between hosts that have nothing better. By default it does, with a
-            ``RDMATcpFallbackWarning``. True silences the warning; with False such transfers raise ``RDMAError``.
+        allow_tcp_fallback: whether to use TCP between hosts without a faster backend. By default TCP is used, with a
+            ``RDMATcpFallbackWarning``. True silences the warning. With False, such transfers raise ``RDMAError``.
 
     An argument that is None changes nothing.
 
@@ -57,18 +57,18 @@ def allow_tcp_fallback(allowed: bool | None) -> None:
 
 
 def forced() -> str | None:
-    """The forced backend; None if the engine chooses."""
+    """Return the forced backend; None if the engine chooses."""
     name = _get(RDMA_BACKEND)
     return None if name == "auto" else name
 
 
 def trusted() -> bool:
-    """Whether bytes may be sent over TCP in the clear."""
+    """Return whether bytes may be sent over TCP in plain text."""
     return _get(RDMA_TCP) == TRUSTED_NETWORK
 
 
 def tcp_fallback() -> bool | None:
-    """Whether TCP may serve between hosts without being forced; None: it may, with a warning."""
+    """Return whether TCP may be used between hosts without being forced; None: yes, with a warning."""
     return _get(RDMA_TCP_FALLBACK)
 
 

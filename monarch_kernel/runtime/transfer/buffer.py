@@ -1,4 +1,4 @@
-"""``RDMABuffer``: memory of one process that all other processes may read and write."""
+"""Memory of one process that all other processes can read and write: ``RDMABuffer``."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class RDMABuffer:
 
         Args:
             dst: a tensor, array or writable buffer, at least as large as the read; bytes beyond that are unchanged.
-            offset: first byte of the buffer to read.
-            size: how many bytes; None for all from ``offset`` to the end.
+            offset: the first byte of the buffer to read.
+            size: the number of bytes; None for all from ``offset`` to the end.
             timeout: seconds until the future fails; None for no limit (a dead owner still ends the wait).
 
         Raises:
@@ -70,7 +70,7 @@ class RDMABuffer:
         return transfer_service().transfer([reading(self._handle, dst, offset, size)], timeout)
 
     def write_from(self, src: Any, *, offset: int = 0, timeout: float | None = 60) -> Future[None]:
-        """Copy local memory, all of it, into the buffer.
+        """Copy all of local memory into the buffer.
 
         Args:
             src: a tensor, array or buffer.
@@ -94,11 +94,11 @@ class RDMABuffer:
     def compare_and_swap(
         self, expected: int, value: int, *, offset: int = 0, timeout: float | None = 60
     ) -> Future[int]:
-        """Set an 8-byte word to ``value`` if it is ``expected``; returns its previous value. Like ``fetch_add``."""
+        """Set an 8-byte word to ``value`` if it equals ``expected``. Return its previous value, like ``fetch_add``."""
         return atomic(self._handle, offset, value, expected, timeout)
 
     def drop(self, *, timeout: float | None = 60) -> Future[None]:
-        """End the registration, from any process. Done when no transfer accesses the memory any more.
+        """End the registration, from any process. The future is done when no transfer accesses the memory any longer.
 
         Later transfers fail with ``RDMAError``. Dropping twice, or after the owner's death, is not an error.
         """
@@ -124,7 +124,7 @@ def _arrived(data: bytes) -> RDMABuffer:
 
 
 def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
-    """Check the arguments of a read, and make its operation."""
+    """Check the arguments of a read, and return its operation."""
     memory = memory_of(dst)
     if size is None:
         size = handle.size - offset
@@ -141,7 +141,7 @@ def reading(handle: Handle, dst: Any, offset: int, size: int | None) -> Op:
 
 
 def writing(handle: Handle, src: Any, offset: int) -> Op:
-    """Check the arguments of a write, and make its operation."""
+    """Check the arguments of a write, and return its operation."""
     memory = memory_of(src)
     _check_range(handle, offset, memory.nbytes)
     if handle.why_readonly:
@@ -191,7 +191,7 @@ def _word(handle: Handle, future: Future[int]) -> Future[int]:
 
 
 def get_rdma_backend() -> str:
-    """The backend between hosts: "ibverbs", "tcp" or "none"; or the forced one, if it is available.
+    """Return the backend between hosts: "ibverbs", "tcp" or "none"; or the forced one, if it is available.
 
     Within a host there are faster backends; ``RDMABuffer.backend`` names the one for a buffer.
     """
@@ -206,10 +206,10 @@ def get_rdma_backend() -> str:
 
 
 def is_rdma_available() -> bool:
-    """Whether a buffer can be reached from another host: ``get_rdma_backend`` is not "none"."""
+    """Return whether a buffer can be reached from another host: ``get_rdma_backend`` is not "none"."""
     return get_rdma_backend() != "none"
 
 
 def is_ibverbs_available() -> bool:
-    """Whether transfers can go through an RDMA device of this host."""
+    """Return whether transfers can use an RDMA device of this host."""
     return any(backend.name == "ibverbs" and backend.available() for backend in backend_types())

@@ -1,4 +1,4 @@
-"""Copies to and from CPU or GPU memory. PyTorch copies GPU memory, because it has the device open anyway.
+"""Copy to and from CPU or GPU memory. PyTorch copies GPU memory, because it has the device open anyway.
 
 ``memory_copy`` copies CPU memory. torch is imported only when GPU memory is involved.
 """
@@ -17,7 +17,7 @@ _local = threading.local()
 
 
 def gather(memory: Memory, at: int, size: int, address: int) -> None:
-    """Copy bytes of an object to contiguous memory of the CPU."""
+    """Copy bytes of an object to contiguous CPU memory."""
     if memory.device:
         _by_torch(_host(address, size), _views(memory, at, size), memory)
     else:
@@ -25,7 +25,7 @@ def gather(memory: Memory, at: int, size: int, address: int) -> None:
 
 
 def scatter(memory: Memory, at: int, size: int, address: int) -> None:
-    """Copy contiguous memory of the CPU to bytes of an object."""
+    """Copy contiguous CPU memory to bytes of an object."""
     if memory.device:
         _by_torch(_views(memory, at, size), _host(address, size), memory)
     else:
@@ -33,7 +33,7 @@ def scatter(memory: Memory, at: int, size: int, address: int) -> None:
 
 
 def load(memory: Memory, at: int) -> int:
-    """The aligned 8-byte word at an offset, unsigned."""
+    """Return the aligned 8-byte word at an offset, unsigned."""
     if memory.device:
         word = ctypes.c_uint64()
         gather(memory, at, 8, ctypes.addressof(word))
@@ -62,7 +62,7 @@ def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
         copy(to.layout, to_at, of.layout, of_at, size)
     else:
         cpu, start = (of, of_at) if to.device else (to, to_at)
-        if not cpu.layout.dims:  # contiguous: the driver copies it, at full speed where it is page-locked
+        if not cpu.layout.dims:  # contiguous: the driver copies it, at full speed if it is page-locked
             address = cpu.layout.address + start
             scatter(to, to_at, size, address) if to.device else gather(of, of_at, size, address)
             return
@@ -74,7 +74,10 @@ def move(to: Memory, to_at: int, of: Memory, of_at: int, size: int) -> None:
 
 
 def staging(size: int) -> Any:
-    """Contiguous CPU memory for copies to and from a GPU, page-locked if there is one. Reused, like ``scratch``."""
+    """Return contiguous CPU memory for copies to and from a GPU, page-locked if there is one.
+
+    Reused, like ``scratch``.
+    """
     if size > SCRATCH:
         return scratch(size)
     have: Any = getattr(_local, "staging", None)
@@ -87,7 +90,7 @@ def staging(size: int) -> Any:
 
 
 def parts(layout: Layout, lo: int, hi: int) -> Iterator[Layout]:
-    """Bytes ``lo`` to ``hi`` as a few layouts, in order."""
+    """Yield bytes ``lo`` to ``hi`` as a few layouts, in order."""
     part = layout.part(lo, hi)
     if part is not None:
         yield part
@@ -110,7 +113,7 @@ def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
     import torch
 
     for memory in used:
-        if memory.ready is not None:  # first wait for the work that was queued on the object when it was passed
+        if memory.ready is not None:  # first wait for the work that was queued when the object was passed
             torch.cuda.current_stream(memory.device).wait_event(memory.ready)
     flat = [source.reshape(-1) for source in sources]
     whole = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -125,7 +128,7 @@ def _by_torch(targets: list[Any], sources: list[Any], *used: Memory) -> None:
 
 
 def _views(memory: Memory, at: int, size: int) -> list[Any]:
-    """Part of a tensor as byte tensors that share its memory."""
+    """Return part of a tensor as byte tensors that share its memory."""
     import torch
 
     storage = memory.keep.untyped_storage()

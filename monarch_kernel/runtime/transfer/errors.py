@@ -16,11 +16,11 @@ class RDMAError(RuntimeError):
 
 
 class RDMATimeoutError(RDMAError, TimeoutError):
-    """A transfer did not end in time; the contents of its target are undefined."""
+    """A transfer did not end in time. The contents of its target are undefined."""
 
 
 class Unfit(Exception):
-    """A backend cannot serve this pair of processes; the next best one takes over."""
+    """A backend cannot serve this pair of processes. The next best one takes over."""
 
 
 class Gone(Exception):

@@ -16,7 +16,7 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     owner: ProcRef
     machine: str  # see ``registration_table.machine``
     pid: int
-    started: int  # when the process started: tells it from a later process with the same pid
+    started: int  # when the process started, to distinguish it from a later process with the same pid
     table: int  # the owner's file descriptor of its registration table
     slot: int
     key: int
@@ -25,21 +25,21 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
     run: int
     why_readonly: str
     signed: bool
-    device: str = ""  # as ``Memory.device``
+    device: str = ""  # as in ``Memory.device``
 
     @property
     def layout(self) -> Layout:
-        """Where the bytes are in the owner's memory."""
+        """The layout of the bytes in the owner's memory."""
         return Layout(self.address, self.dims, self.run)
 
     @property
     def size(self) -> int:
-        """Bytes of the buffer."""
+        """The size of the buffer (bytes)."""
         return self.layout.nbytes
 
     @property
     def who(self) -> str:
-        """The owner's name in messages."""
+        """The name of the owner for messages."""
         return f"proc {self.owner.id} (pid {self.pid} on {self.owner.host})"
 
 

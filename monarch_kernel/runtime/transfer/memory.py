@@ -1,4 +1,4 @@
-"""Locates the bytes of an object: addresses, shapes and strides of arrays, tensors and buffers.
+"""Locate the bytes of an object: addresses, shapes and strides of arrays, tensors and buffers.
 
 A ``Layout`` lists the bytes of an object in the order that a copy of it would have, over memory that need not be
 contiguous: runs of ``run`` bytes at ``address + i*stride + j*stride + ...`` for the indices of ``dims``, row by row.
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: The most pieces that one system call takes (IOV_MAX).
+#: The maximum number of pieces for one system call (IOV_MAX).
 IOV_MAX = 1024
-#: The most bytes per system call: deadlines and deaths are checked between calls.
+#: The maximum size of one system call (bytes). Deadlines and deaths are checked between calls.
 CALL_MAX = 256 << 20
 
 
@@ -30,22 +30,22 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all runs."""
+        """The number of bytes in all runs."""
         return math.prod(n for n, _ in self.dims) * self.run
 
     @property
     def contiguous(self) -> bool:
-        """Whether there is one run."""
+        """Whether there is only one run."""
         return not self.dims
 
     def span(self) -> tuple[int, int]:
-        """The lowest address, and the one past the highest."""
+        """The lowest address, and the first address after the highest."""
         low = self.address + sum((n - 1) * s for n, s in self.dims if s < 0)
         high = self.address + sum((n - 1) * s for n, s in self.dims if s > 0) + self.run
         return low, high
 
     def overlaps_itself(self) -> bool:
-        """Whether a byte may occur twice (broadcast or sliding-window views)."""
+        """Return whether a byte may occur twice (broadcast or sliding-window views)."""
         reach = self.run
         for count, stride in sorted(self.dims, key=lambda d: abs(d[1])):
             if abs(stride) < reach:
@@ -54,7 +54,7 @@ class Layout:
         return False
 
     def at(self, index: int) -> int:
-        """The address of a run."""
+        """Return the address of a run."""
         address = self.address
         for count, stride in reversed(self.dims):
             index, i = divmod(index, count)
@@ -62,7 +62,7 @@ class Layout:
         return address
 
     def part(self, lo: int, hi: int) -> Layout | None:
-        """Bytes ``lo`` to ``hi`` as one layout; None if it takes several."""
+        """Return bytes ``lo`` to ``hi`` as one layout; None if several are needed."""
         if not self.dims:
             return Layout(self.address + lo, (), hi - lo)
         if lo == 0 and hi == self.nbytes:
@@ -78,7 +78,9 @@ class Layout:
         return Layout(self.address + first * stride, dims, self.run)
 
     def block(self, lo: int, hi: int) -> tuple[array[int], int]:
-        """The beginning of bytes ``lo`` to ``hi`` as an array of ``struct iovec``, and how many bytes it covers."""
+        """Return the first of the bytes ``lo`` to ``hi`` as an array of ``struct iovec``, and the number of bytes that
+        it covers.
+        """
         run = self.run
         hi = min(hi, lo + CALL_MAX)
         index, into = divmod(lo, run)
@@ -99,7 +101,7 @@ class Layout:
         return vector, len(starts) * run
 
     def runs(self, lo: int = 0, hi: int | None = None) -> Iterator[tuple[int, int]]:
-        """(address, length) of every run of bytes ``lo`` to ``hi``."""
+        """Yield (address, length) of every run of bytes ``lo`` to ``hi``."""
         hi = self.nbytes if hi is None else hi
         while lo < hi:
             vector, size = self.block(lo, hi)
@@ -108,7 +110,7 @@ class Layout:
 
 
 def layout_of(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Layout:
-    """The layout of an array, with the fewest and longest runs possible."""
+    """Return the layout of an array, with the fewest and longest runs possible."""
     if 0 in shape:
         return Layout(address, (), 0)
     dims = [(n, s) for n, s in zip(shape, strides) if n != 1]
@@ -130,7 +132,7 @@ class Memory:
 
     layout: Layout
     keep: Any
-    why_readonly: str = ""  # empty if it may be written
+    why_readonly: str = ""  # empty if it is writable
     signed: bool = False  # 8-byte signed integers, for the results of atomics
     device: str = ""  # such as "cuda:0": GPU memory, which only ``device`` may touch; empty for CPU memory
     ready: Any = None  # a CUDA event: the end of the work that was queued when the object was passed
@@ -141,7 +143,7 @@ class Memory:
 
 
 def memory_of(obj: Any) -> Memory:
-    """The memory of a tensor, array or buffer.
+    """Return the memory of a tensor, array or buffer.
 
     Raises:
         TypeError: the object has no memory of its own.
@@ -177,7 +179,7 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
     signed = tensor.dtype is torch.int64
     if kind == "cpu":
         storage = tensor.untyped_storage()
-        # What torch has not allocated may be a file that is mapped for reading, of which it knows nothing.
+        # Memory that torch has not allocated may be a file mapped read-only, which torch does not know.
         readonly = not storage.resizable() and not _is_writable(storage.data_ptr(), storage.nbytes())
         return Memory(layout, tensor, "its memory is mapped for reading only" if readonly else "", signed)
     ready = torch.cuda.current_stream(tensor.device).record_event()
@@ -185,7 +187,10 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
 
 
 def _is_writable(address: int, size: int) -> bool:
-    """Whether these bytes of this process are mapped for writing; a write to others would end the process."""
+    """Return whether these bytes of this process are mapped for writing.
+
+    A write to other memory would end the process.
+    """
     with open("/proc/self/maps", "rb") as maps:
         for line in maps:
             bounds, protection, _ = line.split(None, 2)
@@ -234,7 +239,7 @@ _FULL_RO = 0x11C  # PyBUF_INDIRECT | PyBUF_FORMAT
 
 
 def address_of(view: memoryview) -> int:
-    """Address of a view's first element; stays valid as long as the view is not released."""
+    """Return the address of a view's first element. It stays valid until the view is released."""
     buffer = _Buffer()
     _get_buffer(view, buffer, _FULL_RO)
     try:

@@ -1,4 +1,4 @@
-"""Copies within this process, between any two layouts."""
+"""Copy within this process, between any two layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_kernel.runtime.transfer.memory import Layout
 
-#: Copies of scattered memory go through contiguous memory of about this size.
+#: The approximate size of the contiguous memory through which scattered memory is copied (bytes).
 SCRATCH = 4 << 20
 _SIMPLE = {1, 2, 4, 8, 16}
 
@@ -16,7 +16,7 @@ _local = threading.local()
 
 
 def copy(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
-    """Copy ``size`` bytes from byte ``of_at`` of one layout to byte ``to_at`` of another; releases the GIL."""
+    """Copy ``size`` bytes from byte ``of_at`` of one layout to byte ``to_at`` of another. Releases the GIL."""
     target, source = to.part(to_at, to_at + size), of.part(of_at, of_at + size)
     if target is not None and source is not None:
         if target.contiguous and source.contiguous:
@@ -28,7 +28,7 @@ def copy(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
 
 
 def _copy_arrays(target: Layout, source: Layout) -> bool:
-    """With NumPy, if it is installed."""
+    """Copy with NumPy, if it is installed. Return whether it is."""
     try:
         import numpy as np
     except ImportError:
@@ -46,7 +46,7 @@ def _copy_arrays(target: Layout, source: Layout) -> bool:
 
 
 def like(layout: Layout, address: int) -> Layout:
-    """Contiguous memory, divided like ``layout``."""
+    """Return the layout of contiguous memory at ``address`` that is divided like ``layout``."""
     strides: list[tuple[int, int]] = []
     stride = layout.run
     for count, _ in reversed(layout.dims):
@@ -65,7 +65,7 @@ def _array(np: Any, layout: Layout) -> Any:
 
 
 def _copy_runs(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> None:
-    """Run by run: slow, but works for all layouts."""
+    """Copy run by run, which is slow but works for all layouts."""
     targets, sources = to.runs(to_at, to_at + size), of.runs(of_at, of_at + size)
     there = here = (0, 0)
     while size:
@@ -80,7 +80,7 @@ def _copy_runs(to: Layout, to_at: int, of: Layout, of_at: int, size: int) -> Non
 
 
 def scratch(size: int) -> Any:
-    """Contiguous memory (a ctypes array), reused by this thread: its contents are valid until the next call."""
+    """Return contiguous memory (a ctypes array) of this thread. Its contents are valid until the next call."""
     if size > SCRATCH:
         return (ctypes.c_char * size)()
     have: Any = getattr(_local, "scratch", None)
@@ -90,7 +90,9 @@ def scratch(size: int) -> Any:
 
 
 def steps(layout: Layout, lo: int, hi: int) -> list[tuple[int, int]]:
-    """Bytes ``lo`` to ``hi`` of a scattered layout in pieces of about ``SCRATCH``, cut where copies are fast."""
+    """Split bytes ``lo`` to ``hi`` of a scattered layout into pieces of about ``SCRATCH``, at positions where copies
+    are fast.
+    """
     inner = layout.nbytes // layout.dims[0][0] if layout.dims else 1
     step = max(SCRATCH // inner, 1) * inner if inner <= 16 * SCRATCH else SCRATCH
     cuts: list[tuple[int, int]] = []

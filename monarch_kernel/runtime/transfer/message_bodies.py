@@ -1,17 +1,17 @@
-"""Large bodies of messages to other hosts: beside the control plane, from process to process.
+"""Send large bodies of messages to other hosts outside the control plane, directly between processes.
 
-The control plane would carry them through both hosts' gateways, one after the other. Instead, the sender keeps the
-bytes and offers them (``SegmentRef.handle``), and the receiver fetches them by the data plane as soon as the message
-has arrived. Whoever unpickles the message waits for them, so messages keep their order.
+The control plane would send them through the gateways of both hosts in turn. Instead, the sender keeps the bytes and
+offers them (``SegmentRef.handle``), and the receiver fetches them over the data plane as soon as the message has
+arrived. Unpickling the message waits for them, so messages keep their order.
 
 Out-of-band buffers are copied first, because the caller may change them once the message is sent. A body without
 such buffers is immutable, and is not copied.
 
-If the data plane cannot fetch a body (a firewall between the two, a missing package), the receiver asks for it once
-more, it comes by the control plane, and so do all later bodies from this sender to this receiver.
+If the data plane cannot fetch a body (a firewall between the two, a missing package), the receiver requests it again
+over the control plane. All later bodies from this sender to this receiver also use the control plane.
 
-Deaths: a body is gone with its sender, as a segment is; unpickling it then raises ``ConnectionError``. Bodies for
-dead receivers are dropped. A process that ends in an orderly way first lets its bodies be fetched (``drain``).
+When the sender dies, its bodies are lost, like segments; unpickling one then raises ``ConnectionError``. Bodies for
+dead receivers are dropped. A process that exits normally first waits until its bodies have been fetched (``drain``).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
 
-#: How much memory is kept for the next bodies: first touches of fresh memory cost more than the copy (bytes).
+#: The maximum size of memory kept for later bodies (bytes): first touches of fresh memory cost more than the copy.
 KEPT = 256 << 20
-#: How long the first connection to a sender may take; after that, the body comes by the control plane (seconds).
+#: The time limit for the first connection to a sender (seconds). After that, the body is sent over the control plane.
 CONNECT = 3.0
-#: How long a body may take; after that, it is asked for by the control plane (seconds).
+#: The time limit for a body (seconds). After that, it is requested over the control plane.
 FETCH = 60.0
-#: The most bodies that are fetched at a time.
+#: The maximum number of bodies that are fetched concurrently.
 FETCHING = 8
 
 
 class _Block:
-    """Memory for a body: at the sender, registered with the data plane; at the receiver, what arrays refer to."""
+    """Memory for a body: at the sender, registered with the data plane; at the receiver, referenced by arrays."""
 
     __slots__ = ("handle", "size", "view")
 
@@ -62,12 +62,12 @@ class _Block:
         self.handle: Handle | None = None
 
     def memory(self, size: int) -> Memory:
-        """Its first bytes, for the data plane."""
+        """Return its first ``size`` bytes, for the data plane."""
         return Memory(Layout(address_of(self.view), (), size), self.view)
 
 
 class _Blocks:
-    """Blocks that wait to be used again. ``give`` may be called by finalizers, so it takes no lock."""
+    """A pool of free blocks. ``give`` may be called by finalizers, so it takes no lock."""
 
     def __init__(self, discard: Callable[[_Block], None]) -> None:
         self._discard = discard
@@ -77,7 +77,7 @@ class _Blocks:
         self._guard = threading.Lock()
 
     def take(self, size: int) -> _Block:
-        """A block of at least this size.
+        """Return a block of at least this size.
 
         Raises:
             MemoryError: there is not enough memory.
@@ -92,7 +92,7 @@ class _Blocks:
         return _Block(size)
 
     def give(self, block: _Block) -> None:
-        """Take back a block that nothing uses any more."""
+        """Take back an unused block."""
         self._given.append(block)
 
     def _sort(self) -> None:
@@ -106,7 +106,7 @@ class _Blocks:
 
 
 class _Offer:
-    """A body that not all of its receivers have fetched yet."""
+    """A body that some receivers have not fetched yet."""
 
     __slots__ = ("block", "handle", "receivers", "size", "view")
 
@@ -119,7 +119,7 @@ class _Offer:
 
 
 class MessageBodies:
-    """The bodies that this process offers to processes of other hosts, and those that it fetches."""
+    """The bodies that this process offers to processes of other hosts, and the bodies that it fetches."""
 
     def __init__(self, engine: TransferService) -> None:
         self._engine = engine
@@ -133,9 +133,9 @@ class MessageBodies:
         self._drained: Future[None] | None = None
         self._threads = ThreadPool("monarch-transfer-bodies", FETCHING)
         self._fetches: dict[tuple[str, int], _Fetch] = {}
-        self._reached: set[str] = set()  # senders to which there was a connection
+        self._reached: set[str] = set()  # senders with which a connection has existed
         self._guard = threading.Lock()
-        #: How many bodies this process has fetched by the data plane.
+        #: The number of bodies that this process has fetched over the data plane.
         self.fetched = 0
         self._node.handle(BodyFetched, self._on_fetched)
         self._node.handle(BodyAgain, self._on_again)
@@ -228,7 +228,7 @@ class MessageBodies:
     # -- the receiver's side --------------------------------------------------------------------------
 
     def receive(self, ref: SegmentRef, pickled: bytes) -> Apart:
-        """Begin to fetch what a message offers; its memory waits for that."""
+        """Start to fetch the bodies that a message offers. Its memory is available when they have arrived."""
         fetch = _Fetch(self, ref)
         with self._guard:
             self._fetches[ref.owner, ref.number] = fetch
@@ -237,10 +237,10 @@ class MessageBodies:
         return Apart(fetch.memory, pickled)
 
     def fetch(self, ref: SegmentRef) -> _Block:
-        """Fetch a body; blocks.
+        """Fetch a body. Blocks.
 
         Raises:
-            RDMAError: the data plane cannot.
+            RDMAError: the data plane cannot fetch it.
             MemoryError: there is no memory for it.
         """
         handle = decode_handle(ref.handle)
@@ -257,26 +257,26 @@ class MessageBodies:
         return block
 
     def ended(self, ref: SegmentRef, fetched: bool) -> None:
-        """Tell the sender the outcome of a fetch."""
+        """Report the outcome of a fetch to the sender."""
         if fetched:
             self.forget(ref)
         self._node.send(ref.owner, BodyFetched(ref.number, fetched))
 
     def forget(self, ref: SegmentRef) -> None:
-        """Expect nothing more for this reference."""
+        """Stop expecting data for this reference."""
         with self._guard:
             self._fetches.pop((ref.owner, ref.number), None)
 
     def lease(self, block: _Block, size: int) -> memoryview:
-        """The block's bytes; the block is used again when the last array in it is gone."""
+        """Return the block's bytes. The block becomes free when the last array in it is deleted."""
         return leased(block.view, block.size, lambda: self._blocks.give(block))[:size]
 
     def death_of(self, owner: str) -> Death | None:
-        """Why a sender is gone; None if it is not."""
+        """Return how a sender died; None if it is alive."""
         return self._node.deaths.get(owner)
 
     def new_future(self, what: str) -> Future[Any]:
-        """A future on this process's poller."""
+        """Create a future on this process's poller."""
         return Future(self._node.poller, what)
 
     def _on_again(self, link: PeerLink, message: BodyAgain, body: Body) -> None:
@@ -299,23 +299,23 @@ class MessageBodies:
 
 
 class _Fetch:
-    """One body on its way to this process."""
+    """One body that is being received."""
 
     __slots__ = ("_bodies", "_done", "_ref")
 
     def __init__(self, bodies: MessageBodies, ref: SegmentRef) -> None:
         self._bodies = bodies
         self._ref = ref
-        #: A block of this process, or the bytes that came by the control plane.
+        #: A block of this process, or the bytes from the control plane.
         self._done: Future[_Block | Body] = bodies.new_future(f"the large part of a message from {ref.owner}")
 
     def run(self) -> None:
-        """Fetch it, on a thread of its own."""
+        """Fetch the body, on a separate thread."""
         ref = self._ref
         try:
             block = self._bodies.fetch(ref)
         except MemoryError as e:
-            self._bodies.ended(ref, fetched=True)  # it would not fit if it came in another way
+            self._bodies.ended(ref, fetched=True)  # the body would not fit in another way either
             self._done._reject(e)
         except Exception as e:
             if self._bodies.death_of(ref.owner) is not None:
@@ -331,18 +331,18 @@ class _Fetch:
             self._done._resolve(block)
 
     def came(self, body: Body) -> None:
-        """The bytes have come by the control plane."""
+        """Accept the bytes from the control plane."""
         self._done._resolve(memoryview(body))
 
     def lost(self) -> None:
-        """The sender is dead, and the bytes with it."""
+        """Fail: the sender is dead, and the bytes are lost."""
         death = self._bodies.death_of(self._ref.owner)
         why = f": {death.cause}" if death is not None else ""
         self._bodies.forget(self._ref)
         self._done._reject(ConnectionError(f"the large part of a message from {self._ref.owner} is gone with it{why}"))
 
     def memory(self) -> memoryview:
-        """The bytes; waits for them.
+        """Wait for the bytes.
 
         Raises:
             ConnectionError: the sender is dead.

@@ -1,4 +1,4 @@
-"""Gives the data plane the node of this process, which belongs to the actor system above it."""
+"""Provide the data plane with the node of this process, which belongs to the actor system above it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ _source: Callable[[], Node] | None = None
 
 
 def provide(source: Callable[[], Node]) -> None:
-    """Called by the actor system on import: ``source()`` returns the node, and creates it if there is none."""
+    """Set the source of the node: ``source()`` returns it, and creates it if there is none.
+
+    The actor system calls this.
+    """
     global _source
     _source = source
 
 
 def current_node() -> Node:
-    """This process's node."""
+    """Return this process's node."""
     if _source is None:
         raise RuntimeError("the data plane needs the actor system: import monarch_kernel.rdma")
     return _source()

@@ -2,9 +2,9 @@
 
 The owner has a ``memfd`` with one 8-byte word per registration: its key, or 0 after a drop. A peer opens the memfd
 through ``/proc/<pid>/fd``. Around each transfer it holds a shared lock on the bytes of that word, and checks that the
-key is still there. ``drop`` clears the word, then waits for an exclusive lock before it releases the memory. So a
-transfer never accesses released memory, and a peer that dies during a transfer blocks no drop: the kernel releases its
-locks.
+key is still there. ``drop`` clears the word, then waits for an exclusive lock before it releases the memory. A transfer
+therefore never accesses released memory. A peer that dies during a transfer does not block a drop, because the kernel
+releases its locks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 
 _WORD = struct.Struct("=Q")
 _FLOCK = struct.Struct("hhqqi4x")
-#: The most registrations of one process. The table is sparse: untouched words take no memory.
+#: The maximum number of registrations of one process. The table is sparse: untouched words take no memory.
 SLOTS = 1 << 20
 
 
 def _lock(fd: int, kind: int, slot: int) -> bool:
-    """Set (or, with F_UNLCK, release) a lock on a word; False if another lock conflicts."""
+    """Set (or, with F_UNLCK, release) a lock on a word. Return False if another lock conflicts."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, slot * _WORD.size, _WORD.size, 0))
     except BlockingIOError:
@@ -38,7 +38,7 @@ def _lock(fd: int, kind: int, slot: int) -> bool:
 
 @dataclass(slots=True)
 class Registration:
-    """Memory of this process that others may reach."""
+    """Memory of this process that other processes may access."""
 
     memory: Memory
     slot: int
@@ -46,7 +46,7 @@ class Registration:
     dropped: Future[None] | None = None
 
     def within(self, offset: int, size: int, *, write: bool = False) -> Layout:
-        """Check a request of another process to read (or write) these bytes; returns the memory's layout.
+        """Check another process's request to read (or write) these bytes. Return the memory's layout.
 
         Raises:
             RDMAError: the bytes are out of range, or may not be written.
@@ -71,7 +71,7 @@ class RegistrationTable:
         self._guard = threading.Lock()
 
     def enter(self, key: int) -> int:
-        """Publish a key; returns its slot."""
+        """Publish a key. Return its slot."""
         with self._guard:
             if self._free:
                 slot = self._free.pop()
@@ -86,11 +86,11 @@ class RegistrationTable:
             return slot
 
     def revoke(self, slot: int) -> None:
-        """Clear the key, so that no new transfer begins."""
+        """Clear the key, so that no new transfer starts."""
         _WORD.pack_into(self._words, slot * _WORD.size, 0)
 
     def quiet(self, slot: int) -> bool:
-        """Whether all transfers from before ``revoke`` have ended; the slot is then free again."""
+        """Return whether all transfers from before ``revoke`` have ended. The slot is then free again."""
         with self._guard:
             if not _lock(self.fd, fcntl.F_WRLCK, slot):
                 return False
@@ -99,14 +99,14 @@ class RegistrationTable:
             return True
 
     def close(self) -> None:
-        """Close the table; peers that have it open see all words cleared."""
+        """Close the table. Peers that have it open see all words cleared."""
         self._words[: self._used * _WORD.size] = bytes(self._used * _WORD.size)
         self._words.close()
         os.close(self.fd)
 
 
 class PeerProcess:
-    """Another process of this host and its table: whether the process is alive, and its registrations.
+    """Another process of this host and its table: its liveness and its registrations.
 
     Raises:
         Gone: the process has ended; another process may have its pid.
@@ -115,7 +115,7 @@ class PeerProcess:
 
     def __init__(self, pid: int, started: int, table_fd: int) -> None:
         self.pid = pid
-        #: Why ``process_vm_readv`` fails; empty if it works, None before the first try.
+        #: The reason why ``process_vm_readv`` fails; empty if it works, None before the first attempt.
         self.barred: str | None = None
         self._guard = threading.Lock()
         self._held: dict[int, int] = {}
@@ -133,12 +133,12 @@ class PeerProcess:
         self._poll.register(self._pidfd, select.POLLIN)
 
     def alive(self) -> bool:
-        """Whether the process is alive; until it ends, no other process gets its pid."""
+        """Return whether the process is alive. Until it ends, no other process gets its pid."""
         with self._guard:
             return not self._poll.poll(0)
 
     def hold(self, slot: int, key: int) -> bool:
-        """Keep the registration ``key`` from being released until ``release``; False if it was dropped."""
+        """Keep the registration ``key`` from being released until ``release``. Return False if it was dropped."""
         with self._guard:
             held = self._held.get(slot, 0)
             # A lock belongs to the open file: all threads share one until the last of them is done.
@@ -152,7 +152,7 @@ class PeerProcess:
             return True
 
     def release(self, slot: int) -> None:
-        """End what ``hold`` began."""
+        """Release a registration held by ``hold``."""
         with self._guard:
             self._held[slot] -= 1
             if not self._held[slot]:
@@ -166,7 +166,7 @@ class PeerProcess:
 
 
 def start_of(pid: int) -> int:
-    """When a process started (clock ticks since boot); with its pid, this identifies it uniquely.
+    """Return when a process started (clock ticks since boot). With its pid, this identifies it uniquely.
 
     Raises:
         FileNotFoundError, ProcessLookupError: there is no such process.
@@ -176,6 +176,6 @@ def start_of(pid: int) -> int:
 
 
 def machine() -> str:
-    """An id of the kernel and pid namespace: processes with the same id can access each other's memory."""
+    """Return an id of the kernel and PID namespace. Processes with the same id can access each other's memory."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f"{f.read().strip()[:18]}-{os.stat('/proc/self/ns/pid').st_ino:x}"

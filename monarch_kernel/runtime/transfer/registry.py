@@ -40,7 +40,7 @@ class Local(StatelessBackend):
 
 
 def backend_types() -> list[type[Backend]]:
-    """Every backend that this installation has, best first."""
+    """Return every backend of this installation, best first."""
     found: list[type[Backend]] = [Local, CudaIpc, Cma, Segment]
     if find_spec("pyverbs") is not None:
         from monarch_kernel.runtime.transfer.verbs.backend import Verbs
@@ -50,13 +50,13 @@ def backend_types() -> list[type[Backend]]:
 
 
 def make_backends(engine: BackendContext) -> list[Backend]:
-    """The backends that this process can use, best first, for its engine."""
+    """Return the backends that this process can use for its engine, best first."""
     kinds: list[Any] = [kind for kind in backend_types() if kind.available()]  # Any: a Protocol has no constructor
     return [kind(engine) for kind in kinds]
 
 
 def why_no_verbs() -> str:
-    """Why there is no verbs backend here."""
+    """Return why there is no verbs backend here."""
     from monarch_kernel.runtime.transfer.verbs.backend import why_not
 
     return why_not() or "not available here"

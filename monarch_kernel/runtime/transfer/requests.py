@@ -50,7 +50,7 @@ class OwnerRequest(Future[Any]):
             self._reject(RDMAError(death_text(self._handle, self.what, death), proc))
 
     def expire(self) -> None:
-        """Fail the request; called when its deadline has passed."""
+        """Fail the request after its deadline."""
         self._end()
         waited = time.monotonic() - self._begun
         self._reject(
@@ -59,7 +59,7 @@ class OwnerRequest(Future[Any]):
 
 
 def death_text(handle: Handle, what: str, death: Death | None) -> str:
-    """The error text of a transfer that failed because the buffer's owner is dead."""
+    """Return the error text of a transfer that failed because the buffer's owner is dead."""
     cause = f": {death.cause}" if death is not None and death.cause else ""
     return f"{what} failed: the buffer's owner, {handle.who}, is gone{cause}"
 

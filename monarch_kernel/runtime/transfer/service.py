@@ -1,8 +1,8 @@
-"""The transfer engine of a process: its registrations, its backends, and its requests to owners of buffers.
+"""The transfer engine of a process: its registrations, backends, and requests to owners of buffers.
 
 There is one engine per node, created on first use. A short operation runs at once on the calling thread, a longer one
-on a thread of the engine; both return a Future. Work that an owner must do itself (atomics, drops, copies through
-segments) is requested by a message. The owner's polling thread handles it; long copies run on other threads.
+on a thread of the engine; both return a Future. A message requests work that the owner must do itself (atomics, drops,
+copies through segments). The owner's polling thread handles it; long copies run on other threads.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from monarch_kernel.runtime.transfer.registry import make_backends, why_no_verbs
 from monarch_kernel.runtime.transfer.requests import OwnerRequest, await_death, death_text
 from monarch_kernel.runtime.transfer.thread_pool import ThreadPool
 
-#: The polling thread serves requests for up to this many bytes.
+#: The polling thread serves requests up to this size (bytes).
 INLINE = 64 << 10
-#: First byte of the answer to an offer.
+#: The first byte of the answer to an offer.
 TAKEN, UNFIT = b"+", b"-"
-#: How long an error waits for the cause of the owner's death (seconds).
+#: The time that an error waits for the cause of the owner's death (seconds).
 CAUSE_WAIT = 0.5
-#: How often a dropped buffer is checked for transfers that still run (seconds).
+#: The interval at which a dropped buffer is checked for running transfers (seconds).
 DROP_POLL = 0.002
-#: The most registrations that a search checks.
+#: The maximum number of registrations that a search checks.
 SEARCHED = 256
-#: How often pending requests are checked for passed deadlines (seconds).
+#: The interval at which pending requests are checked for expired deadlines (seconds).
 SWEEP = 0.25
 
 _WORD_MAX = (1 << 64) - 1
@@ -100,7 +100,7 @@ class TransferService:
     # -- registering ------------------------------------------------------------------------------
 
     def register(self, memory: Memory) -> Handle:
-        """Register memory: until it is dropped, every process that has the handle can access it."""
+        """Register memory. Until it is dropped, every process with the handle can access it."""
         key = secrets.randbits(64) or 1
         slot = self._table.enter(key)
         self._registered[key] = Registration(memory, slot)
@@ -170,7 +170,7 @@ class TransferService:
         dropped.add_done_callback(lambda _dropped: done._resolve(None))
 
     def drop_here(self, key: int) -> Future[None]:
-        """Drop a registration of this process; done when no transfer accesses it any more."""
+        """Drop a registration of this process. The future is done when no transfer accesses it any longer."""
         with self._guard:
             registration = self._registered.get(key)
             if registration is not None and registration.dropped is not None:
@@ -198,7 +198,7 @@ class TransferService:
             registration.dropped._resolve(None)
 
     def registration_around(self, layout: Layout) -> int:
-        """The key of a registration that contains all of ``layout``; 0 if there is none, or too many to search."""
+        """Return the key of a registration that contains all of ``layout``; 0 if there is none, or too many to search."""
         registered = self._registered.copy()
         if len(registered) > SEARCHED:
             return 0
@@ -212,7 +212,7 @@ class TransferService:
     # -- choosing a backend ------------------------------------------------------------------------
 
     def peer(self, handle: Handle) -> PeerProcess:
-        """The owner's process, which runs on this machine."""
+        """Return the owner's process, which runs on this machine."""
         key = (handle.pid, handle.started)
         with self._guard:
             peer = self._peers.get(key)
@@ -233,16 +233,16 @@ class TransferService:
                 del self._peers[key]
 
     def elsewhere(self, handle: Handle) -> str:
-        """Why this process cannot share memory with a buffer's owner; empty if it can."""
+        """Return why this process cannot share memory with a buffer's owner; "" if it can."""
         if handle.machine != self.machine:
             return "its owner is on another machine"
         return "" if handle.owner.site == self.node.ref.site else "its owner belongs to another worker or controller"
 
     def candidates(self, handle: Handle) -> Iterator[Backend]:
-        """The backends that reach a buffer from here, best first.
+        """Yield the backends that reach a buffer from here, best first.
 
         Raises:
-            RDMAError: there is none; the message gives the reason for each.
+            RDMAError: there is none; the message has the reason for each.
         """
         only = backend_settings.forced()
         reasons: list[str] = []
@@ -265,7 +265,7 @@ class TransferService:
     # -- transferring --------------------------------------------------------------------------------
 
     def transfer(self, ops: list[Op], timeout: float | None) -> Future[None]:
-        """Run all operations, those with the same owner sequentially; done when all have ended."""
+        """Run all operations; those with the same owner run sequentially. The future is done when all have ended."""
         deadline = deadline_in(timeout)
         done: Future[None] = Future(self.node.poller)
         if recorder.recording is not None and ops:
@@ -276,7 +276,7 @@ class TransferService:
                     for op in ops:
                         self._inline(op, deadline)
             except (Unfit, Gone):
-                pass  # it takes longer than the calling thread may wait
+                pass  # longer than the calling thread may wait
             except Exception as e:
                 done._reject(e)
                 return done
@@ -307,12 +307,12 @@ class TransferService:
         backend.move(op, deadline)
 
     def execute(self, op: Op, deadline: float | None, warn: bool = True) -> None:
-        """Run one transfer with the best backend that can; blocks.
+        """Run one transfer with the best suitable backend. Blocks.
 
         Args:
-            warn: whether the user is told that nothing faster than TCP is available.
+            warn: whether to warn if nothing faster than TCP is available.
         """
-        unfit: dict[str, str] = {}  # backend: why it did not fit
+        unfit: dict[str, str] = {}  # the reason, by backend
         try:
             for backend in self.candidates(op.handle):
                 if warn and backend.name == "tcp":
@@ -354,14 +354,14 @@ class TransferService:
     # -- errors --------------------------------------------------------------------------------------
 
     def dropped(self, op: Op) -> RDMAError:
-        """The error of a transfer whose buffer was dropped."""
+        """Return the error of a transfer whose buffer was dropped."""
         return RDMAError(f"{op} failed: {_DROPPED}", op.handle.owner.id)
 
     def _dead(self, handle: Handle) -> bool:
         return handle.owner.id in self.node.deaths
 
     def died(self, handle: Handle, what: str) -> RDMAError:
-        """The error of a transfer whose owner is dead; waits a moment for the cause."""
+        """Return the error of a transfer whose owner is dead. Waits briefly for the cause."""
         death = await_death(self.node, handle.owner, CAUSE_WAIT)
         return RDMAError(death_text(handle, what, death), handle.owner.id)
 
@@ -374,7 +374,10 @@ class TransferService:
         what: str,
         deadline: float | None,
     ) -> OwnerRequest:
-        """Send the owner a message (header and body, given a call number); a Future of the reply's body and buffers."""
+        """Send the owner a message (header and body, for a call number).
+
+        Return a future of the reply's body and buffer lengths.
+        """
         node = self.node
         node.learn(handle.owner)
         ask = OwnerRequest(node, handle, what, deadline, self._asks.discard)
@@ -389,10 +392,10 @@ class TransferService:
         return ask
 
     def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
-        """Have the owner's backend of that name prepare a buffer; returns its answer. Blocks.
+        """Make the owner's backend of that name prepare a buffer. Return its answer. Blocks.
 
         Raises:
-            Unfit: the owner's backend cannot; the message says why.
+            Unfit: the owner's backend cannot prepare it; the message has the reason.
             RDMAError: the buffer was dropped, or its owner is dead.
             RDMATimeoutError: no answer before the deadline.
         """
@@ -420,7 +423,7 @@ class TransferService:
     def atomic(
         self, handle: Handle, offset: int, operand: int, expected: int | None, timeout: float | None
     ) -> Future[int]:
-        """Change one word; returns a Future of its previous value, unsigned."""
+        """Change one word. Return a future of its previous value, unsigned."""
         verb = "fetch_add" if expected is None else "compare_and_swap"
         what = f"{verb} at byte {offset} of a buffer of {handle.size} bytes of {handle.who}"
         if handle.owner.id == self.node.id:
@@ -439,7 +442,7 @@ class TransferService:
         return ask.then(lambda answer: int.from_bytes(answer[0], "little"))
 
     def change(self, key: int, offset: int, operand: int, expected: int | None, what: str = "") -> int:
-        """Perform an atomic on a registration of this process; returns the word's previous value."""
+        """Perform an atomic on a registration of this process. Return the word's previous value."""
         with self.held(key, what) as registration:
             part = registration.within(offset, 8).part(offset, offset + 8)
             if part is None or not part.contiguous or part.address % 8 or registration.memory.why_readonly:
@@ -453,7 +456,7 @@ class TransferService:
             return before
 
     def close(self) -> None:
-        """Drop all registrations and close the backends; called when the node closes."""
+        """Drop all registrations and close the backends, when the node closes."""
         with self._guard:
             if self._closed:
                 return
@@ -490,7 +493,7 @@ class _Batch:
                 self._engine.execute(op, self._deadline)
         except Exception as e:
             error = e
-        # Let go of the caller's memory before the caller is told: a bytearray may be resized at once.
+        # Release the caller's memory before the caller is notified: it may resize a bytearray at once.
         ops.clear()
         op = None
         with self._guard:
@@ -505,14 +508,14 @@ class _Batch:
 
 
 def _summary(ops: list[Op]) -> str:
-    """Transfers as a trace names them."""
+    """Describe transfers for a trace."""
     verb = "RDMA write" if all(op.write for op in ops) else "RDMA" if any(op.write for op in ops) else "RDMA read"
     owners = sorted({op.handle.owner.id for op in ops})
     return f"{verb} {owners[0]}" if len(owners) == 1 else f"{verb} {len(owners)} processes"
 
 
 def deadline_in(timeout: float | None) -> float | None:
-    """The time when ``timeout`` seconds have passed."""
+    """Convert a timeout (seconds) to a deadline."""
     return None if timeout is None else time.monotonic() + timeout
 
 
@@ -521,7 +524,7 @@ _guard = threading.Lock()
 
 
 def transfer_service() -> TransferService:
-    """This process's engine."""
+    """Return this process's engine."""
     global _engine
     node = current_node()
     current = _engine
@@ -536,7 +539,7 @@ def transfer_service() -> TransferService:
 
 
 class OwnerService:
-    """Handles the data plane's messages for an engine, on the polling thread; long work goes to ``engine.serve``."""
+    """Handles the data plane's messages for an engine, on the polling thread. Long work runs on ``engine.serve``."""
 
     def __init__(self, engine: TransferService) -> None:
         self._engine = engine
@@ -623,7 +626,7 @@ class OwnerService:
 # -- memory in huge pages ---------------------------------------------------------------------------
 
 _HUGE = 2 << 20
-#: How much is collapsed at a time; between steps, ``wanted`` is checked.
+#: How much is collapsed at a time (bytes). Between steps, ``wanted`` is checked.
 _STEP = 8 * _HUGE
 _MADV_COLLAPSE = 25
 
@@ -632,14 +635,14 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def worth_collapsing(layout: Layout) -> bool:
-    """Whether the memory is large and has no large gaps."""
+    """Return whether the memory is large and has no large gaps."""
     low, high = layout.span()
     return 0 < _least_collapsed() <= layout.nbytes and high - low <= 2 * layout.nbytes
 
 
 @cache
 def _least_collapsed() -> int:
-    """Memory smaller than this is left alone; 0: all memory."""
+    """Return the minimum size of memory to collapse (bytes); 0: all memory."""
     return environment.RDMA_HUGEPAGES.get()
 
 
@@ -655,7 +658,7 @@ def collapse_pages(layout: Layout, wanted: Callable[[], bool]) -> None:
     at, end = -(-low // _HUGE) * _HUGE, high // _HUGE * _HUGE
     while at < end and wanted():
         some = min(_STEP, end - at)
-        # Other failures mean too little free memory, or another kind of memory; such memory stays as it is.
+        # Other failures mean too little free memory, or another kind of memory, which is not changed.
         if _madvise(at, some, _MADV_COLLAPSE) and ctypes.get_errno() == 22:  # EINVAL
             return
         at += some
@@ -665,7 +668,7 @@ def collapse_pages(layout: Layout, wanted: Callable[[], bool]) -> None:
 
 
 def _move_staged(backend: Backend, op: Op, deadline: float | None) -> None:
-    """Run a transfer with local GPU memory piece by piece, through CPU memory."""
+    """Run a transfer with local GPU memory piece by piece through CPU memory."""
     for lo in range(0, op.size, SCRATCH):
         size = min(SCRATCH, op.size - lo)
         between = device.staging(size)

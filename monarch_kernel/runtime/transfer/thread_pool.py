@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-#: How long a thread waits for more work before it ends (seconds).
+#: The time that a thread waits for more work before it ends (seconds).
 IDLE = 0.2
 
 
@@ -25,7 +25,7 @@ class ThreadPool:
         self._idle = 0
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run ``job`` soon; it must not raise."""
+        """Run ``job`` soon. It must not raise."""
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs) or self._threads == self._most:
@@ -35,7 +35,7 @@ class ThreadPool:
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def runs_here(self) -> bool:
-        """Whether the calling thread is one of the pool."""
+        """Return whether the calling thread belongs to the pool."""
         return threading.current_thread().name == self._name
 
     def _work(self) -> None:
@@ -57,7 +57,7 @@ class ThreadPool:
 
 
 class SharedCopy:
-    """The pieces of one copy, shared by several threads; a late thread finds none left and holds none of the memory."""
+    """The pieces of one copy, shared by several threads. A late thread finds none left and holds none of the memory."""
 
     def __init__(self, pieces: list[tuple[int, int]], move: Callable[[int, int], None]) -> None:
         self._pieces = deque(pieces)
@@ -67,7 +67,7 @@ class SharedCopy:
         self._error: BaseException | None = None
 
     def help(self) -> None:
-        """Take pieces until none is left."""
+        """Copy pieces until none is left."""
         with self._changed:
             if self._move is None:
                 return
@@ -87,7 +87,7 @@ class SharedCopy:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Take pieces, then wait for the other threads to finish theirs; raises what any of them raised."""
+        """Copy pieces, then wait for the other threads. Raises any exception of theirs."""
         self.help()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)

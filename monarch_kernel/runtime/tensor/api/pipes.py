@@ -1,4 +1,4 @@
-"""Run generators, such as data loaders, in processes beside the ranks: ``Pipe``, ``create_pipe``, ``remote_generator``."""
+"""Run generators, such as data loaders, in processes beside the ranks: ``Pipe``, ``create_pipe``."""
 
 from __future__ import annotations
 

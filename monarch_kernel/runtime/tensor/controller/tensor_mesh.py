@@ -712,7 +712,7 @@ def _part_of_key(x: Any) -> Any:
 
 
 def without_record(number: int, answer: Any) -> Signature:
-    """Create a signature that is not sent to ranks: an answer, or (COMPOSED) a function that issues other operations."""
+    """Create a signature unknown to ranks: an answer, or (COMPOSED) a function that issues other operations."""
     signature = Signature()
     signature.number, signature.answer = number, answer
     signature.spec = signature.outs = signature.tree = signature.shared = None

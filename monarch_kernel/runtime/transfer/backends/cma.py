@@ -1,8 +1,7 @@
-"""Buffers of other processes of this host, by cross-memory attach: the kernel copies, without the owner's help.
+"""Access buffers of other processes of this host by cross-memory attach: the kernel copies without the owner's help.
 
-``process_vm_readv`` and ``process_vm_writev`` need permission to trace the other process: the same user, and no
-sandbox or ``ptrace_scope`` that forbids it. Where they are forbidden, the first attempt finds out, and the next backend
-serves.
+``process_vm_readv`` and ``process_vm_writev`` need permission to trace the other process: the same user, and no sandbox
+or ``ptrace_scope`` that forbids it. If they are forbidden, the first attempt detects it, and the next backend is used.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from monarch_kernel.runtime.transfer.thread_pool import SharedCopy
 #: pieces than threads, because one thread may be slower, but few, because each ends with a wait for the GIL.
 PIECE = 4 << 20
 PIECE_MAX = 64 << 20
-#: Runs shorter than this cost more to read one by one than to read together with the gaps between them.
+#: Runs shorter than this cost more to read one by one than to read together with the gaps between them (bytes).
 SHORT = 256
 SPAN_MAX = 256 << 20
 
@@ -49,7 +48,7 @@ _BYTE = (ctypes.c_char * 1)()
 
 
 def _call(function: Any, pid: int, here: array[int], there: array[int]) -> int:
-    """Bytes moved, or minus the error number."""
+    """Return the number of bytes moved, or the negative error number."""
     here_at, here_n = here.buffer_info()
     there_at, there_n = there.buffer_info()
     moved = function(pid, here_at, here_n // 2, there_at, there_n // 2, 0)
@@ -57,7 +56,7 @@ def _call(function: Any, pid: int, here: array[int], there: array[int]) -> int:
 
 
 def _probe(pid: int, address: int) -> int:
-    """Try to read one byte of a process: the error number, 0 for success."""
+    """Try to read one byte of a process. Return the error number, 0 for success."""
     byte = (ctypes.c_char * 1)()
     moved = _call(_readv, pid, array("Q", (ctypes.addressof(byte), 1)), array("Q", (address, 1)))
     return max(-moved, 0)
@@ -133,7 +132,7 @@ class _Copy:
             raise Gone
 
     def _shared(self, mine: Layout, whole: Layout | None) -> None:
-        """One of the two sides is contiguous: copy directly, with several threads if the transfer is large."""
+        """Copy directly if one of the two sides is contiguous, with several threads if the transfer is large."""
         size, at = self._op.size, self._op.offset
         theirs = whole or self._op.handle.layout
         at = 0 if whole else at
@@ -152,7 +151,7 @@ class _Copy:
         share.finish()
 
     def _through_scratch(self, mine: Layout) -> None:
-        """Both sides are scattered: copy through contiguous memory."""
+        """Copy through contiguous memory if both sides are scattered."""
         theirs, offset = self._op.handle.layout, self._op.offset
         for lo, hi in steps(mine, 0, self._op.size):
             memory = scratch(hi - lo)
@@ -168,7 +167,7 @@ class _Copy:
         return not layout.contiguous and layout.run < SHORT and high - low <= min(4 * layout.nbytes, SPAN_MAX)
 
     def _read_span(self, mine: Layout, whole: Layout) -> None:
-        """Read everything between the first and the last byte, and pick the runs here."""
+        """Read everything between the first and the last byte, and copy the runs from there."""
         low, high = whole.span()
         memory = scratch(high - low)
         address = ctypes.addressof(memory)
@@ -176,7 +175,7 @@ class _Copy:
         copy(mine, 0, Layout(whole.address - low + address, whole.dims, whole.run), 0, self._op.size)
 
     def _move(self, mine: Layout, mine_at: int, theirs: Layout, theirs_at: int, size: int) -> None:
-        """Make system calls until all bytes are moved; one of the two layouts is contiguous."""
+        """Make system calls until all bytes are moved. One of the two layouts is contiguous."""
         done = 0
         while done < size:
             if mine.contiguous:

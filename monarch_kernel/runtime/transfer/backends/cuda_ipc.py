@@ -1,4 +1,4 @@
-"""GPU memory of other processes of this host: mapped here through CUDA IPC, and copied by the GPU.
+"""Access GPU memory of other processes of this host: it is mapped here through CUDA IPC, and copied by the GPU.
 
 The owner describes the memory once per buffer and process; after that it takes no part. The mapping is PyTorch's, so it
 works for every allocator of PyTorch, and the owner's allocator keeps the memory until every mapping is closed.
@@ -21,7 +21,7 @@ from monarch_kernel.runtime.transfer.errors import Gone, RDMAError, Unfit
 from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Memory, memory_of
 
-#: How often mapped buffers are checked for having been dropped (seconds).
+#: The interval at which mapped buffers are checked for drops (seconds).
 SWEEP = 5.0
 
 
@@ -29,16 +29,16 @@ class CudaIpc(StatelessBackend):
     """Mapped GPU memory."""
 
     name = "cuda_ipc"
-    inline = -1  # it may have to ask the owner
+    inline = -1  # it may have to query the owner
     devices = True
 
     def __init__(self, engine: BackendContext) -> None:
         self._engine = engine
         self._guard = threading.Lock()
         self._mapped: dict[int, tuple[Handle, Memory]] = {}
-        self._barred: dict[str, str] = {}  # why, by owner
+        self._barred: dict[str, str] = {}  # the reason, by owner
         self._sweeping = False
-        self._offered = False  # whether another process was told how to map memory of this one
+        self._offered = False  # whether another process has received a mapping description of this process's memory
 
     @staticmethod
     def available() -> bool:
@@ -50,7 +50,7 @@ class CudaIpc(StatelessBackend):
         elsewhere = self._engine.elsewhere(handle) or self._barred.get(handle.owner.id, "")
         if elsewhere:
             return elsewhere
-        # A process that has a CUDA device open has imported torch. For others the import is not worth its time.
+        # A process with an open CUDA device has imported torch. For others the import is not worth its time.
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             return "this process has not imported torch, or has no CUDA device"
@@ -105,7 +105,7 @@ class CudaIpc(StatelessBackend):
         return memory
 
     def _sweep(self) -> None:
-        """Close the mappings of dropped buffers, which gives the memory back to their owners."""
+        """Close the mappings of dropped buffers, which returns the memory to their owners."""
         with self._guard:
             for key, (handle, _) in list(self._mapped.items()):
                 try:
@@ -143,7 +143,7 @@ class CudaIpc(StatelessBackend):
 
 
 def _described(tensor: Any) -> bytes:
-    """How another process maps the memory of a tensor."""
+    """Describe the memory of a tensor so that another process can map it."""
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 
@@ -155,7 +155,7 @@ def _described(tensor: Any) -> bytes:
 
 
 def _rebuilt(description: bytes) -> Any:
-    """The tensor, mapped here."""
+    """Map the tensor of a description."""
     import torch
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 

@@ -23,7 +23,7 @@ class BackendContext(Protocol):
 
     Attributes:
         node: this process's node.
-        work: threads for transfers that this process begins.
+        work: threads for transfers that this process starts.
         serve: threads for requests of other processes.
     """
 
@@ -40,15 +40,15 @@ class BackendContext(Protocol):
         ...
 
     def registration_around(self, layout: Layout) -> int:
-        """The key of a registration that contains all of ``layout``; 0 for none."""
+        """Return the key of a registration that contains all of ``layout``; 0 if there is none."""
         ...
 
     def elsewhere(self, handle: Handle) -> str:
-        """Why this process cannot share memory with the buffer's owner; empty if it can."""
+        """Return why this process cannot share memory with the buffer's owner; "" if it can."""
         ...
 
     def peer(self, handle: Handle) -> PeerProcess:
-        """The owner's process, which is on this machine.
+        """Return the owner's process, which is on this machine.
 
         Raises:
             Gone: the process has ended.
@@ -57,20 +57,23 @@ class BackendContext(Protocol):
         ...
 
     def dropped(self, op: Op) -> RDMAError:
-        """The error of a transfer of a dropped buffer."""
+        """Return the error of a transfer of a dropped buffer."""
         ...
 
     def ask(
         self, handle: Handle, message: Callable[[int], tuple[Any, Any]], what: str, deadline: float | None
     ) -> OwnerRequest:
-        """Send the owner a message (header and body, given a call number); a Future of the reply's body and buffers."""
+        """Send the owner a message (header and body, for a call number).
+
+        Return a future of the reply's body and buffer lengths.
+        """
         ...
 
     def offer(self, handle: Handle, backend: str, request: bytes, deadline: float | None) -> bytes:
-        """Have the owner's backend of that name prepare a buffer (``Backend.offer``). Blocks.
+        """Make the owner's backend of that name prepare a buffer (``Backend.offer``). Blocks.
 
         Raises:
-            Unfit: the owner's backend cannot; the message says why.
+            Unfit: the owner's backend cannot prepare it; the message has the reason.
             RDMAError: the buffer was dropped, or its owner is dead.
             RDMATimeoutError: no answer before the deadline.
         """
@@ -92,11 +95,14 @@ class Backend(Protocol):
 
     @staticmethod
     def available() -> bool:
-        """Whether this process can use the backend at all."""
+        """Return whether this process can use the backend at all."""
         ...
 
     def bars(self, handle: Handle) -> str:
-        """Why it cannot reach this buffer, in a few words; empty if it can. Called for each transfer: must be fast."""
+        """Return why it cannot reach this buffer, in a few words; "" if it can.
+
+        Called for each transfer: must be fast.
+        """
         ...
 
     def move(self, op: Op, deadline: float | None) -> None:
@@ -106,7 +112,7 @@ class Backend(Protocol):
             deadline: on the clock of ``time.monotonic()``; checked between pieces of the transfer.
 
         Raises:
-            Unfit: it cannot serve this pair of processes after all, and has touched no memory.
+            Unfit: it cannot serve this pair of processes after all, and has not accessed any memory.
             Gone: the owner is dead.
             RDMAError: the buffer was dropped, or its memory is not mapped.
             RDMATimeoutError: the deadline has passed.
@@ -114,7 +120,9 @@ class Backend(Protocol):
         ...
 
     def offer(self, key: int, request: bytes, peer: str) -> bytes:
-        """At the owner: prepare a buffer for a peer of this backend. Runs on a thread of ``Engine.serve``: be brief.
+        """Prepare a buffer for a peer of this backend, at the owner.
+
+        Runs on a thread of ``Engine.serve``: must be brief.
 
         Args:
             key: the registration that the peer is about to reach.
@@ -125,7 +133,8 @@ class Backend(Protocol):
             What ``Engine.offer`` returns to the peer's backend.
 
         Raises:
-            Unfit: the backend cannot serve the buffer; says why. The peer then takes the next best backend.
+            Unfit: the backend cannot serve the buffer; the message has the reason. The peer then uses the next best
+                backend.
             RDMAError: the buffer was dropped.
         """
         ...
@@ -135,16 +144,16 @@ class Backend(Protocol):
         ...
 
     def peer_dead(self, proc: str) -> None:
-        """A proc died: end transfers with it now, and free what was kept for it."""
+        """End transfers with a proc that has died, and free its resources."""
         ...
 
     def close(self) -> None:
-        """The engine shuts down: free everything. Running transfers fail."""
+        """Free everything as the engine shuts down. Running transfers fail."""
         ...
 
 
 class StatelessBackend:
-    """Base of backends that keep no state and need no help of the owner's backend."""
+    """Base of backends that keep no state and need no help from the owner's backend."""
 
     devices = False
 
@@ -152,10 +161,10 @@ class StatelessBackend:
         raise NotImplementedError
 
     def dropped(self, key: int) -> None:
-        """Nothing is kept for it."""
+        """Do nothing: no state is kept."""
 
     def peer_dead(self, proc: str) -> None:
-        """Nothing is kept for it."""
+        """Do nothing: no state is kept."""
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: no state is kept."""

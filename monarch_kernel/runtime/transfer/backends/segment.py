@@ -1,6 +1,6 @@
-"""Buffers of other processes of this host, through shared memory: the owner copies into or out of a segment.
+"""Access buffers of other processes of this host through shared memory: the owner copies to or from a segment.
 
-Not one-sided: the owner must have a thread that runs. Used where cross-memory attach is forbidden.
+This is not one-sided: the owner needs a running thread. It is used if cross-memory attach is forbidden.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from monarch_kernel.runtime.transfer.handle import Handle, Op
 from monarch_kernel.runtime.transfer.memory import Layout, Memory, address_of
 from monarch_kernel.runtime.transfer.memory_copy import copy, scratch
 
-#: Bytes per message, and the number of messages in flight.
+#: The size of a message (bytes), and the number of messages in flight.
 CHUNK = 8 << 20
 WINDOW = 4
 
@@ -80,13 +80,13 @@ class Segment(StatelessBackend):
 
 
 def received(body: Any, buffers: tuple[int, ...]) -> memoryview:
-    """The bytes of a message with one buffer."""
+    """Return the bytes of a message with one buffer."""
     view = body.memory() if type(body) is Apart else memoryview(body)
     return view[: buffers[0]]
 
 
 def bytes_of(memory: Memory, at: int, size: int) -> memoryview:
-    """Part of an object as contiguous bytes: a view where its memory is contiguous, else a copy.
+    """Return part of an object as contiguous bytes: a view if its memory is contiguous, otherwise a copy.
 
     The copy is valid until this thread makes the next one.
     """

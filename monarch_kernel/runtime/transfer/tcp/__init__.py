@@ -1,1 +1,1 @@
-"""The TCP backend: its connections, and how two processes set one up."""
+"""The TCP backend: connections, and their setup between two processes."""

@@ -1,9 +1,9 @@
-"""Buffers of processes on other hosts, by TCP: the owner's data plane serves its memory on its own threads.
+"""Access buffers of processes on other hosts over TCP: the owner's data plane serves its memory on separate threads.
 
-One-sided in effect: no endpoint or message loop of the owner takes part, only its interpreter must run. Each piece of a
-transfer is a request with the buffer's key, and the bytes, which go directly from the memory of one process into that
-of the other (except for encryption). Large transfers are cut into pieces that several connections share.
-Connections are kept for later transfers. ``rendezvous`` sets them up, and describes who may connect.
+Transfers are effectively one-sided: no endpoint or message loop of the owner takes part, but its interpreter must run.
+Each piece of a transfer is a request with the buffer's key, and the bytes, which move directly between the memory of
+the two processes (except for encryption). Large transfers are split into pieces for several connections. Connections
+are kept for later transfers. ``rendezvous`` sets them up and documents access control.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from monarch_kernel.runtime.transfer.thread_pool import SharedCopy, ThreadPool
 
 log = logging.getLogger(__name__)
 
-#: Transfers of at least twice this are cut into pieces between this and PIECE_MAX.
+#: Transfers of at least twice this size are split into pieces between this and PIECE_MAX.
 PIECE = 2 << 20
 PIECE_MAX = 16 << 20
-#: How often a piece is tried, each time over a new connection: an idle one may have been closed by the peer.
+#: The number of attempts for a piece, each over a new connection: the peer may have closed an idle one.
 ATTEMPTS = 3
-#: How long a thread waits for the next request on a connection, before it leaves it to the poller (seconds).
+#: How long a thread waits for the next request on a connection, before it hands it to the poller (seconds).
 LINGER = 0.2
-LINGERERS = 8  # the most threads that wait in this way
+LINGERERS = 8  # the maximum number of threads that wait in this way
 #: How long the owner's side waits for a peer that stalls during a transfer (seconds).
 STALL = 60.0
-#: Connections that are unused for this long are closed (seconds).
+#: Connections unused for this time are closed (seconds).
 IDLE = 30.0
 
 _REQUEST = struct.Struct("<B7xQQQ")  # what, key, offset, size
@@ -58,10 +58,10 @@ _TEXT_MAX = 4096
 
 
 class ConnectionRequest(msgspec.Struct, array_like=True):
-    """Asks the owner of a buffer for a connection."""
+    """Requests a connection from the owner of a buffer."""
 
-    trusted: bool  # it need not be encrypted
-    host: str  # where the owner is to listen; with a port, where the requesting process does
+    trusted: bool  # encryption is not required
+    host: str  # where the owner is to listen; with a port, where the requesting process listens
     port: int = 0
     token: bytes = b""
 
@@ -69,8 +69,8 @@ class ConnectionRequest(msgspec.Struct, array_like=True):
 class ConnectionOffer(msgspec.Struct, array_like=True):
     """The owner's answer to a ``ConnectionRequest``."""
 
-    secret: bytes  # for an encrypted connection; empty for one in the clear
-    port: int = 0  # where it listens; 0 if it has connected itself
+    secret: bytes  # for an encrypted connection; empty for one in plain text
+    port: int = 0  # the port at which it listens; 0 if it has connected itself
     token: bytes = b""
 
 
@@ -91,9 +91,9 @@ class Tcp:
         self._pool = ThreadPool("monarch-transfer-tcp", 64)
         self._guard = threading.Lock()
         self._data_ports: dict[str, DataPort] = {}
-        self._connections: set[Connection] = set()  # all that are open
+        self._connections: set[Connection] = set()  # all open connections
         self._idle: dict[str, list[tuple[float, Connection]]] = {}  # to owners, by owner
-        self._parked: set[Connection] = set()  # from peers, while no request is there
+        self._parked: set[Connection] = set()  # from peers, while no request is pending
         self._arrivals: dict[queue.SimpleQueue[socket.socket | None], str] = {}
         self._lingering = 0
         self._sweeping = False
@@ -164,7 +164,7 @@ class Tcp:
         )
 
     def _exchange(self, connection: Connection, op: Op, lo: int, hi: int) -> str:
-        """One request and its answer; returns the owner's error, or an empty text."""
+        """Exchange one request and its answer. Return the owner's error, or ""."""
         kind = _WRITE if op.write else _READ
         connection.send(_REQUEST.pack(kind, op.handle.key, op.offset + lo, hi - lo), more=op.write)
         if op.write:
@@ -198,7 +198,7 @@ class Tcp:
         self._end(connection)
 
     def _sweep(self) -> None:
-        """Close connections that have been idle for long."""
+        """Close connections that have been idle too long."""
         old: list[Connection] = []
         with self._guard:
             before = time.monotonic() - IDLE
@@ -255,7 +255,7 @@ class Tcp:
         return self._connection(sock, owner.id, answer.secret, opener=True)
 
     def _await_connection(self, handle: Handle, deadline: float | None) -> Connection:
-        """Listen, and have the owner connect."""
+        """Listen, and request the owner to connect."""
         node, owner = self._engine.node, handle.owner
         arrival: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
         data_port = self._data_port(host_of(node.ref, owner))
@@ -322,7 +322,7 @@ class Tcp:
         self._pool.run(lambda: self._serve(connection))
 
     def _serve(self, connection: Connection) -> None:
-        """Answer requests as long as they come, then leave the connection to the poller."""
+        """Answer requests while they arrive, then hand the connection to the poller."""
         readable = select.poll()
         readable.register(connection.sock.fileno(), select.POLLIN)
         connection.stall_timeout = STALL
@@ -338,7 +338,7 @@ class Tcp:
             self._park(connection)
 
     def _linger(self, readable: select.poll) -> bool:
-        """Wait a moment for a request, unless many threads do so already."""
+        """Wait briefly for a request, unless many threads already do."""
         with self._guard:
             few = self._lingering < LINGERERS
             self._lingering += few
@@ -396,7 +396,7 @@ class Tcp:
     # -- ending -----------------------------------------------------------------------------------------
 
     def dropped(self, key: int) -> None:
-        """Nothing to do: each request looks the key up."""
+        """Do nothing: each request looks up the key."""
 
     def peer_dead(self, proc: str) -> None:
         with self._guard:

@@ -1,8 +1,8 @@
-"""One TCP connection of the data plane, which carries ranges of memory, in the clear or encrypted.
+"""One TCP connection of the data plane, which transfers ranges of memory in plain text or encrypted.
 
-An encrypted connection carries frames of at most 1 MiB, each encrypted and authenticated by AES-256-GCM. Its two keys,
-one per direction, come over the control plane and serve this connection only. So a counter can be the nonce, and a
-frame that was changed, omitted, repeated or reordered does not decrypt.
+An encrypted connection carries frames of at most 1 MiB, each encrypted and authenticated with AES-256-GCM. Its two
+keys, one per direction, are sent over the control plane and used for this connection only. The nonce can therefore be a
+counter, and a frame that was changed, omitted, repeated or reordered does not decrypt.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from monarch_kernel.runtime.transfer.memory_copy import scratch, steps
 FRAME = 1 << 20
 _TAG = 16
 _KEY = 32
-#: Bytes of the secret that both sides need: one key per direction.
+#: The size of the secret of both sides (bytes): one key per direction.
 SECRET = 2 * _KEY
-#: Shorter runs of scattered memory are gathered first: one system call per run would take longer than the copy.
+#: Shorter runs of scattered memory are gathered first (bytes): one system call per run would take longer than the copy.
 DIRECT = 16 << 10
-#: A vanished host is noticed after about this time, if the control plane has not reported it before (seconds).
+#: The approximate time to detect a vanished host, if the control plane has not reported it before (seconds).
 _SILENCE = 10
 _UNACKNOWLEDGED = 60
 
 
 def tune(sock: socket.socket) -> None:
-    """Send short messages at once, and do not wait forever for a vanished host."""
+    """Send short messages at once, and limit the wait for a vanished host."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE // 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE // 2)
-    # A stalled peer acknowledges but reads nothing: this limit is longer than a stall may last.
+    # A stalled peer acknowledges but reads nothing. This limit is longer than a permitted stall.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED * 1000)
 
 
 class Connection:
-    """A connection in the clear.
+    """A connection in plain text.
 
     Attributes:
         deadline: on the clock of ``time.monotonic()``; after it, sending and receiving raise ``TimeoutError``.
@@ -59,15 +59,15 @@ class Connection:
         tune(sock)
 
     def send(self, data: memoryview | bytes, more: bool = False) -> None:
-        """Send all of it. ``more``: other data follows at once."""
+        """Send all of the data. ``more``: other data follows at once."""
         self._send(memoryview(data), more)
 
     def recv_into(self, view: memoryview) -> None:
-        """Fill it.
+        """Fill the view.
 
         Raises:
             ConnectionError: the connection ended.
-            TimeoutError: nothing came in time.
+            TimeoutError: no data arrived in time.
         """
         self._fill(view)
 
@@ -95,10 +95,10 @@ class Connection:
             self.sock.settimeout(limit)
 
     def cut(self) -> None:
-        """Shut it down, from any thread: a thread that sends or receives gets an error at once."""
+        """Shut down the connection, from any thread. A thread that sends or receives gets an error at once."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended already
+        except OSError:  # it has already ended
             pass
 
     def close(self) -> None:
@@ -172,19 +172,19 @@ class EncryptedConnection(Connection):
 
 @functools.cache
 def can_encrypt() -> bool:
-    """Whether encrypted connections are possible here."""
+    """Return whether encrypted connections are possible here."""
     return find_spec("cryptography") is not None
 
 
 def new_secret() -> bytes:
-    """Make a secret for one connection. Also imports the encryption, so that the poller need not wait for it."""
+    """Create a secret for one connection. Also imports the encryption, so that the poller need not wait for it."""
     import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     return secrets.token_bytes(SECRET)
 
 
 def send_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
-    """Send bytes of an object, directly from its memory where the runs are long enough."""
+    """Send bytes of an object, directly from its memory if the runs are long enough."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
@@ -196,7 +196,7 @@ def send_memory(connection: Connection, memory: Memory, at: int, size: int) -> N
 
 
 def recv_memory(connection: Connection, memory: Memory, at: int, size: int) -> None:
-    """Receive bytes of an object, directly into its memory where the runs are long enough."""
+    """Receive bytes of an object, directly into its memory if the runs are long enough."""
     for view in _pieces(memory, at, size):
         if view is None:
             for lo, hi in steps(memory.layout, at, at + size):
@@ -217,7 +217,7 @@ def skip(connection: Connection, size: int) -> None:
 
 
 def _pieces(memory: Memory, at: int, size: int) -> Iterator[memoryview | None]:
-    """Views of the memory, in order; a single None instead if it is GPU memory or lies in short runs."""
+    """Yield views of the memory, in order; a single None instead for GPU memory or short runs."""
     layout = memory.layout
     part = None if memory.device else layout.part(at, at + size)
     if memory.device or (layout.run < DIRECT and (part is None or not part.contiguous)):

@@ -1,9 +1,9 @@
-"""Sets up a TCP connection between two processes: which side listens, which connects, and which are admitted.
+"""Set up a TCP connection between two processes: which side listens, which connects, and which peers are admitted.
 
-No process listens before that is needed. A connection begins with a token of 32 bytes, handed out over the control
-plane for this one connection; without a valid token it is closed. The side that can be reached listens: the owner of
-the buffer, on the interface by which its host's gateway is known; or, if the owner belongs to a controller without an
-address, the requesting process.
+Processes listen only on demand. A connection begins with a token of 32 bytes, which the control plane distributes for
+this connection only. Connections without a valid token are closed. The side that can be reached listens. This is the
+owner of the buffer, on the interface by which its host's gateway is known, or, if the owner belongs to a controller
+without an address, the requesting process.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from monarch_kernel.runtime.node.tally import Tally
 log = logging.getLogger(__name__)
 
 TOKEN = 32
-#: How long a token is valid, a connection attempt may take, and a new connection may take to show its token (seconds).
+#: The validity of a token, and the time limit for a connection attempt and for a new connection to send its token
+#: (seconds).
 EXPIRY = 60.0
 CONNECT = 5.0
 GREETING = 5.0
-#: The most connections that have not shown a token yet: beyond that, the oldest is closed.
+#: The maximum number of connections that have not sent a token yet. Beyond that, the oldest is closed.
 UNIDENTIFIED = 64
-#: How long refusals are counted until the log reports them again (seconds).
+#: How long refusals are counted before the log reports them again (seconds).
 REFUSALS = 60.0
 LOOPBACK = "127.0.0.1"
 
 
 def host_of(ref: ProcRef, seen_from: ProcRef) -> str:
-    """Where processes of a site can listen so that another process reaches them; empty if nowhere."""
+    """Return where processes of a site can listen so that another process reaches them; "" if nowhere."""
     if ref.site == seen_from.site:
         return LOOPBACK
     scheme, _, place = ref.gateway_address.partition("://")
@@ -52,10 +53,10 @@ class _Expected:
 
 
 def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> socket.socket:
-    """Connect, and show the token.
+    """Connect, and send the token.
 
     Raises:
-        OSError: nothing listens there, or not in time.
+        OSError: nothing listens there in time.
     """
     limit = CONNECT if deadline is None else min(CONNECT, max(deadline - time.monotonic(), 0.001))
     sock = socket.create_connection(address, limit)
@@ -69,7 +70,7 @@ def dial(address: tuple[str, int], token: bytes, deadline: float | None) -> sock
 
 
 class DataPort:
-    """A listening socket for expected connections; the thread that polls serves it."""
+    """A listening socket for expected connections, served by the polling thread."""
 
     def __init__(self, poller: Poller, host: str) -> None:
         self._poller = poller
@@ -84,7 +85,7 @@ class DataPort:
         poller.start_background()
 
     def expect(self, welcome: Callable[[socket.socket], None]) -> bytes:
-        """A token. If a connection shows it in time, the poller calls ``welcome(socket)``, once."""
+        """Create a token. If a connection sends it in time, the poller calls ``welcome(socket)`` once."""
         now = time.monotonic()
         token = secrets.token_bytes(TOKEN)
         with self._guard:
@@ -94,7 +95,7 @@ class DataPort:
         return token
 
     def forget(self, token: bytes) -> None:
-        """Admit no connection with this token any more."""
+        """Stop admitting connections with this token."""
         with self._guard:
             self._expected.pop(token, None)
 
@@ -105,14 +106,14 @@ class DataPort:
         self._unidentified[sock.fileno()] = _Unidentified(self, sock, where[0])
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without a token; returns whether there was one."""
+        """Close the connection that has waited longest without a token. Return whether there was one."""
         oldest = next(iter(self._unidentified.values()), None)
         if oldest is not None:
             oldest.leave("too many others are waiting")
         return oldest is not None
 
     def admit(self, token: bytes, sock: socket.socket) -> bool:
-        """Admit a connection that shows this token; False if the token is unknown or has expired."""
+        """Admit a connection with this token. Return False if the token is unknown or has expired."""
         with self._guard:
             expected = self._expected.pop(token, None)
         if expected is None or expected.until < time.monotonic():
@@ -121,7 +122,7 @@ class DataPort:
         return True
 
     def close(self) -> None:
-        """Stop listening, and forget all tokens."""
+        """Stop listening, and discard all tokens."""
         self._acceptor.close()
         for unidentified in list(self._unidentified.values()):
             unidentified.leave("")
@@ -135,7 +136,7 @@ class DataPort:
 
 
 class _Unidentified:
-    """A connection that has not shown its token yet."""
+    """A connection that has not sent its token yet."""
 
     def __init__(self, data_port: DataPort, sock: socket.socket, where: str) -> None:
         self._data_port = data_port
@@ -164,7 +165,7 @@ class _Unidentified:
                 self._refuse("its token is unknown")
 
     def leave(self, why: str) -> None:
-        """Close it."""
+        """Close the connection and log the reason."""
         if self._fd in self._data_port._unidentified:
             self._forget()
             self._refuse(why)
@@ -184,12 +185,12 @@ def _listen(host: str) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     everywhere = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)
     if str(address[0]).startswith(("127.", "::1")) and host not in (address[0], "localhost"):
-        address = everywhere  # a name that resolves to the loopback interface only on the host itself
+        address = everywhere  # the name resolves to the loopback interface only on the host itself
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         try:
             sock.bind(address)
-        except OSError:  # others know the host by an address that none of its interfaces has
+        except OSError:  # other hosts know this host by an address that none of its interfaces has
             sock.bind(everywhere)
         sock.listen(256)
     except BaseException:
@@ -202,7 +203,7 @@ _ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a fork: the connections belong to the parent, and must end when it closes them."""
+    """Close the connections in a forked child: they belong to the parent, and must end when it closes them."""
     for sock in list(_ours):
         sock.close()
 

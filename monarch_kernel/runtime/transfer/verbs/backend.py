@@ -1,12 +1,14 @@
-"""Buffers on other hosts with InfiniBand or RoCE cards: the requester's card reads and writes the owner's memory.
+"""Access buffers on other hosts with InfiniBand or RoCE cards: the requester's card reads and writes the owner's
+memory.
 
 The owner connects a queue pair once per pair of processes, and registers a buffer once; after that no code runs there
-for a transfer. ``card`` has pyverbs and an opened card, ``ports`` which ports reach each other, ``route`` the queue
-pairs to one owner, ``transfer`` and ``queue_pairs`` how a transfer is cut up and driven, ``regions`` the regions here.
+for a transfer. ``card`` has pyverbs and an opened card. ``ports`` determines which ports reach each other. ``route``
+has the queue pairs to one owner. ``transfer`` and ``queue_pairs`` split a transfer and run it. ``regions`` has the
+local regions.
 
-Atomics are not here: the owner performs them for all backends alike. A card's own atomics are atomic only among those
-of the same card (``IBV_ATOMIC_HCA``, on nearly all cards), not with those of a processor, so a word that is reached in
-two ways at once would lose updates.
+This backend has no atomics: the owner performs them for all backends. A card's atomics are atomic only with respect to
+the same card (``IBV_ATOMIC_HCA``, on nearly all cards), not to a processor, so a word accessed in both ways would lose
+updates.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from monarch_kernel.runtime.transfer.verbs.regions import SMALL, RegionCache
 from monarch_kernel.runtime.transfer.verbs.route import Route
 from monarch_kernel.runtime.transfer.verbs.transfer import Transfer
 
-#: How long a failed route is not tried again (seconds): devices and networks come and go.
+#: How long a failed route is not retried (seconds): devices and networks come and go.
 BARRED_FOR = 300.0
-#: How long an error waits for the report that the owner is dead, and ``close`` for running transfers (seconds).
+#: How long an error waits for the report of the owner's death, and ``close`` for running transfers (seconds).
 CAUSE_WAIT = 1.0
 END_WAIT = 2.0
 #: Looked up for each transfer, so its text is the key of the cards that it names.
@@ -50,7 +52,7 @@ _DEVICE = environment.RDMA_DEVICE.name
 
 
 def why_not() -> str:
-    """Why this process can use no RDMA card; empty if it can."""
+    """Return why this process cannot use an RDMA card; "" if it can."""
     ports = find_ports()
     if not ports:
         named = environment.RDMA_DEVICE.get()
@@ -82,11 +84,11 @@ class Verbs:
         self._guard = threading.Lock()
         self._cards: dict[tuple[str, int], tuple[Card, RegionCache]] = {}
         self._routes: dict[tuple[str, str], Route] = {}
-        #: Why a buffer (by key) or all buffers of an owner (by name) cannot be reached, and since when.
+        #: The reason why a buffer (by key) or all buffers of an owner (by name) cannot be reached, and since when.
         self._barred: dict[int | str, tuple[str, float]] = {}
         self._responder = Responder()
         self._closed = False
-        #: The cards for transfers that begin here, by the value of the setting.
+        #: The cards for transfers that start here, by the value of the setting.
         self._chosen_by: dict[str | None, list[tuple[Card, RegionCache]]] = {}
         self._pid = os.getpid()
         _all.add(self)
@@ -149,7 +151,7 @@ class Verbs:
             return route
 
     def _explained(self, op: Op, status: int, routes: list[Route], deadline: float | None) -> Exception:
-        """The error that explains the failure of a work request."""
+        """Return the error that explains the failure of a work request."""
         e, handle, owner = pyverbs().e, op.handle, op.handle.owner.id
         for route in routes:
             route.forget(handle.key)
@@ -164,7 +166,7 @@ class Verbs:
             return RDMAError(f"{op} failed: the owner's card no longer answers", owner)
         if status in (e.IBV_WC_REM_ACCESS_ERR, e.IBV_WC_REM_INV_REQ_ERR, e.IBV_WC_REM_OP_ERR):
             if self._engine.node.poller.in_leader():
-                return self._engine.dropped(op)  # nearly always the reason; this thread cannot ask the owner
+                return self._engine.dropped(op)  # nearly always the reason; this thread cannot query the owner
             try:
                 routes[0].ask(handle, 0, min(deadline or float("inf"), time.monotonic() + CAUSE_WAIT))
             except RDMATimeoutError:
@@ -221,7 +223,7 @@ class Verbs:
             route.end()
         for route in routes:
             if not route.wait_ended(max(0.0, end - time.monotonic())):
-                return  # a thread still uses a queue pair, so the end of the process closes it
+                return  # a thread still uses a queue pair, so the exit of the process closes it
         for card, _ in self._cards.values():
             card.close()
 
@@ -241,7 +243,7 @@ class Verbs:
             return known
 
     def _chosen(self) -> list[tuple[Card, RegionCache]]:
-        """The cards for transfers that begin here: the configured ones, or one of the fastest."""
+        """Return the cards for transfers that start here: the configured ones, or one of the fastest."""
         named = os.environ.get(_DEVICE)
         known = self._chosen_by.get(named)
         if known is not None:
@@ -251,13 +253,16 @@ class Verbs:
             raise Unfit(why_not())
         if not named:
             best = [p for p in ports if (p.rate, p.ethernet) == (ports[0].rate, ports[0].ethernet)]
-            # Spreads the processes of a host over its cards.
+            # Distributes the processes of a host over its cards.
             ports = [best[zlib.crc32(self._engine.node.id.encode()) % len(best)]]
         known = self._chosen_by[named] = [self._card(p.device, p.number) for p in ports]
         return known
 
     def _facing(self, theirs: CardPort) -> tuple[Card, Gid, Gid]:
-        """The card and the addresses for a peer with this port: preferably of the same name, as hosts are alike."""
+        """Return the card and the addresses for a peer with this port.
+
+        A card of the same name is preferred, because hosts are alike.
+        """
         ports = sorted(find_ports(), key=lambda p: (p.device, p.number) != (theirs.device, theirs.number))
         for port in ports:
             card, _ = self._card(port.device, port.number)
@@ -284,7 +289,7 @@ class Responder:
         """Register a buffer and connect a peer's queue pairs.
 
         Raises:
-            Unfit: the card cannot do it.
+            Unfit: the card does not support it.
             RDMAError: the peer is dead.
         """
         card, here, there = path
@@ -319,14 +324,14 @@ class Responder:
             card.end(queue_pair)
 
     def dropped(self, key: int) -> None:
-        """Let no peer's card reach the buffer any more: running transfers get an error."""
+        """Deny all peers' cards access to the buffer. Running transfers get an error."""
         with self._guard:
             regions = self._regions.pop(key, {})
         for card, region, _ in regions.values():
             card.end(region)
 
     def peer_dead(self, peer: str) -> None:
-        """Close the queue pairs of a peer."""
+        """Close the queue pairs of a dead peer."""
         with self._guard:
             self._dead.add(peer)
             pairs = self._pairs.pop(peer, {})
@@ -338,7 +343,7 @@ _all: weakref.WeakSet[Verbs] = weakref.WeakSet()
 
 
 def _keep_for_ever() -> None:
-    """In a fork: its copies of the objects must never be collected, as that would destroy what the parent uses."""
+    """Keep the objects in a forked child for ever: collecting its copies would destroy those of the parent."""
     for verbs in _all:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(verbs))
 

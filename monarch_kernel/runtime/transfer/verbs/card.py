@@ -23,13 +23,13 @@ from monarch_kernel.runtime.transfer.errors import Unfit
 from monarch_kernel.runtime.transfer.verbs.messages import QueuePairEnd
 from monarch_kernel.runtime.transfer.verbs.ports import ActivePort, CardPort, Gid, network
 
-#: Work requests that a queue pair holds.
+#: The number of work requests that a queue pair holds.
 DEPTH = 64
-#: A packet is sent again after 4.096 us * 2**14 = 67 ms, this often. On some cards, 7 means for ever.
+#: A packet is sent again after 4.096 us * 2**14 = 67 ms, this many times. On some cards, 7 means forever.
 ACK_TIMEOUT, RETRIES = 14, 6
-#: How many address table entries are queried.
+#: The number of address table entries that are queried.
 _GIDS = 1024
-#: Memory of at least this size is faulted in before registration, because pinning it holds the GIL.
+#: Memory of at least this size (bytes) is faulted in before registration, because pinning it holds the GIL.
 _POPULATE = 1 << 20
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
@@ -40,7 +40,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @cache
 def pyverbs() -> Any:
-    """pyverbs's classes and enums, by name.
+    """Return pyverbs's classes and enums, by name.
 
     Raises:
         ImportError: it is not installed, or does not match the installed libibverbs.
@@ -79,7 +79,7 @@ class Card:
     twice, or using it afterwards, crashes the process.
 
     Raises:
-        Unfit: it cannot be opened; says why.
+        Unfit: it cannot be opened; the message has the reason.
     """
 
     def __init__(self, chosen: ActivePort) -> None:
@@ -125,17 +125,17 @@ class Card:
 
     @contextmanager
     def _using(self) -> Generator[Any, None, None]:
-        """pyverbs, for one use of the card."""
+        """Return pyverbs for one use of the card."""
         with self._guard:
             if self._closed:
                 raise Unfit(f"{self.name} is closed: this process is shutting its runtime down")
             yield self._v
 
     def end(self, thing: Any, *, wait: bool = True) -> bool:
-        """Close a region, a queue pair or a completion queue, if it is not closed already.
+        """Close a region, a queue pair or a completion queue, unless it is already closed.
 
         Args:
-            wait: for another thread that is using the card. Otherwise returns False and does nothing.
+            wait: wait for another thread that is using the card. Otherwise return False and do nothing.
         """
         if not self._guard.acquire(blocking=wait):
             return False
@@ -148,7 +148,7 @@ class Card:
         return True
 
     def close(self) -> None:
-        """Close the card, and all that was made on it."""
+        """Close the card and all its objects."""
         with self._guard:
             self._closed = True
             for thing in reversed(list(self._open)):
@@ -160,12 +160,12 @@ class Card:
         """Register memory with the card.
 
         Args:
-            remote: peers reach it; otherwise it serves transfers that begin here.
+            remote: peers access the memory; otherwise it serves transfers that start here.
             writable: whether the card may write to it.
-            populate: it is CPU memory, which can be faulted in.
+            populate: the memory is CPU memory, which can be faulted in.
 
         Raises:
-            Unfit: it cannot be registered; says why.
+            Unfit: the memory cannot be registered; the message has the reason.
         """
         if populate and length >= _POPULATE:
             start = address // _PAGE * _PAGE
@@ -180,7 +180,7 @@ class Card:
                 ) from None
 
     def register_dmabuf(self, fd: int, offset: int, length: int, *, remote: bool, writable: bool) -> Any:
-        """Register the memory of another device by its dma-buf, in which the card addresses it by offset."""
+        """Register the memory of another device by its dma-buf. The card addresses it by offset."""
         with self._using() as v:
             try:
                 return self._own(v.DmaBufMR(self._pd, length, self._access(remote, writable), dmabuf=fd, offset=offset))
@@ -197,12 +197,12 @@ class Card:
     # -- queue pairs -------------------------------------------------------------------------------
 
     def completion_queue(self) -> Any:
-        """A completion queue for the work requests of one queue pair."""
+        """Create a completion queue for the work requests of one queue pair."""
         with self._using() as v:
             return self._own(v.CQ(self.context, self.depth + 1, None, None, 0))
 
     def queue_pair(self, queue: Any = None) -> tuple[Any, QueuePairEnd]:
-        """A queue pair to connect; without a completion queue, one that only responds to its peer.
+        """Create a queue pair to connect. Without a completion queue, it only responds to its peer.
 
         Raises:
             Unfit: the card has none left.
@@ -223,7 +223,7 @@ class Card:
     def connect(
         self, pair: Any, mine: QueuePairEnd, here: Gid, theirs: QueuePairEnd, there: Gid, port: CardPort, *, asks: bool
     ) -> None:
-        """Connect a queue pair to one of a peer; ``asks``: this side begins transfers.
+        """Connect a queue pair to one of a peer. ``asks``: this side starts transfers.
 
         Raises:
             Unfit: they cannot reach each other.

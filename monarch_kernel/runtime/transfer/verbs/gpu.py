@@ -1,4 +1,6 @@
-"""GPU memory for RDMA cards: through a dma-buf of the CUDA driver, or by its address where nvidia-peermem is loaded."""
+"""Register GPU memory with RDMA cards: through a dma-buf of the CUDA driver, or by its address if nvidia-peermem is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def register(card: Card, memory: Memory, *, remote: bool, writable: bool) -> tup
         The region, and the offset from an address to the one that the card uses.
 
     Raises:
-        Unfit: it cannot be registered; says why.
+        Unfit: the memory cannot be registered; the message has the reason.
     """
     low, high = memory.layout.span()
     if not memory.device:
@@ -62,9 +64,10 @@ def _cuda() -> Any:
 
 
 def _exported(start: int, size: int) -> int | None:
-    """A dma-buf of device memory; None if the driver cannot export one."""
+    """Return a dma-buf of device memory; None if the driver cannot export one."""
     cuda, fd, yes = _cuda(), ctypes.c_int(-1), ctypes.c_uint(1)
-    # Makes copies by the GPU complete when they report so, also for cards that read the memory afterwards.
+    # Makes copies by the GPU complete when they are reported as complete, also for cards that read the memory
+    # afterwards.
     cuda.cuPointerSetAttribute(ctypes.byref(yes), _SYNC_MEMOPS, start)
     error = cuda.cuMemGetHandleForAddressRange(ctypes.byref(fd), start, size, _DMA_BUF_FD, 0)
     return None if error else fd.value

@@ -15,7 +15,7 @@ class QueuePairEnd(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ConnectRequest(msgspec.Struct, array_like=True, frozen=True):
-    """The requester's message: the queue pairs to connect, and those that are gone."""
+    """The requester's message: the queue pairs to connect, and those that were closed."""
 
     port: CardPort
     ends: tuple[QueuePairEnd, ...]
@@ -26,11 +26,11 @@ class ConnectAnswer(msgspec.Struct, array_like=True, frozen=True):
     """The owner's answer: its ends, in the same order, and how its card addresses the buffer."""
 
     port: CardPort
-    here: Gid  # of the owner's port
-    there: Gid  # of the requester's port
+    here: Gid  # address of the owner's port
+    there: Gid  # address of the requester's port
     ends: tuple[QueuePairEnd, ...]
     rkey: int
-    shift: int  # from an address of the owner's to the one that its card uses
+    shift: int  # offset from an address of the owner to the address that its card uses
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,4 +1,4 @@
-"""Ports of cards: those of this host, and which two of them reach each other."""
+"""Find the ports of this host's cards, and the pairs of ports that reach each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gid(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def scope(self) -> int:
-        """Its rank, from worst to best: link-local, loopback (``LOOPBACK``), routed IPv6, IPv4."""
+        """The rank of its scope, from worst to best: link-local, loopback (``LOOPBACK``), routed IPv6, IPv4."""
         address = ipaddress.IPv6Address(self.value)
         if address.ipv4_mapped is not None:
             return LOOPBACK if address.ipv4_mapped.is_loopback else 3
@@ -36,7 +36,7 @@ class Gid(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CardPort(msgspec.Struct, array_like=True, frozen=True):
-    """A port, as the peer needs to know it."""
+    """The properties of a port that a peer needs."""
 
     device: str
     number: int
@@ -44,19 +44,19 @@ class CardPort(msgspec.Struct, array_like=True, frozen=True):
     lid: int
     gids: tuple[Gid, ...]
     mtu: int  # IBV_MTU_*
-    reads_in: int  # how many READs it serves at once
-    reads_out: int  # how many it may have in flight
+    reads_in: int  # the maximum number of READs that it serves concurrently
+    reads_out: int  # the maximum number of READs in flight
     network: str  # see network()
 
 
 def network() -> str:
-    """The network namespace of this process, within which its loopback addresses are valid."""
+    """Return the network namespace of this process, in which its loopback addresses are valid."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return f"{f.read().strip()}-{os.stat('/proc/self/ns/net').st_ino:x}"
 
 
 def pair(mine: CardPort, theirs: CardPort) -> tuple[Gid, Gid] | None:
-    """The best two addresses of two ports, of the same kind; None if the ports cannot reach each other."""
+    """Return the best two addresses of two ports, of the same kind; None if the ports cannot reach each other."""
     if mine.ethernet != theirs.ethernet:
         return None
     best: tuple[tuple[int, ...], Gid, Gid] | None = None
@@ -96,7 +96,7 @@ class ActivePort(msgspec.Struct, frozen=True):
 
 
 def find_ports(wanted: str | None = None, root: str = CLASS) -> list[ActivePort]:
-    """The active ports of the InfiniBand and RoCE cards, or of the named ones; best (or first named) first."""
+    """Return the active ports of the InfiniBand and RoCE cards, or of the named ones; best (or first named) first."""
     wanted = environment.RDMA_DEVICE.get() if wanted is None else wanted
     active = sorted(_active(root), key=lambda port: (-port.rate, port.device, port.number))
     names = [name.strip() for name in wanted.split(",") if name.strip()]

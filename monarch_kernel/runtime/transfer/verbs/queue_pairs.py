@@ -1,4 +1,4 @@
-"""Queue pairs of the requester: a transfer is cut into work requests and spread over several of them."""
+"""Queue pairs of the requester: a transfer is split into work requests, which several of them run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from monarch_kernel.runtime.transfer.verbs.card import Card, pyverbs
 #: (address here, address there, length)
 Work = tuple[int, int, int]
 
-#: The most work requests that are posted at once; the last one reports.
+#: The maximum number of work requests posted at once. The last one reports completion.
 BATCH = 16
-#: The most bytes in flight on one queue pair.
+#: The maximum number of bytes in flight on one queue pair.
 WINDOW = 32 << 20
-#: How long completions are polled without a pause (seconds), and the longest pause between two polls.
+#: How long completions are polled without a pause, and the longest pause between two polls (seconds).
 SPIN, PAUSE = 50e-6, 1e-3
 
 
@@ -36,16 +36,16 @@ class WorkFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MemoryKeys:
-    """How the card here addresses the local memory, and the owner's card the buffer."""
+    """The keys with which the local card addresses the local memory, and the owner's card the buffer."""
 
     lkey: int
     rkey: int
-    here: int = 0  # to add to a local address
-    there: int = 0  # to add to an address of the owner's
+    here: int = 0  # offset to add to a local address
+    there: int = 0  # offset to add to an address of the owner
 
 
 class QueuePair:
-    """A queue pair that begins transfers; used by one transfer at a time."""
+    """A queue pair that starts transfers, used by one transfer at a time."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -65,16 +65,16 @@ class QueuePair:
 
     @property
     def idle(self) -> bool:
-        """Whether no work request is in flight."""
+        """Return whether no work request is in flight."""
         return self._done == self._posted
 
     def close(self) -> None:
-        """Close it; work requests in flight end, and touch no memory afterwards."""
+        """Close the queue pair. Work requests in flight end, and access no memory afterwards."""
         self.card.end(self.pair)
         self.card.end(self.queue)
 
     def staging(self) -> int:
-        """How many work requests it accepts now."""
+        """Return how many work requests it can accept now."""
         return 0 if self._bytes >= WINDOW else self.card.depth - (self._posted - self._done)
 
     def post(self, works: list[Work], opcode: int, keys: MemoryKeys) -> None:
@@ -102,10 +102,10 @@ class QueuePair:
         self._bytes += size
 
     def poll(self) -> bool:
-        """Whether work requests have completed since the last call.
+        """Return whether work requests have completed since the last call.
 
         Raises:
-            Failed: one was not.
+            Failed: a work request failed.
         """
         count, reports = self.queue.poll(BATCH)
         for report in reports:
@@ -118,7 +118,7 @@ class QueuePair:
 
 
 def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: int) -> Iterator[Work]:
-    """A transfer as work requests of at most ``most`` bytes, each contiguous here and at the owner."""
+    """Split a transfer into work requests of at most ``most`` bytes, each contiguous here and at the owner."""
     here, remote = mine.runs(at, at + size), theirs.runs(there, there + size)
     a = b = (0, 0)
     while size:
@@ -135,13 +135,13 @@ def works(mine: Layout, at: int, theirs: Layout, there: int, size: int, most: in
 def drive(
     queue_pairs: list[tuple[QueuePair, MemoryKeys]], todo: Iterator[Work], write: bool, check: Callable[[], None]
 ) -> None:
-    """Run all work requests, each on a queue pair that has room.
+    """Run all work requests, each on a queue pair with free capacity.
 
     Args:
-        check: called repeatedly; raises to end the transfer.
+        check: called repeatedly; it raises to end the transfer.
 
     Raises:
-        Failed: see there.
+        Failed: a work request failed.
     """
     e = pyverbs().e
     opcode = int(e.IBV_WR_RDMA_WRITE if write else e.IBV_WR_RDMA_READ)
@@ -165,12 +165,12 @@ def drive(
         if moved:
             quiet = now
         elif now - quiet > SPIN:
-            # In proportion to the wait so far: a long wait costs little CPU time, and a short one stays short.
+            # The pause is proportional to the wait so far: long waits cost little CPU time, and short ones stay short.
             time.sleep(min((now - quiet) / 4, PAUSE))
 
 
 def _batch(todo: Iterator[Work], staging: int) -> list[Work]:
-    """The next work requests: many small pieces, or one large piece."""
+    """Return the next work requests: many small pieces, or one large piece."""
     batch: list[Work] = []
     size = 0
     for work in islice(todo, staging):

@@ -31,12 +31,12 @@ from monarch_kernel.runtime.transfer.memory import Layout, Memory
 from monarch_kernel.runtime.transfer.verbs.card import Card
 from monarch_kernel.runtime.transfer.verbs.gpu import register
 
-#: Transfers of up to this many bytes, and pieces of scattered ones, go through permanently registered memory.
+#: The maximum size of transfers, and of pieces of scattered ones, that use permanently registered memory (bytes).
 SMALL = 64 << 10
 STAGE = 2 << 20
 
 
-#: Whose memory (an object's id, or the key of a registration), and its first and last address.
+#: The identity of the memory's owner (an object's id, or the key of a registration), and the first and last address.
 Key = tuple[int, int, int]
 
 
@@ -57,12 +57,12 @@ class MemoryRegion:
         self.users = 1
 
     def close(self, *, wait: bool = True) -> bool:
-        """Deregister it; ``wait`` as in ``Card.end``."""
+        """Deregister the region; ``wait`` as in ``Card.end``."""
         return self._card.end(self._handle, wait=wait)
 
 
 class RegionCache:
-    """The regions of this process on one card, for transfers that begin here."""
+    """The regions of this process on one card, for transfers that start here."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -72,12 +72,12 @@ class RegionCache:
         self._guard = threading.Lock()
         self._staging: list[StagingBuffer] = []
         self._pid = os.getpid()
-        #: How often a region was found, and how often not.
+        #: The numbers of cache hits and misses.
         self.hits = self.misses = 0
 
     @contextmanager
     def lent(self, memory: Memory, writing: bool, buffer: int) -> Generator[MemoryRegion, None, None]:
-        """A region for one transfer.
+        """Provide a region for one transfer.
 
         Args:
             writing: the card writes to it.
@@ -122,18 +122,21 @@ class RegionCache:
             return region
 
     def _lost(self, key: Key) -> None:
-        """The memory is about to be freed, so nothing uses it. Called at any point: must not wait."""
+        """Remove the region of memory that is about to be freed, so nothing uses it.
+
+        Called at any point: must not wait.
+        """
         region = self._kept.pop(key, None)
         if region is not None and os.getpid() == self._pid and not region.close(wait=False):
-            self._left.append(region)  # it cannot be found any more, so it may be closed later
+            self._left.append(region)  # it can no longer be found, so it may be closed later
 
     def dropped(self, buffer: int) -> None:
-        """A registration of this process was dropped."""
+        """Close the regions of a dropped registration of this process."""
         for key in [key for key in self._kept.copy() if key[0] == buffer]:
             self._end(key)
 
     def _end(self, key: Key) -> None:
-        """Remove a region; its last user closes it, if it has one."""
+        """Remove a region. Its last user closes it, if it has one."""
         with self._guard:
             region = self._kept.pop(key, None)
             unused = region is not None and not region.users
@@ -154,7 +157,7 @@ class RegionCache:
 
     @contextmanager
     def staging(self, size: int) -> Generator[StagingBuffer, None, None]:
-        """Contiguous registered memory of at least this size, to stage a transfer.
+        """Provide contiguous registered memory of at least this size, to stage a transfer.
 
         Raises:
             Unfit: it cannot be registered.
@@ -187,16 +190,16 @@ class StagingBuffer:
         self.lkey: int = self._handle.lkey
 
     def layout(self, size: int) -> Layout:
-        """The layout of its first bytes."""
+        """Return the layout of its first bytes."""
         return Layout(self.address, (), size)
 
     def close(self) -> None:
-        """Deregister it."""
+        """Deregister the memory."""
         self._card.end(self._handle)
 
 
 def owner_of(memory: Memory) -> Any:
-    """The array that owns the memory, which is freed with it; None if that is unknown."""
+    """Return the array that owns the memory, which is freed with it; None if unknown."""
     numpy = sys.modules.get("numpy")
     root: Any = memory.keep
     if numpy is None or not isinstance(root, numpy.ndarray):

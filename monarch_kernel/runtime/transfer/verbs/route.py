@@ -1,4 +1,4 @@
-"""The route from a card of this process to one owner: queue pairs, made on demand, and the keys of its buffers."""
+"""The route from a card of this process to one owner: queue pairs, created on demand, and the keys of its buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.runtime.transfer.verbs.messages import ConnectRequest, decod
 from monarch_kernel.runtime.transfer.verbs.queue_pairs import QueuePair
 from monarch_kernel.runtime.transfer.verbs.regions import RegionCache
 
-#: The most buffers of an owner that are remembered.
+#: The maximum number of an owner's buffers that are remembered.
 REMOTES = 1 << 16
 
 #: (buffer, request, deadline) -> the owner's answer
@@ -24,14 +24,14 @@ Offer = Callable[[Handle, bytes, float | None], bytes]
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """How the owner's card addresses a buffer."""
+    """The owner's card's address and key of a buffer."""
 
     rkey: int
     shift: int
 
 
 class Route:
-    """Each queue pair is lent to one transfer at a time, so that a failure affects no other."""
+    """The queue pairs to one owner. Each is lent to one transfer at a time, so that a failure affects no other."""
 
     def __init__(self, card: Card, regions: RegionCache, offer: Offer, most: int) -> None:
         self.card = card
@@ -41,7 +41,7 @@ class Route:
         self.works = self.proven = False
         self._offer = offer
         self._most = most
-        self._queue_pairs = 0  # all of them: lent, free or being made
+        self._queue_pairs = 0  # all of them: lent, free or in creation
         self._free: list[QueuePair] = []
         self._gone: list[int] = []  # numbers of connected ones that were closed
         self._remotes: dict[int, RemoteRegion] = {}
@@ -51,10 +51,10 @@ class Route:
     def lent(
         self, op: Op, wanted: int, deadline: float | None
     ) -> Generator[tuple[list[QueuePair], RemoteRegion], None, None]:
-        """Between 1 and ``wanted`` queue pairs that reach the owner, and the buffer as the owner's card addresses it.
+        """Lend between 1 and ``wanted`` queue pairs that reach the owner, with the buffer's region on the owner's card.
 
         Raises:
-            Unfit, Gone, RDMAError, RDMATimeoutError: as ``Backend.move``.
+            Unfit, Gone, RDMAError, RDMATimeoutError: as for ``Backend.move``.
         """
         queue_pairs, remote = self._take(op, wanted, deadline)
         try:
@@ -85,10 +85,10 @@ class Route:
                 with self._changed:
                     if remote is None or not self._queue_pairs:
                         raise
-                    self._most = self._queue_pairs  # there are no more
+                    self._most = self._queue_pairs  # the limit is reached
 
     def ask(self, handle: Handle, count: int, deadline: float | None) -> None:
-        """Have the owner register a buffer and connect ``count`` new queue pairs, which are already counted."""
+        """Request the owner to register a buffer and connect ``count`` new queue pairs, which are already counted."""
         made: list[QueuePair] = []
         kept = 0
         with self._changed:
@@ -134,16 +134,16 @@ class Route:
             self.end()
 
     def ready(self, key: int) -> bool:
-        """Whether a transfer can begin without asking the owner."""
+        """Return whether a transfer can start without a query to the owner."""
         return key in self._remotes and bool(self._free) and not self.dead
 
     def forget(self, key: int) -> None:
-        """Forget a buffer: the owner may have another key for it, or none."""
+        """Forget a buffer, because the owner may have another key for it, or none."""
         with self._changed:
             self._remotes.pop(key, None)
 
     def end(self) -> None:
-        """Close what is not lent; the rest is closed when it is returned."""
+        """Close the queue pairs that are not lent. Lent ones are closed on return."""
         with self._changed:
             self.dead = True
             free, self._free = self._free, []
@@ -153,6 +153,6 @@ class Route:
             queue_pair.close()
 
     def wait_ended(self, seconds: float) -> bool:
-        """Wait until all queue pairs are closed; False if that takes longer."""
+        """Wait until all queue pairs are closed. Return False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue_pairs, seconds)

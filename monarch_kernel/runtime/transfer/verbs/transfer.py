@@ -1,4 +1,4 @@
-"""One transfer through RDMA cards: directly between the two memories, or staged."""
+"""Run one transfer through RDMA cards: directly between the two memories, or staged."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from monarch_kernel.runtime.transfer.verbs.queue_pairs import MemoryKeys, QueueP
 from monarch_kernel.runtime.transfer.verbs.regions import SMALL, STAGE, StagingBuffer
 from monarch_kernel.runtime.transfer.verbs.route import Route
 
-#: Bytes of a transfer per queue pair; one work request moves between this and PIECE_MAX.
+#: The size of a transfer per queue pair (bytes). One work request moves between this and PIECE_MAX.
 PIECE = 1 << 20
 PIECE_MAX = 8 << 20
-#: Pieces of scattered local memory shorter than this are gathered by a copy, longer ones by the card.
+#: Shorter pieces of scattered local memory are gathered by a copy, longer ones by the card (bytes).
 SHORT = 16 << 10
 #: A work request costs about as much as this many bytes on the wire, so shorter gaps of scattered remote memory are
 #: read as well; SPAN_MAX limits such a read.
@@ -31,7 +31,7 @@ class Transfer:
     """One operation.
 
     Args:
-        routes: to its owner, one for each card that takes part.
+        routes: the routes to its owner, one for each participating card.
         closing: whether the backend is shutting down.
         buffer: returns the registration of this process that memory lies in; 0 for none.
     """
@@ -67,7 +67,10 @@ class Transfer:
             self._in_between()
 
     def _directly(self) -> bool:
-        """Directly between the two memories; False, with nothing done, if the local one cannot be registered."""
+        """Transfer directly between the two memories.
+
+        Return False without a transfer if the local one cannot be registered.
+        """
         op = self._op
         most = -(-op.size // PIECE)
         routes = self._routes[:most]
@@ -88,7 +91,7 @@ class Transfer:
         return True
 
     def _in_between(self) -> None:
-        """Through contiguous memory that is already registered, piece by piece."""
+        """Transfer piece by piece through contiguous memory that is already registered."""
         op, mine = self._op, self._op.memory
         cuts = [(0, op.size)] if op.size <= STAGE else _cuts(mine.layout, op.size)
         route = self._routes[0]
@@ -104,7 +107,7 @@ class Transfer:
                     scatter(mine, lo, hi - lo, staging.address)
 
     def _read_span(self, whole: Layout) -> None:
-        """Read everything between the first and the last byte, then pick the runs here."""
+        """Read everything between the first and the last byte, then copy the runs from there."""
         low, high = whole.span()
         self._theirs = Layout(low, (), high - low)
         route = self._routes[0]
@@ -143,7 +146,7 @@ class Transfer:
 
 
 def _cuts(layout: Layout, size: int) -> list[tuple[int, int]]:
-    """Pieces that a copy gathers fast; for contiguous memory, any pieces."""
+    """Return pieces that a copy gathers fast; for contiguous memory, any pieces."""
     if layout.contiguous:
         return [(lo, min(lo + STAGE, size)) for lo in range(0, size, STAGE)]
     return steps(layout, 0, size)

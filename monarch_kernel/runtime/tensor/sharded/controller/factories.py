@@ -1,4 +1,4 @@
-"""Create tensors in parts, with ``zeros``, ``ones``, ``randn`` and other functions of ``monarch_kernel.distributed``."""
+"""Create tensors in parts: ``zeros``, ``ones``, ``randn`` and other functions of ``monarch_kernel.distributed``."""
 
 from __future__ import annotations
 

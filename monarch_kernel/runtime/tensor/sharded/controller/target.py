@@ -350,7 +350,7 @@ class ShardedMesh(TensorMesh):
         )
 
     def _layout_soon(self, handle: Tensor) -> str:
-        """Return the layout of a tensor as text, or the reason why it is unknown if the ranks do not report it in time."""
+        """Return the layout of a tensor as text, or the reason why the ranks have not reported it in time."""
         known = getattr(handle._owner, "layout", None)
         if self.error is None and self.engine.lock.acquire(timeout=REPR):
             try:

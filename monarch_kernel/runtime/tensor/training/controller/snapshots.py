@@ -22,7 +22,7 @@ from monarch_kernel.runtime.tensor.training.rank import snapshots as on_ranks
 
 
 class OptimizerState:
-    """The state of an optimizer at one time: handles themselves (the ranks copy their values), and copies of all else."""
+    """The state of an optimizer at one time: handles, whose values the ranks copy, and copies of everything else."""
 
     def __init__(self, target: Any, groups: list[dict[str, Any]], state: list[tuple[Any, dict[str, Any]]]) -> None:
         self._target = weakref.ref(target)
