@@ -1,4 +1,4 @@
-"""A rank in its own interpreter: ``python -m monarch_kernel.runtime.rank FD`` reads its configuration from FD."""
+"""Start a rank in its own interpreter: ``python -m monarch_kernel.runtime.rank FD`` reads its configuration from FD."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _read(fd: int) -> bytes:
 
 
 def _find_user_modules(config: RankConfig) -> None:
-    """Put the controller's folders of scripts and notebooks on the import path, as in a forked rank.
+    """Add the controller's folders of scripts and notebooks to the import path, as in a forked rank.
 
-    Folders of installed packages are left out: they may belong to another interpreter.
+    Folders of installed packages are excluded, because they may belong to another interpreter.
     """
     if config.placement is not None and sys.path and sys.path[0] == os.getcwd():
         sys.path[0] = _current(sys.path[0], config.placement)
@@ -30,7 +30,7 @@ def _find_user_modules(config: RankConfig) -> None:
 
 
 def _current(cwd: str, placement: Placement) -> str:
-    """The name of the working directory that stays valid when a folder of a placement is switched."""
+    """Return a name of the working directory that stays valid when a folder of a placement is switched."""
     for there in placement.folders.values():
         real = os.path.realpath(there)
         if is_below(cwd, real):

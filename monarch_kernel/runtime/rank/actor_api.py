@@ -1,5 +1,7 @@
-"""Loads what the actor API consists of and ranks have not loaded anyway, as the modules of most actors import that API:
-fork servers import this module once the first ranks are started."""
+"""Load the parts of the actor API that ranks have not loaded yet, because the modules of most actors import it.
+
+Fork servers import this module once the first ranks are started.
+"""
 
 # pyright: reportUnusedImport=false
 import monarch_kernel.runtime.actor.deferred_future

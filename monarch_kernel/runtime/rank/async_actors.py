@@ -1,4 +1,6 @@
-"""Loads what runs async actors, a fifth of what a rank may need: fork servers import this module for ranks that will
-probably have some."""
+"""Load the modules that run async actors, a fifth of everything that a rank may need.
+
+Fork servers import this module for ranks that will probably have async actors.
+"""
 
 import monarch_kernel.runtime.actor.execution.async_instance  # noqa: F401  # pyright: ignore[reportUnusedImport]

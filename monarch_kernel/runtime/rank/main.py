@@ -47,14 +47,14 @@ from monarch_kernel.runtime.node.node import Node
 from monarch_kernel.runtime.rank import output_capture
 from monarch_kernel.runtime.rank.rank_observer import RankObserver
 
-#: How long actors may take to stop before the rank exits anyway (seconds).
+#: The time for actors to stop before the rank exits anyway (seconds).
 STOP_TIMEOUT = 30.0
-#: How long the thread and process pools of user code may take to end (seconds).
+#: The time for the thread and process pools of user code to end (seconds).
 EXECUTORS_TIMEOUT = 2.0
-#: How long other hosts may take to fetch the last large messages of a proc that ends (seconds).
+#: The time for other hosts to fetch the last large messages of a proc that ends (seconds).
 DRAIN_TIMEOUT = 2.0
 
-#: Made when the fork server loads this module, once for all ranks.
+#: Created when the fork server loads this module, once for all ranks.
 _decode_config = msgspec.msgpack.Decoder(RankConfig).decode
 
 
@@ -88,7 +88,7 @@ class Rank:
         self._parked: list[threading.Lock] = []
 
     def run(self) -> int:
-        """Serve until told to end; returns the exit code."""
+        """Serve until told to end. Return the exit code."""
         set_system(self.system)
         self.node.listen()
         self.node.poller.calm = self._on_sigint
@@ -128,12 +128,12 @@ class Rank:
     # -- controllers that come and go ----------------------------------------------------------
 
     def _keep_from(self, root: ProcRef) -> None:
-        """Keep this proc running when this controller ends."""
+        """Continue after the end of this controller."""
         self.system.kept_from.add(root.id)
         self.node.may_return.add(root.id)
 
     def _on_adopt(self, _link: PeerLink, message: Adopt, _body: Body) -> None:
-        """Give the new controller everything here that earlier controllers owned."""
+        """Give the new controller everything here that belonged to earlier controllers."""
         root = message.root
         system, node = self.system, self.node
         for actor in list(system.actors.values()):
@@ -151,7 +151,7 @@ class Rank:
     # -- the main thread ------------------------------------------------------------------------
 
     def _take_main(self, drive: Callable[[], None]) -> bool:
-        """Have the main thread drive this actor; returns False if it is not free."""
+        """Make the main thread drive this actor. Return False if it is not free."""
         if self._main_taken or self._ending is not None:
             return False
         self._main_taken = True
@@ -291,7 +291,7 @@ def main(config: bytes) -> None:
 
 
 def _log_as_monarch() -> None:
-    """Set the defaults of logging as programs written for Monarch find them.
+    """Set logging defaults as programs written for Monarch expect them.
 
     The root logger is at INFO, and a record of an actor begins with its name, as in ``[actor=<root>.<train.Trainer
     trainer{'gpus': 0/2}>] step 3``. A program that configures logging itself changes this as it changes any default.
@@ -299,7 +299,7 @@ def _log_as_monarch() -> None:
     """
     logging.getLogger().setLevel(logging.INFO)
     for name, level in (("monarch_kernel", logging.WARNING), ("monarch_kernel.actors", logging.INFO)):
-        logging.getLogger(name).setLevel(level)  # what this package itself notes is not for users; ``Actor.logger`` is
+        logging.getLogger(name).setLevel(level)  # this package's own records are not for users; ``Actor.logger`` is
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
     logging.lastResort = shown  # used while the program has set no handler
@@ -316,7 +316,7 @@ def _log_as_monarch() -> None:
 
 
 def _logging_actor() -> str:
-    """The running actor, if it is the user's; "" otherwise."""
+    """Return the running actor, if it is a user's; "" otherwise."""
     here = current.get()
     if here is None or not here.actor_instance.creator:
         return ""
@@ -329,7 +329,9 @@ def _logging_actor() -> str:
 
 
 def _explain_signals() -> None:
-    """Let ``signal.signal`` off the main thread, as for a time limit by SIGALRM, say which actor has that thread."""
+    """Make the error of ``signal.signal`` off the main thread, as for a time limit by SIGALRM, name the actor on that
+    thread.
+    """
     set_handler = signal.signal
 
     @functools.wraps(set_handler)
@@ -346,7 +348,7 @@ def _explain_signals() -> None:
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """`breakpoint()`: stop here for the controller's debugger; PYTHONBREAKPOINT works as usual."""
+    """Implement `breakpoint()`: stop here for the controller's debugger. PYTHONBREAKPOINT works as usual."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
     extensions.rank_debugger().stop_here(sys._getframe(1))
@@ -354,7 +356,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
 
 
 def _display_in_cells() -> None:
-    """Have figures and rich values shown in the cell that called for them, once this process has what makes them."""
+    """Show figures and rich values in the cell that called for them, once this process has loaded their libraries."""
 
     def install(_module: Any) -> None:
         extensions.display().install()
@@ -372,7 +374,7 @@ _BIND = 2
 
 
 def _bind_memory(nodes: Sequence[int]) -> None:
-    """Have this process get memory from these NUMA nodes only."""
+    """Restrict this process's memory to these NUMA nodes."""
     import ctypes
 
     words = max(nodes) // 64 + 1
@@ -390,17 +392,17 @@ __all__ = ["Rank", "main"]
 class _Seeds:
     """The seeds of this process's random number generators."""
 
-    torch: int | None = None  # the seed that torch got here
+    torch: int | None = None  # the seed that torch has here
     children = 0
 
 
 def _seed_generators() -> None:
-    """Give this rank, and each process that it forks, its own random numbers. Imports nothing.
+    """Give this rank, and each process that it forks, separate random numbers, without importing anything.
 
-    A rank is a fork of a process that may have loaded torch and NumPy, so it inherits the state of their generators;
-    and a fresh torch has the same seed in every process. ``random`` reseeds itself in each fork. Generators that a user
-    has seeded stay reproducible: torch keeps its state, and NumPy in a child of a rank is seeded from the rank's state
-    and the child's number.
+    A rank is a fork of a process that may have loaded torch and NumPy, so it inherits the state of their generators,
+    and a newly loaded torch has the same seed in every process. ``random`` reseeds itself in each fork. Generators that
+    a user has seeded stay reproducible: torch keeps its state, and NumPy in a child of a rank is seeded from the rank's
+    state and the child's number.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -410,7 +412,7 @@ def _seed_generators() -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    """Seed torch; CUDA gets its seed with it, on first use."""
+    """Seed torch. CUDA uses the same seed on its first use."""
     torch.seed()
     _Seeds.torch = torch.initial_seed()
 
@@ -424,7 +426,7 @@ def _seed_child() -> None:
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         state = numpy_random.get_state()
-        if isinstance(state, tuple):  # it is not for generators other than NumPy's default
+        if isinstance(state, tuple):  # other kinds of generators have another state
             numpy_random.seed([*state[1][:8], state[2], _Seeds.children])
     torch: Any = sys.modules.get("torch")
     # torch.seed() would also seed CUDA, which fails in a child of a process that has used CUDA.

@@ -4,8 +4,8 @@ A rank calls ``install()`` once; its fds 1 and 2 are pipes to its host agent. Fr
 ``sys.stderr`` write records into those pipes (see ``protocol.output_records``), each in one atomic write.
 
 A write belongs to the cell given to ``set_cell`` in the calling context (asyncio tasks inherit their creator's
-context). Without one, it belongs to the cell that started the calling thread, and otherwise to the most recently
-begun cell. So a thread or task started by a cell keeps writing to that cell after the cell has ended.
+context). Without one, it belongs to the cell that started the calling thread, and otherwise to the most recently begun
+cell. A thread or task started by a cell therefore keeps writing to that cell after the cell has ended.
 
 Lines are kept whole: a thread's text is sent at the end of a line, at ``flush()``, when the thread changes its
 stream or cell, at the end of the cell, and after a tenth of a second. Each thread has its own buffer.
@@ -49,11 +49,11 @@ __all__ = [
     "uninstall",
 ]
 
-#: How long an unfinished line is held back (seconds).
+#: How long an unfinished line is delayed (seconds).
 PARTIAL_DELAY = 0.1
-#: The most characters that a thread collects before it sends them.
+#: The maximum number of characters that a thread collects before it sends them.
 MAX_PENDING = 2048
-#: The most characters encoded at once.
+#: The maximum number of characters encoded at once.
 _PIECE = 256 * 1024
 
 _begun: list[str] = []
@@ -61,7 +61,7 @@ _fds: dict[str, int] = {}
 _local = threading.local()
 _counter = itertools.count(1)
 _installed = False
-_registered = False  # with `os.register_at_fork`, which takes nothing back
+_registered = False  # set after `os.register_at_fork`, which cannot be undone
 _libc: Any = None
 
 
@@ -69,7 +69,7 @@ _libc: Any = None
 
 
 def current_cell() -> str:
-    """The id of the cell that a write of the calling thread or task belongs to; "" for none."""
+    """Return the id of the cell for writes of the calling thread or task; "" for none."""
     cell = _origin.get()
     if cell is not None:
         return cell
@@ -85,7 +85,7 @@ def set_cell(cell: str | None) -> None:
 
 
 def begin_cell(cell: str) -> None:
-    """Note that ``cell`` starts in the calling thread; plain bytes of C code belong to it from now on."""
+    """Note that ``cell`` starts in the calling thread. Later plain bytes of C code belong to it."""
     flush()
     _begun.append(cell)
     _origin.set(cell)
@@ -94,7 +94,7 @@ def begin_cell(cell: str) -> None:
 
 
 def end_cell(cell: str) -> None:
-    """Note that ``cell`` has ended: send all buffered text, then the mark that tells a reader that it is complete."""
+    """Note that ``cell`` has ended: send all buffered text, then a mark that tells readers that it is complete."""
     flush()
     if cell in _begun:
         _begun.remove(cell)
@@ -156,8 +156,8 @@ class AnswerMarks:
 
     Attributes:
         fresh: whether a record was written since the last mark.
-        used: whether any ever was. Until then there is nothing to mark, apart from plain bytes.
-        reads: whether a process gets this one's output, and so knows of the marks.
+        used: whether a record was ever written. Until then only plain bytes need marks.
+        reads: whether a process receives this one's output, and therefore the marks.
     """
 
     __slots__ = ("_last", "_lock", "fresh", "reads", "used")
@@ -205,7 +205,7 @@ def _write_mark(pipe: output_records.Stream, record: bytes) -> None:
 
 
 def _unread(fd: int | None) -> bool:
-    """Whether a pipe has bytes that the host agent has not read yet."""
+    """Return whether a pipe has bytes that the host agent has not read yet."""
     return fd is not None and fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
 
 
@@ -285,7 +285,7 @@ class _Pending:
                 self._send()
 
     def look(self) -> None:
-        """Called by the flusher: send the text if it is as old as the last check; if there is none, unlist this."""
+        """Send the text if it is as old as the last check; unlist this if there is none. The flusher calls this."""
         with self._lock:
             if not self._parts:
                 self._listed = False
@@ -346,7 +346,7 @@ def _text_of(record: bytes) -> bytes:
 
 
 class _Flusher:
-    """Sends unfinished lines after a delay. The first one starts its thread, which sleeps while there are none."""
+    """Sends unfinished lines after a delay. The first line starts its thread, which sleeps while there are none."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -415,7 +415,7 @@ class _RankBuffer(io.BufferedIOBase):
         return 1 if self._stream == "stdout" else 2
 
     def close(self) -> None:
-        """Does nothing: other threads of the rank write here."""
+        """Do nothing: other threads of the rank write here."""
 
 
 class RankStream(io.TextIOBase):
@@ -439,7 +439,7 @@ class RankStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The pipe's descriptor, for subprocesses; they write plain bytes."""
+        """Return the pipe's descriptor, for subprocesses, which write plain bytes."""
         return 1 if self._stream == "stdout" else 2
 
     def write(self, text: str, /) -> int:
@@ -457,11 +457,11 @@ class RankStream(io.TextIOBase):
         _pending().flush()
 
     def close(self) -> None:
-        """Sends the buffered text and stays open: other threads of the rank write here."""
+        """Send the buffered text, but stay open: other threads of the rank write here."""
         self.flush()
 
     def reconfigure(self, **_options: Any) -> None:
-        """Ignored: the stream is always UTF-8 and line-buffered."""
+        """Do nothing: the stream is always UTF-8 and line-buffered."""
 
     def __repr__(self) -> str:
         return f"<RankStream {self._stream}>"
@@ -471,16 +471,15 @@ class RankStream(io.TextIOBase):
 
 
 def installed() -> bool:
-    """Whether this process's output is captured."""
+    """Return whether this process's output is captured."""
     return _installed
 
 
 def install(pipes: Mapping[int, int] | None = None) -> None:
-    """Capture this process's output; fds 1 and 2 must be the pipes. A second call does nothing.
+    """Capture this process's output. Fds 1 and 2 must be the pipes. A second call does nothing.
 
     Args:
-        pipes: other descriptors of the pipes, by 1 and 2: what is written to 1 and 2 themselves, by whatever means, is
-            then left where it goes.
+        pipes: other descriptors of the pipes, by 1 and 2. Direct writes to 1 and 2 then go to their own targets.
     """
     global _installed, _registered
     if _installed:
@@ -512,20 +511,20 @@ def install(pipes: Mapping[int, int] | None = None) -> None:
 
 
 def uninstall() -> None:
-    """End a capture through other pipes than 1 and 2, and its thread. The caller has put ``sys.stdout`` back."""
+    """End a capture through other pipes than 1 and 2, and its thread. The caller has restored ``sys.stdout``."""
     global _installed, _flusher
     if not _installed:
         return
     flush()
     _installed = False
     atexit.unregister(flush)
-    if threading.Thread.start is _start:  # else another one's stands before ours, which does nothing without cells
+    if threading.Thread.start is _start:  # otherwise another wrapper calls ours, which does nothing without cells
         threading.Thread.start = _original_start  # type: ignore[method-assign]
     flusher, _flusher = _flusher, _Flusher()
     flusher.end()
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     for stream in list(_fds):
-        # Not closed: a thread may be about to write there, and the number must not be another file's by then.
+        # Not closed: a thread may be about to write, and the number could then belong to another file.
         _open(stream, null)
     os.close(null)
     _begun.clear()
@@ -557,7 +556,7 @@ def _after_fork() -> None:
 
 
 def _line_buffer_c() -> None:
-    """Make C's stdout line-buffered, as on a terminal; on a pipe it would hold lines back."""
+    """Make C's stdout line-buffered, as on a terminal. On a pipe it would delay lines."""
     global _libc
     try:
         libc = ctypes.CDLL(None)

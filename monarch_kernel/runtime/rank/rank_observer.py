@@ -1,7 +1,7 @@
-"""A rank's reports to its host agent while a controller watches: what its actors do.
+"""Report the activity of a rank's actors to its host agent while a controller watches.
 
-The polling thread looks at the actors a few times in each period of the lease, and tells what differs. An actor that
-gets one short call after another is seen as running throughout: otherwise its state would flicker.
+The polling thread checks the actors a few times in each period of the lease, and reports changes. An actor with a
+sequence of short calls counts as running throughout, because its state would otherwise flicker.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from monarch_kernel.runtime.actor.system import ActorSystem
 from monarch_kernel.runtime.node.interfaces import PeerLink
 from monarch_kernel.runtime.node.poller import Timer
 
-#: How often the actors are looked at in a period.
+#: The number of checks of the actors in a period.
 LOOKS = 4
-#: How often counts are told that change alone (seconds).
+#: The interval of reports in which only counts have changed (seconds).
 COUNTS = 1.0
-#: A call that runs for longer is told with its own start; shorter ones, with that of the first in a row (seconds).
+#: A call that runs longer is reported with its own start. Shorter ones are reported with the start of the first in a
+#: row (seconds).
 LONG_CALL = 1.0
 
 
 class _Seen:
-    """An actor at the last look."""
+    """An actor at the last check."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -35,7 +36,7 @@ class _Seen:
 
 
 class RankObserver:
-    """Answers ``ObserveRank``; does nothing without a lease."""
+    """Answers ``ObserveRank``. Does nothing without a lease."""
 
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
@@ -76,7 +77,7 @@ class RankObserver:
             self._tell(now)
 
     def _update(self, now: float) -> bool:
-        """Note which actors work; whether one differs from what was told, in more than counts."""
+        """Record which actors work. Return whether one differs from the last report in more than counts."""
         actors = self._system.actors
         urgent = False
         for key, actor in list(actors.items()):
@@ -100,7 +101,7 @@ class RankObserver:
         return running is not None and running != told.endpoint
 
     def _tell(self, now: float) -> None:
-        """Send what differs."""
+        """Send the changes."""
         system = self._system
         ahead = time.time() - now
         changed: list[ActorActivity] = []
@@ -113,7 +114,7 @@ class RankObserver:
             if actor.running is not None and now - actor.began > LONG_CALL:
                 since = actor.began
             if actor.spec.tool:
-                # Tools are not shown; that one of them runs a cell is.
+                # Actors of tools are not shown, except for running a cell.
                 if since and actor.running_for and not cell:
                     cell, cell_since = actor.running_for, since + ahead
                 seen.told = ActorActivity(key, actor.name, "", "tool" if since else "")
@@ -146,7 +147,7 @@ class RankObserver:
 
     @staticmethod
     def _wall(since: float, ahead: float, told: ActorActivity | None) -> float:
-        """A start on the host's clock, the same in each report."""
+        """Convert a start to the host's clock, with the same result in each report."""
         if not since:
             return 0.0
         wall = since + ahead
@@ -154,7 +155,7 @@ class RankObserver:
 
 
 def _tasks(actor: ActorInstance) -> Collection[str]:
-    """The concurrent endpoints of an async actor that run."""
+    """Return the running concurrent endpoints of an async actor."""
     return dict(getattr(actor, "_tasks", ())).values()
 
 

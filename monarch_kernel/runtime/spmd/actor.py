@@ -1,7 +1,7 @@
-"""An actor that runs programs written for torchrun, by Monarch's name and in Monarch's way.
+"""Run programs written for torchrun, with Monarch's actor of this purpose.
 
-torchrun's processes end with the program. Ranks here do not, so that they can run it again: after one of them was
-healed, say. What a run changes in its process is therefore put back, and its process group is left, however it ends.
+torchrun's processes end with the program. Ranks here continue, so that they can run it again, for example after a heal.
+Each run therefore restores its changes to the process and leaves its process group, however it ends.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self, use_ipaddr: Any = None) -> tuple[str, int]:
-        """On rank 0: an address at which the other ranks reach this host, and a port that is free there.
+        """Return, on rank 0, an address at which the other ranks reach this host, and a port that is free there.
 
         Args:
-            use_ipaddr: accepted for compatibility with Monarch; the address is an IP address wherever one is known.
+            use_ipaddr: accepted for compatibility with Monarch; the address is an IP address if one is known.
         """
         meeting = member.reserve(self._world_size, self._local_size, local=False, serve=False)
         return meeting.address, meeting.port
@@ -77,7 +77,7 @@ class SPMDActor(Actor):
         module = args[:1] == ["-m"]
         if len(args) < 1 + module:
             raise ValueError("No script or module specified: main() takes ['-m', module, ...] or [path, ...]")
-        member.leave()  # a group that other code of this process has left behind
+        member.leave()  # a group left by other code of this process
         argv = args[module:]
         folder = os.getcwd() if module else os.path.dirname(os.path.abspath(argv[0]))
         apart = counting_apart(self._meeting(master_addr, master_port))
@@ -106,9 +106,9 @@ class SPMDActor(Actor):
 
 @contextmanager
 def _as_program(argv: list[str], folder: str) -> Generator[None]:
-    """Make the arguments and the import path those of a program, which finds the modules of a folder first.
+    """Set the arguments and the import path of a program, which imports modules of a folder first.
 
-    Arguments and environment variables are as before after it.
+    Afterwards, arguments and environment variables are restored.
     """
     arguments, environment = sys.argv, dict(os.environ)
     sys.argv = argv

@@ -22,7 +22,7 @@ from monarch_kernel.runtime.node.future import Future
 from monarch_kernel.runtime.spmd import member
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank may take to release its group before it counts as stuck (seconds).
+#: The time for a rank to release its group before it counts as stuck (seconds).
 PATIENCE = 10.0
 #: Extra time for its answer (seconds).
 GRACE = 0.5
@@ -33,10 +33,10 @@ _ranks: dict[str, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group to join: send it to all ranks, where ``join()`` makes it torch's default group.
+    """A process group to join. Send it to all ranks; its ``join()`` makes it torch's default group.
 
     Attributes:
-        number: 1 for the first group of a mesh, and one more for each group after it.
+        number: 1 for the first group of a mesh; later groups are numbered consecutively.
         healed: the report of the heal that preceded it.
         stuck: the ranks that did not release the last group in time, and were killed and replaced.
         seconds: the duration of each step: "release", "heal", "meet".
@@ -52,7 +52,7 @@ class Group:
     _agents: str = field(repr=False)
 
     def join(self, timeout: float = TIMEOUT, **options: Any) -> None:
-        """Leave this rank's current group and join this one; returns when all ranks have joined.
+        """Leave this rank's current group and join this one. Returns when all ranks have joined.
 
         Call it in an endpoint, so that it begins after the failed step has ended on this rank.
 
@@ -70,7 +70,10 @@ class Group:
 
 
 class GroupAgent(Actor):
-    """Runs in each rank beside the training actors: it answers while they wait in a collective, and can abort it."""
+    """Runs in each rank beside the training actors.
+
+    It responds while they wait in a collective, and can abort the collective.
+    """
 
     __tool__ = True
 
@@ -79,22 +82,22 @@ class GroupAgent(Actor):
 
     @endpoint
     def reserve(self, world_size: int, local_size: int, local: bool, serve: bool) -> Meeting:
-        """On rank 0: reserve the address at which the ranks meet."""
+        """Reserve the address at which the ranks meet, on rank 0."""
         return member.reserve(world_size, local_size, local=local, serve=serve)
 
     @endpoint
     def set_environment(self, meeting: Meeting) -> None:
-        """Set the variables of torchrun."""
+        """Set torchrun's environment variables."""
         member.set_environment(meeting, self._rank)
 
     @endpoint
     def settle(self) -> None:
-        """Wait until no message of the group is under way here."""
+        """Wait until no message of the group is in transit here."""
         settle()
 
     @endpoint
     def abandon(self, number: tuple[str, int], patience: float) -> bool:
-        """Abort the collectives that run here; returns whether they have ended."""
+        """Abort the collectives that run here. Return whether they have ended."""
         return member.abandon(number, patience)
 
     def __cleanup__(self, error: BaseException | None) -> None:
@@ -105,8 +108,8 @@ class GroupAgent(Actor):
 class ProcessGroups:
     """The successive process groups of a mesh.
 
-    Form a group, let every rank ``join()`` it, and train. When a step fails because ranks died, form the next group:
-    survivors are released from the collectives in which they wait, dead ranks are healed, and all ranks meet again.
+    Form a group, make every rank ``join()`` it, and train. When a step fails because ranks died, form the next group:
+    this releases survivors from the collectives in which they wait, heals dead ranks, and lets all ranks meet again.
 
     ```python
     groups = ProcessGroups(procs)
@@ -142,7 +145,7 @@ class ProcessGroups:
         return _in_thread(self._procs, f"{self._procs.name}.form", lambda: self._form(hosts, patience))
 
     def release(self, patience: float = PATIENCE) -> Future[list[int]]:
-        """Release the living ranks from the collectives in which they wait; returns the ranks that exceed the limit."""
+        """Release the living ranks from the collectives in which they wait. Return the ranks that exceed the limit."""
         return _in_thread(self._procs, f"{self._procs.name}.release", lambda: self._release(patience))
 
     def _form(self, hosts: HostMesh | HostSource | None, patience: float) -> Group:
@@ -193,7 +196,7 @@ class ProcessGroups:
 
 
 def _answers(calls: list[Future[Any]], limit: float) -> list[Any]:
-    """The answer of each rank: False if it does not come in time (seconds), None if the rank is dead."""
+    """Return the answer of each rank: False if it does not arrive in time (seconds), None if the rank is dead."""
     deadline = time.monotonic() + limit
     answers: list[Any] = []
     for call in calls:
@@ -209,7 +212,7 @@ def _answers(calls: list[Future[Any]], limit: float) -> list[Any]:
 def setup_torch_elastic_env(
     proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
 ) -> None:
-    """Set the variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, ...) in every proc of a mesh.
+    """Set torchrun's environment variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) in every proc of a mesh.
 
     The last dimension counts the ranks of a host (LOCAL_RANK).
 
@@ -224,7 +227,7 @@ def setup_torch_elastic_env(
 async def setup_torch_elastic_env_async(
     proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
 ) -> None:
-    """``setup_torch_elastic_env`` as a coroutine."""
+    """Do the same as ``setup_torch_elastic_env``, as a coroutine."""
     await _setup(proc_mesh, master_addr, master_port)
 
 

@@ -1,4 +1,4 @@
-"""The address at which other hosts reach this host, and the network interface that has it."""
+"""Find the address at which other hosts reach this host, and its network interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _chosen = ""
 
 
 def own_address() -> str:
-    """The address at which other hosts reach this host.
+    """Return the address at which other hosts reach this host.
 
     On the host of a worker that listens on TCP, it is the address in the worker's URL; otherwise the address of this
     host's name; otherwise the address of the interface of the default route. The result is a name if only other hosts
@@ -56,13 +56,13 @@ def choose_interface(address: str) -> None:
 
 
 def _advertised() -> str:
-    """The host in the URL at which other hosts reach this site's worker; "" on a site without a worker."""
+    """Return the host in the URL at which other hosts reach this site's worker; "" on a site without a worker."""
     scheme, _, place = get_system().node.ref.gateway_address.partition("://")
     return place.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 
 
 def _resolved(name: str) -> str:
-    """The address of a name; "" if it cannot be resolved here."""
+    """Return the address of a name; "" if it cannot be resolved here."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -74,7 +74,7 @@ def _resolved(name: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The interface that has this address; "" if there is none."""
+    """Return the interface that has this address; "" if there is none."""
     import psutil
 
     found = (name for name, entries in psutil.net_if_addrs().items() if address in (e.address for e in entries))

@@ -5,9 +5,9 @@ until the group's timeout (half an hour by default), and no call ends such a wai
 its group opened (``execution.collectives``). ``abandon`` shuts them down from another thread: then every running
 collective fails, here and on the ranks that wait for this rank.
 
-There is one exception: gloo forgets a message that is half sent or received as its connection ends, and does not tell
-the thread that waits for it. Therefore all ranks ``settle`` first, and ``abandon`` also reports whether the threads
-that were in torch have returned from it.
+There is one exception: if a connection ends in the middle of a message, gloo drops the message and does not notify the
+thread that waits for it. Therefore all ranks ``settle`` first, and ``abandon`` also reports whether the threads that
+were in torch have returned from it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from monarch_kernel.runtime.spmd.host_address import LOOPBACK, choose_interface,
 from monarch_kernel.thread_frames import current_frames
 
 #: Variables of Slurm's tasks and steps, and of MPI's processes. The process that started this one may have them, and
-#: frameworks take them for the rank's. Those of the whole job stay.
+#: frameworks would read them as the rank's. Variables of the whole job stay.
 _OF_TASKS = (
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK", "SLURM_GTIDS"),
     *("SLURM_STEP", "SLURM_LAUNCH_NODE", "SLURM_SRUN_COMM", "SLURM_DISTRIBUTION", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
     *("MV2_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-#: How long a rank may take to reach rank 0's store, which exists before its address is sent (seconds).
+#: The time for a rank to reach rank 0's store, which exists before its address is sent (seconds).
 CONNECT_TIMEOUT = 5.0
 
 
@@ -48,7 +48,7 @@ class Meeting:
     port: int
     world_size: int
     local_size: int
-    store_port: int = 0  # for programs in the ranks that make their own groups
+    store_port: int = 0  # for programs in the ranks that create their own groups
 
 
 class _Member:
@@ -57,7 +57,7 @@ class _Member:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.opened: Opened | None = None  # its connections
-        self.given_up: dict[str, int] = {}  # for each series, the last group that can no longer be joined
+        self.given_up: dict[str, int] = {}  # the last group of each series that can no longer be joined
         # On rank 0, the stores of the next group, and of the previous group, for ranks that are still joining it.
         self.stores: deque[Any] = deque(maxlen=2)
 
@@ -66,7 +66,7 @@ _member = _Member()
 
 
 def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True) -> Meeting:
-    """On rank 0, reserve the address at which the ranks meet.
+    """Reserve the address at which the ranks meet, on rank 0.
 
     Args:
         local: all ranks are on this machine, so the loopback address is sufficient.
@@ -85,7 +85,7 @@ def reserve(world_size: int, local_size: int, *, local: bool, serve: bool = True
 
 
 def _store(meeting: Meeting, **options: Any) -> Any:
-    """A connection to the ranks' store; with a listening socket, the store itself."""
+    """Connect to the ranks' store; with a listening socket, create the store."""
     distributed = _distributed()
     return distributed.TCPStore(
         meeting.address,
@@ -107,7 +107,7 @@ def _distributed() -> Any:
 
 
 def set_environment(meeting: Meeting, rank: int) -> None:
-    """Set the variables that torchrun sets, and remove those by which a launcher told this process of another world."""
+    """Set torchrun's environment variables, and remove a launcher's variables about another world."""
     local = meeting.local_size
     for name in [each for each in os.environ if each.startswith(_OF_TASKS)]:
         del os.environ[name]
@@ -138,7 +138,7 @@ def join(
     timeout: float | None = None,
     **options: Any,
 ) -> None:
-    """Leave the current process group and join a new one as this rank; it becomes torch's default group.
+    """Leave the current process group and join a new one as this rank. It becomes torch's default group.
 
     Args:
         number: the name of a series of groups, and the number of this group in it.
@@ -193,7 +193,7 @@ def abandon(number: tuple[str, int] = ("", 0), patience: float = 0.0) -> bool:
 
     Args:
         number: this group, and the groups before it in the series, cannot be joined from now on.
-        patience: how long threads that are in torch may take to return from it (seconds).
+        patience: the time for threads in torch to return from it (seconds).
 
     Returns:
         Whether these threads have returned.
@@ -225,7 +225,7 @@ def _break_connections() -> None:
         joined = _member.opened is not None
         if _member.opened is not None:
             _member.opened.shut_down()
-    if joined:  # groups of a part of the ranks (of a DeviceMesh, say) have connections of their own
+    if joined:  # groups of some of the ranks (such as those of a DeviceMesh) have separate connections
         shut_down_all()
 
 
@@ -238,7 +238,7 @@ def _stack(top: FrameType | None) -> list[FrameType]:
 
 
 def _in_torch(top: FrameType) -> FrameType | None:
-    """The outermost frame of a thread that is joining a group, or runs torch code that executes collectives."""
+    """Return the outermost frame of a thread that is joining a group, or runs torch code that executes collectives."""
     parts = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torch{os.sep}autograd{os.sep}")
     for frame in reversed(_stack(top)):
         if frame.f_code is join.__code__ or any(part in frame.f_code.co_filename for part in parts):

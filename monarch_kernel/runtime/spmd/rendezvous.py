@@ -1,11 +1,11 @@
-"""How ``init_process_group()`` of a program that runs on all ranks of a mesh finds the other ranks.
+"""Let ``init_process_group()`` of a program that runs on all ranks of a mesh find the other ranks.
 
 torch's own rendezvous expects that a process joins only once. Here ranks keep running: a second program, or a second
 run, meets at the same address, and may find the store of the first one with stale contents (addresses of closed
-connections). And a rank that never joins, because it raised, leaves the others in a wait that nothing ends. So ranks
-that join by torchrun's environment count their meetings, use separate keys in the store for each, and wait for rank 0's
-store in Python, where they can be released. The store does not listen on MASTER_PORT, unless the program has set that:
-the port stays free for the store of a program that the ranks start as a separate process.
+connections). A rank that never joins, because it raised, leaves the others in an endless wait. Ranks that join with
+torchrun's environment therefore count their meetings, use separate keys in the store for each, and wait for rank 0's
+store in Python, where they can be released. The store does not listen on MASTER_PORT, unless the program has set it.
+This leaves the port free for the store of a program that the ranks start as a separate process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from monarch_kernel.runtime.actor.execution import collectives
 from monarch_kernel.runtime.actor.execution.postmortem import let_go_of_groups
 from monarch_kernel.runtime.spmd.member import Meeting
 
-#: How long a rank waits between attempts to reach rank 0's store, at first and at most (seconds).
+#: The first and the longest pause between attempts to reach rank 0's store (seconds).
 RETRY, RETRY_LATER = 0.01, 0.25
-#: How long one attempt may take (seconds).
+#: The time limit of one attempt (seconds).
 CONNECT = 5.0
 
 
@@ -38,7 +38,8 @@ class _Meetings:
     def __init__(self) -> None:
         self.begun: Meeting | None = None
         self.count = 0
-        # The latest store, and its address. It stays open while the program runs: others may still leave a meeting.
+        # The latest store, and its address. It stays open while the program runs, because other ranks may still leave a
+        # meeting.
         self.store: Any = None
         self.place: object = None
 
@@ -47,19 +48,21 @@ _meetings = _Meetings()
 
 
 def count_meetings(begun: Meeting) -> None:
-    """Start to count. All ranks of a mesh do so together, with the meeting that was reserved for the mesh."""
+    """Start to count. All ranks of a mesh call this together, with the meeting that was reserved for the mesh."""
     _meetings.begun, _meetings.count, _meetings.store = begun, 0, None
     collectives.find_others = _find_others
 
 
 @contextmanager
 def counting_apart(begun: Meeting) -> Generator[None]:
-    """Count the meetings of a program that begins now on all ranks by themselves, and go on as before after it.
+    """Count the meetings of a program separately, which starts now on all ranks.
 
-    A rank that replaced another has met less often than the rest, and would not find it.
+    Afterwards, continue the earlier count.
+
+    A rank that replaced another has joined fewer meetings than the rest, and would not find them.
 
     Args:
-        begun: where the program's first group meets; rank 0's store listens at that port.
+        begun: the meeting of the program's first group; rank 0's store listens at its port.
     """
     before = _meetings.begun, _meetings.count, _meetings.store, _meetings.place
     finder = collectives.find_others
@@ -72,7 +75,10 @@ def counting_apart(begun: Meeting) -> Generator[None]:
 
 
 def meetings() -> int:
-    """The number of process groups that this rank has joined since; ranks with another count would not meet it."""
+    """Return the number of process groups that this rank has joined since.
+
+    Ranks with another count would not meet it.
+    """
     return _meetings.count
 
 
@@ -92,7 +98,7 @@ def tidy_up() -> None:
 def _find_others(
     original: Callable[..., Iterator[Any]], url: Any, rank: int = -1, world_size: int = -1, **options: Any
 ) -> Iterator[Any]:
-    """Replaces torch's ``rendezvous``: yields the store, the rank and the world size."""
+    """Replace torch's ``rendezvous``: yield the store, the rank and the world size."""
     place = _place(url, rank, world_size)
     if place is None:  # not torchrun's environment: torch handles it
         yield from original(url, rank, world_size, **options)
@@ -108,11 +114,11 @@ def _find_others(
     begun = _meetings.begun.port if _meetings.begun is not None else 0
     c10d: Any = importlib.import_module("torch.distributed")
     yield c10d.PrefixStore(f"{begun}/{_meetings.count}", store), rank, world_size
-    raise RuntimeError(f"Unable to perform re-rendezvous using {urlparse(url).scheme}:// method")  # as torch says
+    raise RuntimeError(f"Unable to perform re-rendezvous using {urlparse(url).scheme}:// method")  # torch's message
 
 
 def _place(url: Any, rank: int, world_size: int) -> tuple[str, int, int, int] | None:
-    """The host and port where the ranks meet, this rank and the world size; None for any other rendezvous."""
+    """Return the host and port where the ranks meet, this rank and the world size; None for any other rendezvous."""
     env = os.environ
     try:
         found = urlparse(url)

@@ -1,4 +1,4 @@
-"""Copies the state of a training run from the most advanced rank to all others."""
+"""Copy the state of a training run from the most advanced rank to all others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import io
 import pickle
 from typing import Any, Protocol
 
-#: Smaller tensors travel in the pickle (bytes), each larger one in its own broadcast.
+#: Smaller tensors are sent in the pickle, each larger one in a separate broadcast (bytes).
 SMALL = 4096
 
 
 class Stateful(Protocol):
-    """An object with a state: module, optimizer, scheduler, sampler."""
+    """An object with a state, such as a module, optimizer, scheduler or sampler."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
@@ -20,8 +20,8 @@ class Stateful(Protocol):
 def share_state(progress: int, *parts: Stateful) -> int:
     """Copy the state of the most advanced rank to every rank of the default process group.
 
-    A collective: all ranks call it, with the same number and kinds of parts. The source is never a healed rank, which
-    has made no progress yet, nor a rank that failed in a step that others completed.
+    This is a collective: all ranks call it, with the same number and kinds of parts. The source is never a healed rank,
+    which has made no progress yet, nor a rank that failed in a step that others completed.
 
     Args:
         progress: the progress of this rank, such as its number of completed steps; the lowest rank wins a tie.
@@ -55,7 +55,10 @@ def share_state(progress: int, *parts: Stateful) -> int:
 
 
 def _pickled(states: list[dict[str, Any]], tensors: list[Any]) -> tuple[bytes, list[tuple[Any, Any, str]]]:
-    """A pickle without the large tensors, which are appended to ``tensors``; and their shapes, types and devices."""
+    """Pickle states without the large tensors, which are appended to ``tensors``.
+
+    Also return their shapes, types and devices.
+    """
     stream = io.BytesIO()
     _Pickler(stream, tensors).dump(states)
     return stream.getvalue(), [(t.shape, t.dtype, t.device.type) for t in tensors]
