@@ -43,7 +43,7 @@ class Recorder:
         self._taken = 0
         self._reads = 0  # numbers that were taken only to count the records
         self._lock = threading.Lock()
-        # What calls record is so frequent that they use these themselves.
+        # record() is called so frequently that callers use these attributes directly.
         self.next = itertools.count(1).__next__  # the number of the next record
         self.append = self._ring.append  # appends a finished record: the fields of a TraceRecord
         self.clock = clock

@@ -54,8 +54,9 @@ class Segments:
 
     Args:
         owner: this process's node id.
-        send: ``send(proc, message)``, to tell receivers to forget a segment.
-        say_late: the same, deferred and callable from anywhere: to tell an owner that a segment is released.
+        send: ``send(proc, message)``, which makes receivers drop their mapping of a segment.
+        say_late: like ``send``, but deferred and callable from anywhere; it notifies an owner that a segment is
+            released.
     """
 
     def __init__(self, owner: str, send: Callable[[str, Any], Any], say_late: Callable[[str, Any], None]) -> None:
@@ -75,7 +76,10 @@ class Segments:
     # -- the owner's side -------------------------------------------------------------------------
 
     def put(self, pieces: list[Any], receivers: Iterable[str]) -> SegmentRef | None:
-        """Copy bytes-like pieces into a segment for these procs. Return None if the limit is reached."""
+        """Copy bytes-like pieces into a segment for these procs, and return its reference.
+
+        None: the limit is reached.
+        """
         size = sum(memoryview(piece).nbytes for piece in pieces)
         holders = set(receivers)
         segment = self._take(size)
@@ -141,11 +145,14 @@ class Segments:
     # -- the receiver's side -------------------------------------------------------------------------
 
     def received(self, ref: SegmentRef) -> Lease:
-        """Take a received reference; the owner is notified when the lease and everything made from it are gone."""
+        """Create the lease of a received reference.
+
+        The owner is notified when the lease and everything made from it are deleted.
+        """
         return Lease(self, ref)
 
     def map(self, ref: SegmentRef) -> mmap.mmap:
-        """Return the segment's memory in this process."""
+        """Map a segment into this process, or reuse its mapping."""
         key = (ref.owner, ref.number)
         with self._lock:
             known = self._mapped.get(key)
@@ -167,7 +174,7 @@ class Segments:
             self._mapped.pop((owner, number), None)
 
     def dropped(self, owner: str, number: int) -> None:
-        """Notify the owner soon; called by finalizers."""
+        """Notify the owner soon that a segment was released. Finalizers call this."""
         self._say_late(owner, Release(number))
 
     def close(self) -> None:
@@ -190,10 +197,10 @@ class Lease:
         self._ref: SegmentRef | None = ref
 
     def memory(self) -> memoryview:
-        """Return the segment's bytes.
+        """Map the segment and return its bytes.
 
         Raises:
-            ConnectionError: the owner is gone, and the segment with it.
+            ConnectionError: the owner has died, and the segment is lost.
         """
         ref = self._ref
         if ref is None:
@@ -212,7 +219,10 @@ class Lease:
 
 
 def leased(memory: mmap.mmap | memoryview, size: int, drop: Callable[[], None]) -> memoryview:
-    """Return the first bytes of memory; ``drop`` is called when they and everything made from them are gone."""
+    """Return the first ``size`` bytes of memory.
+
+    ``drop`` is called when they and everything made from them are deleted.
+    """
     held = _held(size).from_buffer(memory)
     held.drop = drop
     return memoryview(held).cast("B")
@@ -220,7 +230,7 @@ def leased(memory: mmap.mmap | memoryview, size: int, drop: Callable[[], None]) 
 
 @lru_cache(maxsize=256)  # there are few sizes, see `rounded`
 def _held(size: int) -> Any:
-    """Return a type for the bytes of a segment; an instance lives until the last array in the segment is gone.
+    """Create a type for the bytes of a segment. An instance lives until the last array in the segment is deleted.
 
     A ctypes array exports the mapping's memory and, unlike a memoryview, is kept alive by every view of a view.
     """

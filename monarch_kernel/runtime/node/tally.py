@@ -1,4 +1,4 @@
-"""Counts events that others can cause repeatedly, so that a log gets one line per period, not one per event."""
+"""Count events that peers can cause repeatedly, so that a log gets one line per period instead of one per event."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from monarch_kernel.runtime.node.poller import Poller, Timer
 
 log = logs.logger(__name__)
 
-#: How many addresses are counted separately; further ones are counted together.
+#: The number of addresses that are counted separately. Further ones are counted together.
 ADDRESSES = 64
 OTHERS = "other addresses"
-#: How long bad messages are counted before the next line about them (seconds).
+#: The period in which bad messages are counted before the next line about them (seconds).
 _PERIOD = 60.0
 
 
@@ -26,7 +26,7 @@ class Tally:
 
     Args:
         poller: runs the timer of the periods.
-        period: their length (seconds).
+        period: the length of a period (seconds).
         write: called with an address, a reason, and the number of further events; by any thread that calls ``add``, and
             by the polling thread.
     """
@@ -40,7 +40,7 @@ class Tally:
         self._timer: Timer | None = None
 
     def add(self, address: str, reason: str) -> bool:
-        """Count one event; returns whether it is the first of its kind in this period."""
+        """Count one event. Return whether it is the first of its kind in this period."""
         with self._lock:
             kind = address, reason
             if kind not in self._counts and len(self._counts) >= ADDRESSES:
@@ -80,12 +80,12 @@ _bad_messages: WeakKeyDictionary[Poller, Tally] = WeakKeyDictionary()
 
 
 def is_first_bad_message(poller: Poller, where: str, kind: str) -> bool:
-    """Count a message that could not be handled; returns whether it is to be logged, as others so far are not.
+    """Count a message that could not be handled. Return whether to log it, as the first of its kind in this period.
 
     Args:
-        poller: of the link that it came over.
-        where: the place in the code that took it last.
-        kind: what was wrong.
+        poller: the poller of the message's link.
+        where: the code that handled it last.
+        kind: the kind of the error.
     """
     tally = _bad_messages.get(poller)
     if tally is None:

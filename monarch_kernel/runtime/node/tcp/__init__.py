@@ -1,11 +1,11 @@
 """Links over TCP, for gateways of different sites: TLS 1.3, with a certificate at both ends.
 
-``dial`` makes a ``TcpLink``, which is used like any ``Link``, to a ``Listener``, which makes its counterpart. Both
+``dial`` creates a ``TcpLink`` to a ``Listener``, which creates its counterpart. Both are used like any ``Link``. Both
 sides prove their keys in the handshake, and no data is delivered before that. A connection carries, in this order:
 
 1. the TLS handshake. The dialling side finishes its part before the listener has checked its certificate;
-2. a greeting each way (``greeting``). The listener's greeting accepts the key or says why not. Only then is the link
-   up, and sends its queued messages;
+2. a greeting each way (``greeting``). The listener's greeting accepts the key or gives the reason for its refusal. Only
+   then is the link up, and sends its queued messages;
 3. the frames of ``Link``, and beats (``heartbeat``), until one side says goodbye (``link.GracefulClose``).
 
 A connection ends in one of these ways:

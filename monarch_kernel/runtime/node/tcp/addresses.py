@@ -1,15 +1,15 @@
-"""Addresses of listeners: ``tcp://host:port``."""
+"""Parse and resolve addresses of listeners: ``tcp://host:port``."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any
 
-# Without regular expressions: compiling one takes longer than all that a worker does with addresses when it starts.
+# This avoids regular expressions: compiling one takes longer than all address handling of a starting worker.
 
 
 def split(url: str) -> tuple[str, int]:
-    """Return the host and port of a URL; port 0 for any.
+    """Split a URL into host and port. Port 0 means any.
 
     Raises:
         ValueError: the URL is invalid.
@@ -24,18 +24,18 @@ def split(url: str) -> tuple[str, int]:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """``host:port``, as shown in messages."""
+    """Format ``host:port`` for messages."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve(host: str, port: int, numeric: bool = False) -> list[tuple[int, Any]]:
-    """Return the addresses of a host, each with its family.
+    """Resolve a host to its addresses, each with its family.
 
     Raises:
         OSError: the name is unknown.
     """
     flags = socket.AI_NUMERICHOST if numeric else 0
-    # Text would be encoded by a codec that takes a millisecond to load.
+    # A codec for text takes a millisecond to load.
     name = host.encode() if host.isascii() else host
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
@@ -48,7 +48,7 @@ def origin(address: str) -> str:
     """
     if ":" not in address:
         return address
-    import ipaddress  # half of what this module takes to load
+    import ipaddress  # takes half of this module's load time
 
     try:
         number = ipaddress.ip_address(address.partition("%")[0])

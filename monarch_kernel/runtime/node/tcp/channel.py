@@ -14,17 +14,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-#: The most bytes that one TLS record holds.
+#: The maximum payload of one TLS record (bytes).
 RECORD = 16 * 1024
-#: How much is sent before another thread may use the channel.
+#: How much is sent before another thread may use the channel (bytes).
 _TURN = 256 * 1024
 
-#: Sockets that a fork must close, or the connections would outlive the process that made them.
+#: Sockets that a forked child must close, because the connections would otherwise outlive the process that made them.
 _held: set[socket.socket] = set()
 
 
 def hold(sock: socket.socket) -> None:
-    """Register a socket that forks of this process close."""
+    """Register a socket that forked children of this process close."""
     _held.add(sock)
 
 
@@ -44,11 +44,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class TlsChannel:
-    """An encrypted connection; non-blocking.
+    """An encrypted, non-blocking connection.
 
-    ``send``, ``sendmsg``, ``recv`` and ``recv_into`` are those of a socket: they raise ``BlockingIOError`` when they
-    would block, and other kinds of ``OSError`` (``ssl.SSLError`` is one) when the connection has failed. ``recv``
-    returns nothing only after the other side's goodbye; a truncated connection is an error.
+    ``send``, ``sendmsg``, ``recv`` and ``recv_into`` work like those of a socket. They raise ``BlockingIOError`` when
+    they would block, and other kinds of ``OSError`` (including ``ssl.SSLError``) when the connection has failed.
+    ``recv`` returns nothing only after the other side's goodbye; a truncated connection is an error.
 
     Args:
         sock: a connected socket, which the channel takes over.
@@ -72,7 +72,7 @@ class TlsChannel:
         self._held: bytes | None = None  # the content of a record that is encrypted but not sent yet
 
     def handshake(self) -> bool:
-        """Continue the handshake; returns whether it is done.
+        """Continue the handshake. Return whether it is done.
 
         Raises:
             OSError: the handshake has failed.
@@ -85,7 +85,7 @@ class TlsChannel:
             return True
 
     def certificate(self) -> bytes:
-        """Return the certificate that the other side has proved to own (DER); after the handshake."""
+        """Return the certificate (DER) that the other side has proved to own. Valid after the handshake."""
         return self._sock.getpeercert(binary_form=True) or b""
 
     # -- as a socket --------------------------------------------------------------------------------
@@ -94,14 +94,14 @@ class TlsChannel:
         return self._sock.fileno()
 
     def setblocking(self, _flag: bool) -> None:
-        """Does nothing: the channel never blocks."""
+        """Do nothing: the channel never blocks."""
 
     def send(self, data: Any) -> int:
-        """Send the first bytes of the data; returns how many."""
+        """Send the first bytes of the data. Return how many."""
         return self.sendmsg([memoryview(data)])
 
     def sendmsg(self, views: Sequence[memoryview]) -> int:
-        """Send the first bytes of the views; returns how many. The next call must start with the unsent bytes."""
+        """Send the first bytes of the views. Return how many. The next call must start with the unsent bytes."""
         total = 0
         with self._lock:
             if self._held is not None:
@@ -128,7 +128,7 @@ class TlsChannel:
         return sent
 
     def recv(self, size: int) -> bytes:
-        """Received bytes of at most one record; empty after a goodbye."""
+        """Receive at most one record; b"" after a goodbye."""
         with self._lock:
             try:
                 return self._sock.recv(min(size, RECORD))
@@ -136,7 +136,7 @@ class TlsChannel:
                 raise BlockingIOError from None
 
     def recv_into(self, view: memoryview) -> int:
-        """Like ``recv``; returns the number of bytes."""
+        """Receive like ``recv``, into a view. Return the number of bytes."""
         with self._lock:
             try:
                 return self._sock.recv_into(view)
@@ -144,14 +144,14 @@ class TlsChannel:
                 raise BlockingIOError from None
 
     def pending(self) -> int:
-        """Return the number of decrypted bytes that are not received yet; epoll does not report these."""
+        """Return the number of decrypted bytes that are not received yet. epoll does not report these."""
         with self._lock:
             return self._sock.pending()
 
     # -- below TLS ------------------------------------------------------------------------------------
 
     def peek(self) -> bytes:
-        """Return the first unread bytes, as they are on the wire; not to be called during sends.
+        """Peek at the first unread bytes on the wire. Must not be called during sends.
 
         Raises:
             OSError: there is no data (``BlockingIOError``), or the connection has failed.
@@ -159,7 +159,7 @@ class TlsChannel:
         return socket.socket.recv(self._sock, 3, socket.MSG_PEEK)
 
     def discard(self) -> bool:
-        """Discard received data; returns whether more may come.
+        """Discard received data. Return whether more may arrive.
 
         Raises:
             OSError: there is no data (``BlockingIOError``), or the connection has failed.
@@ -167,13 +167,13 @@ class TlsChannel:
         return bool(socket.socket.recv(self._sock, 65536))
 
     def info(self) -> bytes:
-        """Return the kernel's state of the connection (``struct tcp_info``)."""
+        """Read the kernel's state of the connection (``struct tcp_info``)."""
         return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
 
     # -- ending ---------------------------------------------------------------------------------------
 
     def say_goodbye(self) -> bool:
-        """Send TLS's goodbye, which shows that no data was truncated; False if the call must be repeated.
+        """Send TLS's goodbye, which proves that no data was truncated. Return False if the call must be repeated.
 
         Raises:
             OSError: the connection has failed.
@@ -190,12 +190,12 @@ class TlsChannel:
 
     def close(self) -> None:
         """Close the connection at once. Sent data may be lost if there is unread received data."""
-        with self._lock:  # else another thread might use the descriptor after it is reused
+        with self._lock:  # otherwise another thread might use the descriptor after its reuse
             let_go(self._sock)
 
 
 def _records(views: Sequence[memoryview]) -> Iterator[Any]:
-    """The bytes of all views in pieces that fill a record; only pieces that span views are copied."""
+    """Yield the bytes of all views in pieces of one record. Only pieces that span views are copied."""
     held: list[memoryview] = []
     room = RECORD
     for view in views:
@@ -228,18 +228,18 @@ _VERSION = ("UNSUPPORTED_PROTOCOL", "PROTOCOL_VERSION", "VERSION_TOO_LOW", "WRON
 
 
 def speaks(first: bytes) -> str:
-    """Return the protocol of a connection's first bytes: "TLS", "ZeroMQ", or "" for anything else."""
+    """Recognise the protocol of a connection's first bytes: "TLS", "ZeroMQ", or "" for anything else."""
     if any(first[: len(tls)] == tls[: len(first)] for tls in _TLS):
         return "TLS"
     return "ZeroMQ" if first.startswith(_ZMTP) else ""
 
 
 class HandshakeFailure(enum.Enum):
-    """Why a TLS handshake failed."""
+    """The cause of a failed TLS handshake."""
 
     THEIR_KEY = enum.auto()  # the peer's key is not trusted here
-    NO_KEY = enum.auto()  # the peer showed none
-    OUR_KEY = enum.auto()  # the peer does not trust ours
+    NO_KEY = enum.auto()  # the peer presented no key
+    OUR_KEY = enum.auto()  # the peer does not trust this side's key
     VERSION = enum.auto()  # the peer does not speak TLS 1.3
     HUNG_UP = enum.auto()  # the peer closed the connection
     BROKEN = enum.auto()  # the peer did not follow the protocol

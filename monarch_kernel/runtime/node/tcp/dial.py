@@ -1,4 +1,4 @@
-"""Connects to a listener."""
+"""Connect to a listener."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
-#: How often a dial retries while no process listens (seconds).
+#: The interval of attempts while no process listens (seconds).
 RETRY = 0.1
-#: How long one attempt may take to connect, before the next address or retry (seconds).
+#: The time limit for an attempt to connect, before the next address or attempt (seconds).
 _CONNECT_TIME = 2.0
 #: The longest pause after the other side has hung up before its greeting, in units of ``RETRY``. A listener that is
-#: ending or full does, and so does a proxy of one that does not listen yet.
+#: ending or full hangs up, and so does a proxy whose target does not listen yet.
 _LONGEST_PAUSE = 5
 
 NO_LISTENER = "no process listens there"
@@ -61,10 +61,10 @@ def dial(
     timeout: float,
     steady: bool = False,
 ) -> TcpLink:
-    """Connect to a listener. Returns at once; the link queues messages until it is connected.
+    """Connect to a listener. Returns at once. The link queues messages until it is connected.
 
-    While no process listens, or what does hangs up, the dial retries until ``timeout`` seconds have passed. If it
-    fails, it calls ``on_close(link)``, and ``link.ended`` says why.
+    While no process listens, or the listener hangs up, the dial retries until ``timeout`` seconds have passed. If it
+    fails, it calls ``on_close(link)``, and ``link.ended`` has the reason.
 
     Args:
         steady: this process runs no user code.
@@ -79,7 +79,7 @@ def dial(
 
 
 class _Dial:
-    """Makes a connection for a link, with as many attempts as it takes."""
+    """Makes the connection of a link, with as many attempts as necessary."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Dial:
         self.hung_up = 0
         self._attempt: _Attempt | None = None
         self._left = False
-        self._lock = threading.Lock()  # an attempt must not begin while the link ends
+        self._lock = threading.Lock()  # an attempt must not start while the link ends
         self.link = TcpLink(poller, self, keys, host_and_port(host, port), on_message, on_close)
         self.link.ended = SILENT
         self._timer: Timer | None = poller.call_later(timeout, self._too_late)
@@ -117,7 +117,7 @@ class _Dial:
             poller.call_later(0, self._try)
 
     def _look_up(self) -> None:
-        """Resolve the host name on another thread: that may take long and must not block the polling thread."""
+        """Resolve the host name on another thread, because this may take long and must not block the polling thread."""
         threading.Thread(target=self._resolve, name="name-lookup", daemon=True).start()
 
     def _resolve(self) -> None:
@@ -154,11 +154,11 @@ class _Dial:
     # -- called by the attempt -----------------------------------------------------------------------
 
     def reached(self) -> None:
-        """The attempt has connected, but has no answer yet."""
+        """Record that an attempt has connected, but has no answer yet."""
         self.link.ended = SILENT
 
     def failed(self, why: str) -> None:
-        """The attempt has failed; try again."""
+        """Record that an attempt has failed, and try again."""
         with self._lock:
             if self._left:
                 return
@@ -166,7 +166,7 @@ class _Dial:
         self._poller.call_later(0 if self._tried % len(self._addresses) else RETRY, self._try)
 
     def was_hung_up(self) -> None:
-        """The other side has hung up; try again, but not too often."""
+        """Record that the other side has hung up, and try again, but not too often."""
         self.hung_up += 1
         with self._lock:
             if self._left:
@@ -175,11 +175,11 @@ class _Dial:
         self._poller.call_later(RETRY * min(self.hung_up, _LONGEST_PAUSE), self._try)
 
     def refused(self, why: str) -> None:
-        """The dial cannot succeed; end the link."""
+        """End the link, because the dial cannot succeed."""
         self.link.end(why)
 
     def done(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
-        """Both sides have greeted."""
+        """Finish the dial when both sides have sent their greetings."""
         if self._timer is not None:
             self._timer.cancel()
         with self._poller.shielded():
@@ -198,7 +198,7 @@ class _Dial:
 
 
 class _Attempt:
-    """One connection, until both sides have greeted."""
+    """One connection, until both sides have sent their greetings."""
 
     def __init__(self, dial: _Dial, poller: Poller, keys: Keys, family: int, address: Any, steady: bool) -> None:
         self._dial = dial
@@ -248,7 +248,7 @@ class _Attempt:
             return
         try:
             self._channel = TlsChannel(sock, context, server=False)
-        except OSError:  # it has hung up already
+        except OSError:  # it has already hung up
             self._sock = None
             self._dial.was_hung_up()
             return
@@ -279,7 +279,7 @@ class _Attempt:
             self._explain(e)
 
     def _check(self, channel: TlsChannel) -> None:
-        """Check the first bytes of the answer, because OpenSSL would only report that they are wrong."""
+        """Check the first bytes of the answer, because OpenSSL only reports that they are invalid."""
         try:
             first = channel.peek()
         except BlockingIOError:
@@ -293,7 +293,7 @@ class _Attempt:
         self._checked = True
 
     def _begin(self, channel: TlsChannel) -> None:
-        """Send the greeting; this side's part of the handshake is done."""
+        """Send the greeting. This side's part of the handshake is done."""
         if self._keys.admitted(channel.certificate()) is None:
             raise greeting.NoGreeting(_NOT_ANY_MORE)
         channel.send(greeting.accept(self._steady))
@@ -333,7 +333,7 @@ class _Attempt:
             self._dial.was_hung_up()
 
     def stop(self) -> bool:
-        """Close the connection if this attempt still owns it; returns whether it did."""
+        """Close the connection if this attempt still owns it. Return whether it did."""
         if self._timer is not None:
             self._timer.cancel()
         channel, sock = self._channel, self._sock

@@ -1,4 +1,4 @@
-"""The first bytes in each direction over a channel: whether the key is accepted, and how to interpret silence."""
+"""Exchange the first bytes in each direction over a channel: whether the key is accepted, and the meaning of silence."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import struct
 
 from monarch_kernel.runtime.node.tcp.channel import TlsChannel
 
-#: A mark, a version, flags, and the length of the text that follows.
+#: A mark, a version, flags, and the length of the following text.
 _FORM = struct.Struct("<4sBBH")
 _MARK, _VERSION = b"mkl\n", 1
 _STEADY, _REFUSED = 1, 2
-#: The longest text that is accepted.
+#: The maximum length of an accepted text.
 _LONGEST = 1000
 
 
 class NoGreeting(Exception):
-    """The data is not a greeting, or one of another version; the message completes 'refused: '."""
+    """The data is not a greeting, or has another version. The message completes 'refused: '."""
 
 
 class KeyRefused(Exception):
-    """The other side does not accept this key; the message says why."""
+    """The other side does not accept this key. The message has its reason."""
 
 
 def accept(steady: bool) -> bytes:
-    """Return a greeting. ``steady``: this process runs no user code, so its silence means a failure."""
+    """Encode a greeting. ``steady``: this process runs no user code, so its silence means a failure."""
     return _FORM.pack(_MARK, _VERSION, _STEADY if steady else 0, 0)
 
 
 def refuse(why: str) -> bytes:
-    """Return a greeting that refuses the key."""
+    """Encode a greeting that refuses the key."""
     text = why.encode()[:_LONGEST]
     return _FORM.pack(_MARK, _VERSION, _REFUSED, len(text)) + text
 
 
 class Reader:
-    """Reads the other side's greeting, and no byte beyond it."""
+    """Reads the other side's greeting, and no bytes beyond it."""
 
     def __init__(self) -> None:
         self._got = b""
@@ -42,7 +42,7 @@ class Reader:
         self.steady = False
 
     def read(self, channel: TlsChannel) -> bool:
-        """Read the received data; returns whether the greeting is complete.
+        """Read received data. Return whether the greeting is complete.
 
         Raises:
             NoGreeting: the data is not a greeting.

@@ -1,17 +1,17 @@
-"""Detects lost hosts and hanging processes by their silence.
+"""Detect lost hosts and hanging processes by their silence.
 
 Each process sends a beat over each of its links four times in ``MONARCH_KERNEL_HEARTBEAT_TIMEOUT``, from a dedicated
 thread, so that neither a handler nor user code can delay it. Silence is interpreted as follows:
 
 * **The other host acknowledges nothing** for that time although data was sent: the host or the network is gone. The
   kernel knows this (``TCP_INFO``) for hosts, not for processes. (Its own timer, ``TCP_USER_TIMEOUT``, would also end
-  connections whose receiver just does not read, because it computes.)
+  connections whose receiver is busy computing and does not read.)
 * **No data comes from a process that runs no user code** (a host agent) for that time: the process hangs.
 * **No data comes from a controller**: it may be in a C call that holds the GIL, so that none of its threads can send a
-  beat, or stopped with Ctrl-Z. So it has ``MONARCH_KERNEL_SILENCE_TIMEOUT``. That timeout serves for proxies and
-  tunnels, where another kernel acknowledges data for a host that is gone.
+  beat, or stopped with Ctrl-Z. Its limit is therefore ``MONARCH_KERNEL_SILENCE_TIMEOUT``. This limit also covers
+  proxies and tunnels, where another kernel acknowledges data for a host that is gone.
 
-The polling thread decides: it has read all data that came meanwhile, however late it is.
+The polling thread decides, because it has read all data that has arrived, however late the thread runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often links are checked, at least (seconds); the check also detects revoked keys.
+#: The maximum interval of checks of links (seconds). A check also detects revoked keys.
 _LOOK = 0.5
 
 #: How long a kernel may leave probes of its closed window unanswered (seconds): it answers at most two per second.
 _SHUT = 2.0
 
-#: A window that has room for more than one packet.
+#: A window with room for more than one packet.
 _OPEN = 128 * 1024
 
 #: The used part of ``struct tcp_info``: unanswered probes of a closed window; unacknowledged packets; the time since
@@ -46,7 +46,7 @@ _INFO = struct.Struct("=3xB20xI16xI8xI168xI")
 
 
 def heartbeat_timeout() -> float:
-    """Return how long a host may be silent, in seconds.
+    """Read the setting for how long a host may be silent (seconds).
 
     Raises:
         InvalidSettingError: the environment variable is not a time.
@@ -55,7 +55,7 @@ def heartbeat_timeout() -> float:
 
 
 def silence_timeout() -> float:
-    """Return how long a process that runs user code may be silent while its host answers, in seconds.
+    """Read the setting for how long a process that runs user code may be silent while its host responds (seconds).
 
     Raises:
         InvalidSettingError: the environment variable is not a time.
@@ -73,11 +73,11 @@ class PeerHealth:
         self._limit = self._timeout if steady else silence_timeout()
         self._heard_at = time.monotonic()
         self._suspected = False
-        #: Set whenever data is received.
+        #: Set when data is received.
         self.heard = False
 
     def is_silent(self) -> bool:
-        """Return whether no data has come for too long."""
+        """Return whether no data has arrived for too long."""
         now = time.monotonic()
         if self.heard:
             self.heard = False
@@ -89,7 +89,7 @@ class PeerHealth:
         info = info.ljust(_INFO.size, b"\0")  # an older kernel reports less
         probes, unacknowledged, sent, acknowledged, window = _INFO.unpack_from(info)
         # A sender's kernel keeps probing a receiver that does not read, at growing intervals, and the receiver's kernel
-        # answers. So only unanswered probes or packets count, and not those sent just now.
+        # answers. Therefore only unanswered probes or packets count, except those sent just now.
         asked = probes > 0 or (unacknowledged > 0 and acknowledged > sent)
         patience = self._timeout if window >= _OPEN else max(self._timeout, _SHUT)
         suspected, self._suspected = self._suspected, asked and acknowledged >= patience * 1000
@@ -97,7 +97,7 @@ class PeerHealth:
 
 
 class Heartbeat:
-    """The beats of all links of a poller, and the checks of their other ends."""
+    """Sends the beats of all links of a poller, and checks their other ends."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -136,7 +136,7 @@ class Heartbeat:
             for link in links:
                 try:
                     link.beat()
-                except Exception:  # as the interpreter ends
+                except Exception:  # at interpreter shutdown
                     log.debug("a beat could not be sent", exc_info=True)
 
     def _look(self, ended: threading.Event) -> None:
@@ -169,7 +169,7 @@ os.register_at_fork(after_in_child=_registry.__init__)
 
 
 def heartbeat_of(poller: Poller) -> Heartbeat:
-    """Return the heartbeat of a poller's links."""
+    """Return the heartbeat of a poller's links. It is created on first use."""
     with _registry.lock:
         heartbeat = _registry.heartbeats.get(poller)
         if heartbeat is None:

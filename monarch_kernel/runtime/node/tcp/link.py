@@ -1,4 +1,4 @@
-"""A link over TCP, as its users see it."""
+"""A link over TCP."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ LOST = "the connection was lost"
 CHANGED = f"{LOST}: something was changed, left out or repeated on the way"
 REVOKED = "its key is no longer allowed"
 
-#: A word of the link: the sender is alive.
+#: A message of the link itself: the sender is alive.
 _BEAT = 2
-#: When a link closes, how long the other side may take to read the sent data and to hang up in turn (seconds).
+#: When a link closes, the time for the other side to read the sent data and to hang up in turn (seconds).
 LINGER = 1.0
 
 
 class Maker(Protocol):
-    """The dial or listener that has made a link."""
+    """The dial or listener that created a link."""
 
     def ended(self, link: TcpLink) -> None:
-        """Called when the link has ended."""
+        """Handle the end of the link."""
 
 
 class TcpLink(Link):
-    """A ``Link`` over an encrypted connection; messages sent before it is connected are queued.
+    """A ``Link`` over an encrypted connection. Messages sent before it is connected are queued.
 
-    ``ended`` says in one clause why the link was closed, or, during a dial, what has failed so far. The thread that
-    calls ``close`` also calls ``on_close``.
+    ``ended`` is the reason why the link was closed, in one clause, or, during a dial, the last failure so far. The
+    thread that calls ``close`` also calls ``on_close``.
 
     Args:
         where: the other end's address, for messages.
@@ -75,7 +75,7 @@ class TcpLink(Link):
         self.name = ""
 
     def come_up(self, channel: TlsChannel, certificate: bytes, name: str, steady: bool) -> None:
-        """Send the queued messages and begin to receive; called when both sides have greeted.
+        """Send the queued messages and start to receive. Called when both sides have sent their greetings.
 
         Args:
             steady: whether silence of the other side means that it has failed.
@@ -94,7 +94,7 @@ class TcpLink(Link):
             self._poller.call_later(0, self._on_event)
 
     def send(self, header: bytes, body: Body = b"") -> None:
-        """See ``Link.send``."""
+        """Implement ``Link.send``."""
         with self._poller.shielded():  # an interrupt would truncate a message
             super().send(header, body)
 
@@ -107,7 +107,7 @@ class TcpLink(Link):
         return came
 
     def receive(self, events: int = EPOLLIN) -> bool:
-        """See ``Link.receive``."""
+        """Implement ``Link.receive``."""
         came = super().receive(events)
         if came and self._health is not None:
             self._health.heard = True
@@ -127,14 +127,14 @@ class TcpLink(Link):
             self.end(LOST)
 
     def drain(self) -> None:
-        """Handle all data that has already arrived, for a peer known to be dead; only on the polling thread."""
+        """Handle all data that has already arrived, for a peer known to be dead. Only on the polling thread."""
         if self._poller.in_leader():
             super().drain()
 
     # -- the other end ----------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Tell the other side that this process is alive, unless queued messages show that anyway."""
+        """Send a beat, unless queued messages already show that this process is alive."""
         if not self._out:
             self._say(_BEAT)
 
@@ -151,16 +151,16 @@ class TcpLink(Link):
     # -- ending -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the link after sending the queued messages, if that is possible soon; later sends are dropped."""
+        """End the link after sending the queued messages, if that is possible soon. Later sends are dropped."""
         self.end(CLOSED_HERE, orderly=True)
 
     def give_up(self, why: str) -> None:
-        """See ``Link.give_up``."""
+        """Implement ``Link.give_up``."""
         self._say_failed(why)
         self.end(why, orderly=True)
 
     def end(self, why: str, orderly: bool = False) -> None:
-        """End the link for this reason, and call ``on_close``; only the first call counts."""
+        """End the link for this reason, and call ``on_close``. Only the first call counts."""
         with self._poller.shielded():
             with self._lock:
                 if self.closed:
@@ -186,7 +186,7 @@ class TcpLink(Link):
             log.exception("a handler of a link's end failed; this is a bug in monarch_kernel")
 
     def abandon(self) -> None:
-        """In a fork of this process: stop using the link. (A fork hook closes the descriptor.)"""
+        """Stop using the link in a forked child. (A fork hook closes the descriptor.)"""
         self.closed = True
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class GracefulClose:
         self.go_on(EPOLLOUT)
 
     def go_on(self, events: int) -> None:
-        """Send and read as much as is possible now."""
+        """Send and read as much as possible without blocking."""
         with self._lock:
             if self.done:
                 return

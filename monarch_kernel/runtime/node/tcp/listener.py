@@ -1,4 +1,4 @@
-"""Accepts links from other sites."""
+"""Accept links from other sites."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from monarch_kernel.runtime.node.tcp.link import TcpLink
 
 log = logging.getLogger(__name__)
 
-#: How long a client may take to prove its key (seconds).
+#: The time for a client to prove its key (seconds).
 HANDSHAKE_TIME = 5.0
-#: How often the listener checks for late clients (seconds).
+#: The interval at which the listener checks for late clients (seconds).
 _SWEEP = 0.5
-#: How many handshakes advance before other work gets its turn: each costs as much as many messages.
+#: The number of handshakes advanced before other work gets its turn: each costs as much as many messages.
 _HANDSHAKES = 8
-#: How long a refused client may take to read the reason and hang up (seconds), and how much it may send meanwhile.
+#: The time for a refused client to read the reason and hang up (seconds), and the data that it may send meanwhile
+#: (bytes).
 _LEAVE_TIME = 1.0
 _LEAVE_BYTES = 256 * 1024
-#: The most pending connections; also at most a quarter of this process's limit of descriptors.
+#: The maximum number of pending connections; also at most a quarter of this process's limit of descriptors.
 MOST = 1024
 _LEAST = 32
 
@@ -104,7 +105,7 @@ class Listener:
         hold(sock)
         self._sock = sock
         self._acceptor = Acceptor(poller, sock, url, self._on_socket, self._make_room)
-        #: Where it listens, with the real port.
+        #: The URL that it listens on, with the actual port.
         self.url = f"tcp://{host_and_port('0.0.0.0' if host == '*' else host, sock.getsockname()[1])}"
         poller.start_background()
 
@@ -140,10 +141,10 @@ class Listener:
             self.poller.call_later(_SWEEP, self._sweep)
 
     def is_ready(self, stranger: _Stranger) -> None:
-        """Queue a stranger whose data has arrived; other work gets its turn first.
+        """Queue a stranger whose data has arrived. Other work gets its turn first.
 
-        The latest is served first: when more come than can be served, the oldest make room, and would have been served
-        in vain.
+        The latest is served first: if more arrive than can be served, the oldest are closed to make room, and serving
+        them would be wasted.
         """
         self._ready.append(stranger)
         if len(self._ready) == 1:
@@ -160,7 +161,7 @@ class Listener:
         self._strangers.remove(stranger)
 
     def welcome(self, channel: TlsChannel, where: str, certificate: bytes, name: str, steady: bool) -> None:
-        """Make a link to a stranger that has proved its key."""
+        """Create a link to a stranger that has proved its key."""
         link = TcpLink(self.poller, self, self.keys, where, self._on_message, self._on_close)
         self._links.add(link)
         link.come_up(channel, certificate, name, steady)
@@ -193,18 +194,19 @@ class Listener:
             link.close()
 
     def abandon(self) -> None:
-        """In a fork of this process: leave all connections to the parent."""
+        """Leave all connections to the parent, in a forked child."""
         self._closed = True
         self._acceptor.abandon()
 
 
 def room() -> int:
-    """Return how many pending connections this process may have."""
+    """Return the maximum number of pending connections of this process."""
     return max(_LEAST, min(MOST, descriptors.limit() // 4))
 
 
 class PendingConnections:
-    """The connections that have not proved a key yet, the oldest first: their limit, and which one is closed next.
+    """The connections that have not proved a key yet, oldest first: enforces their limit and selects which is closed
+    next.
 
     Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the oldest is
     closed, whatever it has sent: a peer with a key sends as little at first as an attacker. A connection that has
@@ -228,7 +230,7 @@ class PendingConnections:
         return iter(tuple(self._there))
 
     def add(self, stranger: _Stranger) -> _Stranger | None:
-        """Add a connection. Returns the one to close for it, if any: itself, if all others have proved a key."""
+        """Add a connection. Return the connection to close for it, if any: itself, if all others have proved a key."""
         goes = None
         if self._counts.get(stranger.origin, 0) >= self.most_of_one:
             goes = self._oldest(stranger.origin) or stranger
@@ -247,7 +249,7 @@ class PendingConnections:
                 del self._counts[stranger.origin]
 
     def oldest(self) -> _Stranger | None:
-        """Return the connection to close when room is needed for another reason, if any."""
+        """Return the connection to close if room is needed for another reason; None if there is none."""
         return self._oldest("")
 
     def _oldest(self, origin: str) -> _Stranger | None:
@@ -285,7 +287,7 @@ class _Stranger:
 
     @property
     def proved(self) -> bool:
-        """Whether it has proved a key, and has only its greeting to send."""
+        """Whether it has proved a key, and only needs to send its greeting."""
         return self._reader is not None and not self._left
 
     def go_on(self) -> None:
@@ -384,7 +386,7 @@ class _Stranger:
         self.refused(reasons[handshake_failure(error)])
 
     def refused(self, why: str) -> None:
-        """Refuse the connection; over TLS, say so and leave the client a moment to read it."""
+        """Refuse the connection. Over TLS, send the reason and give the client time to read it."""
         if self._left:
             self.stop()
             return
