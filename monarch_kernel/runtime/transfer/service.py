@@ -198,7 +198,7 @@ class TransferService:
             registration.dropped._resolve(None)
 
     def registration_around(self, layout: Layout) -> int:
-        """Return the key of a registration that contains all of ``layout``; 0 if there is none, or too many to search."""
+        """Return the key of a registration that contains all of ``layout``; 0 if none is found among ``SEARCHED``."""
         registered = self._registered.copy()
         if len(registered) > SEARCHED:
             return 0

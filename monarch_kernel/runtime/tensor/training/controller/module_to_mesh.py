@@ -168,7 +168,7 @@ class GradientSums:
 
     @classmethod
     def follow(cls, parameter: Tensor) -> None:
-        """From now on, convert every gradient that backward accumulates for this parameter to the parameter's layout."""
+        """Convert all later gradients that backward accumulates for this parameter to the parameter's layout."""
         target = parameter._spec.mesh
         sums = cls._all.get(target)
         if sums is None:
