@@ -22,8 +22,7 @@ def current_frames() -> dict[int, FrameType]:
 
     In Python 3.11, ``sys._current_frames()`` holds an interpreter lock while it allocates. The allocation may start a
     garbage collection, which may switch to another thread. If that thread starts a thread, it waits for the lock while
-    it
-    holds the GIL, and the process deadlocks (python/cpython#106883). This function disables collections meanwhile.
+    it holds the GIL, and the process deadlocks (python/cpython#106883). This function disables collections meanwhile.
 
     In a frame that another thread runs, the first access to ``f_back`` allocates, too. A collection at that point may
     let the thread return from the inspected frame. This function therefore also creates all outer frames.
@@ -82,8 +81,7 @@ def raise_in_thread(thread: int, exception: type[BaseException] | None) -> None:
 
     In Python 3.11, every thread checks for the exception until it is raised, and a traced thread that enters a function
     meanwhile checks forever. A process with breakpoints would hang while the target thread waits in C. When this
-    function
-    returns, the other threads no longer check. The target thread checks again when it next acquires the GIL.
+    function returns, the other threads no longer check. The target thread checks again when it next acquires the GIL.
     """
     import ctypes  # rarely needed
 

@@ -205,8 +205,7 @@ class MonarchKernel(IPythonKernel):
         """Publish that a message is being handled, or no longer is.
 
         Front ends take the last status as the status of the kernel. After a message on a subshell, such as a click in a
-        view
-        of the meshes, this therefore publishes busy again if a cell is running.
+        view of the meshes, this therefore publishes busy again if a cell is running.
         """
         super()._publish_status(status, channel, parent)
         if status == "idle" and channel == "shell" and threading.current_thread() is not threading.main_thread():

@@ -298,8 +298,7 @@ class Notebook:
         """Return the output area of a cell if it can show a line and remove it later.
 
         A terminal cannot, since the line would overwrite the cell's output. Neither can a cell under `%%capture`, which
-        keeps
-        everything that is displayed.
+        keeps everything that is displayed.
         """
         publisher = self._publishers.get(cell)
         captured = getattr(self.shell.display_pub, "session", None) is None

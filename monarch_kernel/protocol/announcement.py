@@ -25,8 +25,7 @@ class WorkerAnnouncement(msgspec.Struct, frozen=True, kw_only=True, omit_default
         id: the id of the worker, which is different after every start.
         python: its version of Python, such as "3.11.7".
         devices: the GPUs that the provider assigned to this worker, as their runtime names them (index, UUID, MIG
-            UUID);
-            None: the environment names none.
+            UUID); None: the environment names none.
         ends_at: when its walltime ends (Unix time); 0: unknown.
         error: why the worker could not start; "" if it listens.
     """

@@ -15,8 +15,7 @@ class AppendOnlyFile:
 
     Args:
         path: the path of the file, which is created if it is missing. A link is not followed. An existing file must
-            belong
-            to this user and be inaccessible to others.
+            belong to this user and be inaccessible to others.
 
     Raises:
         NotPrivateError: it belongs to another user, or others may access it.

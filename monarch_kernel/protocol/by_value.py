@@ -47,10 +47,9 @@ class ByValuePickler(cloudpickle.Pickler):
     """cloudpickle's pickler, with tensors' memory out of band, and without changes to classes that the receiver has.
 
     cloudpickle recognises a class that the receiver has, its own or one received earlier, and then sets all its
-    attributes
-    again, to their values on the sender; this pickler prevents that. Definitions of ``__main__`` also carry their
-    source,
-    and the names in their annotations that are text. These names are last, so that ``by_value`` can leave them out.
+    attributes again, to their values on the sender; this pickler prevents that. Definitions of ``__main__`` also carry
+    their source, and the names in their annotations that are text. These names are last, so that ``by_value`` can leave
+    them out.
     """
 
     #: Whether to send the objects that annotations name.

@@ -177,8 +177,7 @@ class AskTrace(msgspec.Struct, array_like=True, tag=25):
     """Query or control the records of a trace; answered by the polling thread. Reply body: a pickle.
 
     The answer depends on ``order``: "clock": the time in nanoseconds; "on" (record for the sender): the time; "take":
-    the
-    time and MessagePack of a ``RecordedTrace``; "off" (after a last "take"): the same.
+    the time and MessagePack of a ``RecordedTrace``; "off" (after a last "take"): the same.
     """
 
     call: int

@@ -73,11 +73,11 @@ _MESSAGE_KINDS: frozenset[str] = frozenset(("display", "result", "error", "clear
 class OutputEvent(msgspec.Struct, frozen=True):
     """One item of a rank's output.
 
-    ``cell`` is the id of the cell that caused it, or "". ``data`` depends on ``kind``:
-    ``text`` the str; ``display`` and ``result`` a dict with ``data`` (MIME bundle), ``metadata`` and,
-    if given, ``display_id`` and ``update``; ``error`` a dict with ``ename``, ``evalue`` and
-    ``traceback``; ``clear`` a dict with ``wait``; ``comm`` a dict with the ``type``, ``comm`` (its id),
-    ``data``, ``metadata`` and ``buffers`` (base64) of a widget's message; ``flush`` the token (str); else None.
+    ``cell`` is the id of the cell that caused it, or "". ``data`` depends on ``kind``: ``text`` the str; ``display``
+    and ``result`` a dict with ``data`` (MIME bundle), ``metadata`` and, if given, ``display_id`` and ``update``;
+    ``error`` a dict with ``ename``, ``evalue`` and ``traceback``; ``clear`` a dict with ``wait``; ``comm`` a dict with
+    the ``type``, ``comm`` (its id), ``data``, ``metadata`` and ``buffers`` (base64) of a widget's message; ``flush``
+    the token (str); else None.
     """
 
     cell: str

@@ -240,8 +240,7 @@ class Watch:
         """Call ``callback(delta)`` for the changes, on a thread of this watch (``monarch-watch``).
 
         An exception in a callback is logged. A slow callback delays other callbacks of this watch, but not of other
-        watches.
-        Changes that occur meanwhile are combined into one delta.
+        watches. Changes that occur meanwhile are combined into one delta.
 
         Args:
             since: the initial version, such as that of a snapshot; None: now.
@@ -360,8 +359,7 @@ def provide(source: Source) -> Callable[[], None]:
 
     ``source(give)`` is called when a watch opens (at once if one is open). It calls ``give(*facts)`` (see
     ``monarch_kernel.watch.facts``) for the current state and for each change. The function that it returns is called
-    when
-    the last watch closes.
+    when the last watch closes.
 
     Returns:
         A function that withdraws the source.

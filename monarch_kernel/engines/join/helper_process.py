@@ -61,8 +61,7 @@ class GatewayCall:
     """Ensures that one process of this machine is connected to the meeting point of its ranks.
 
     All ranks check periodically. The rank that gets the lock starts the process (``gateway_caller``), which holds the
-    lock
-    as long as it lives. If the process or the rank dies, another rank starts it again.
+    lock as long as it lives. If the process or the rank dies, another rank starts it again.
 
     Args:
         url: the URL of the meeting point, ``tcp://host:port``.

@@ -128,8 +128,7 @@ def _of_ray(told: RankIdentity, found: RankIdentity) -> RankIdentity:
     """Determine the identity of a Ray worker.
 
     This only uses modules that are already imported and functions that import nothing: an import on this thread can
-    break
-    an import in progress in the program.
+    break an import in progress in the program.
     """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

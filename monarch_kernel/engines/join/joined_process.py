@@ -54,9 +54,8 @@ class JoinedProcess(AttachedProcess):
     """The tools of any number of viewers in this process, which belongs to another program.
 
     One viewer has control: it stops threads and runs cells. It must send heartbeats. When it is silent for too long, or
-    its
-    connection ends, what it has stopped continues, its breakpoints are removed and its cells are interrupted. The other
-    viewers can only read.
+    its connection ends, what it has stopped continues, its breakpoints are removed and its cells are interrupted. The
+    other viewers can only read.
 
     Args:
         door: the listener through which viewers enter; it stores faults.

@@ -31,8 +31,7 @@ class SigintHandler:
     * A cell that computes gets KeyboardInterrupt.
     * A cell that awaits is cancelled through its event loop, which must be woken.
     * Between the end of a cell and its reply, the press is only recorded. An exception would lose the reply and leave
-      the
-      front end waiting.
+      the front end waiting.
     * An idle kernel is not interrupted.
     * While a message is being sent, an exception could truncate it, so the handler runs again later.
     """

@@ -51,8 +51,7 @@ class TerminalScreen:
     """The state of a stream that moves the cursor.
 
     A line that ended in a line feed is kept as long as the stream may return to it: the latest line if it was
-    overwritten,
-    like a progress bar, and each of the last `HEIGHT` lines once the cursor has moved up.
+    overwritten, like a progress bar, and each of the last `HEIGHT` lines once the cursor has moved up.
     """
 
     __slots__ = ("_begun", "_column", "_moves", "_pen", "_row", "_rows")

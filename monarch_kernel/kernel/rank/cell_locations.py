@@ -167,8 +167,7 @@ class CollectiveGate(_Gate):
     """Runs cells right before a collective that the program calls, where a breakpoint would stop it.
 
     It needs no optimizer and also works in the middle of a step. Collectives issued by C++ code (DDP, compiled code)
-    cannot
-    be intercepted, but are counted. The cell then runs at the next collective issued by Python code.
+    cannot be intercepted, but are counted. The cell then runs at the next collective issued by Python code.
     """
 
     @contextmanager

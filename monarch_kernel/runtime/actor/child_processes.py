@@ -2,8 +2,7 @@
 
 A forked process has those, by name, that existed before the fork. A spawned process has none, and an earlier fork lacks
 later ones. For these processes they are pickled by value, each with a key by which the receiver recognises those that
-it
-already has. They are found by name in the child's `__main__`.
+it already has. They are found by name in the child's `__main__`.
 """
 
 from __future__ import annotations

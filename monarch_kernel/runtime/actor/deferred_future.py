@@ -24,14 +24,10 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     """Make an async function return a ``Future`` instead of a coroutine.
 
     A call only captures the caller's context variables, which include the running actor. The first ``await`` runs the
-    body
-    on the caller's event loop; cancelling that ``await`` does not cancel the body. The first ``get()`` runs the body on
-    the
-    calling thread, like ``asyncio.run``, or on a helper thread if an event loop runs on the calling one. If that
-    ``get()``
-    times out, or Ctrl-C interrupts the calling thread in the body, the body is cancelled and the future fails. Every
-    later
-    ``get()`` and ``await`` has the same outcome. ``done()`` and callbacks do not start the body.
+    body on the caller's event loop; cancelling that ``await`` does not cancel the body. The first ``get()`` runs the
+    body on the calling thread, like ``asyncio.run``, or on a helper thread if an event loop runs on the calling one. If
+    that ``get()`` times out, or Ctrl-C interrupts the calling thread in the body, the body is cancelled and the future
+    fails. Every later ``get()`` and ``await`` has the same outcome. ``done()`` and callbacks do not start the body.
 
     Raises:
         TypeError: ``function`` is not an async function.

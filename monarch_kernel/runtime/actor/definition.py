@@ -53,8 +53,7 @@ class Actor:
     * ``__supervise__(self, failure) -> bool``: called when a mesh that this actor spawned has failed, before waiting
       messages. Return true if the failure is handled.
     * ``__cleanup__(self, error)``: called when the actor ends; ``error`` is None if it was stopped on purpose. Calls
-      that
-      are still pending then are dropped.
+      that are still pending then are dropped.
     * ``__restore__(self, state)``: called when this actor replaces a dead one; ``state`` is the last result of the
       ``checkpoint`` endpoint of its predecessor.
     * ``_handle_undeliverable_message(self, envelope) -> bool``: see below.
@@ -81,8 +80,7 @@ class Actor:
         """Handle a message from this actor whose receiver is known to be dead. Return true if it is handled.
 
         This is called inside ``broadcast()`` or ``Port.send()``, which then return normally. If it returns false, a
-        broadcast
-        is dropped anyway, and ``send`` raises ``ConnectionError``. Messages lost in transit are not reported.
+        broadcast is dropped anyway, and ``send`` raises ``ConnectionError``. Messages lost in transit are not reported.
         """
         return False
 

@@ -317,8 +317,7 @@ class SupervisionError(MeshFailure, RuntimeError):
     """A call cannot be answered, because a rank's process, actor or host died or was stopped.
 
     It is a `MeshFailure`, so that a loop can catch it, heal the mesh and repeat the failed step. As in Monarch, it is
-    also a
-    `RuntimeError`.
+    also a `RuntimeError`.
     """
 
     def __init__(

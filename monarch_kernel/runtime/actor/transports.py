@@ -35,8 +35,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
     """Accept a transport for compatibility with Monarch, before the first use of the API. It has no effect.
 
     Processes of one host use Unix sockets and shared memory. Hosts reach each other at their workers' addresses; TCP
-    always
-    needs a key.
+    always needs a key.
 
     Raises:
         ValueError: the transport does not exist.

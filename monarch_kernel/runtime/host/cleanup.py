@@ -63,8 +63,8 @@ def kill_below(last: int) -> list[tuple[int, int]]:
     """SIGKILL and reap every descendant of this process, which must be a subreaper, until none is left.
 
     The child ``last`` is killed last: until then, it takes over this work if this process is killed. Managers of shared
-    memory are left to end by themselves, within a limit.
-    Returns the (pid, wait status) of this process's children, own and adopted.
+    memory are left to end by themselves, within a limit. Returns the (pid, wait status) of this process's children, own
+    and adopted.
     """
     reaped: list[tuple[int, int]] = []
     deadline = time.monotonic() + _PATIENCE

@@ -134,8 +134,7 @@ def launch_local_agent(node: Node) -> AgentProcess:
     """Start this host's agent for the controller that owns ``node``, without waiting for it.
 
     The agent connects to ``node``. Messages sent to it before that are queued. If it dies, ``node`` declares it and all
-    its
-    procs dead.
+    its procs dead.
 
     Raises:
         OSError: the process could not be started.

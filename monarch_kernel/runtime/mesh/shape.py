@@ -24,8 +24,7 @@ class UnknownDimensionError(TypeError, ValueError, KeyError):
     """A program named a dimension that the mesh does not have.
 
     It is three builtin errors at once, because Monarch raises different ones in different methods, and programs may
-    catch
-    any of them.
+    catch any of them.
     """
 
     def __str__(self) -> str:

@@ -3,9 +3,9 @@
 A TCP listener reports each connection to its ``Audit``, which writes a line to the log, and to a file if one is
 configured::
 
-    2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234 2026-11-22T03:16:09.004Z ended
-    alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed 2026-11-22T03:17:30.550Z refused - -
-    10.0.0.66: its key is not one that this worker trusts
+    2026-11-22T03:16:00.123Z connected alice@laptop 3f9a1c2233445566 10.0.0.5:41234
+    2026-11-22T03:16:09.004Z ended alice@laptop 3f9a1c2233445566 10.0.0.5:41234: the connection was closed
+    2026-11-22T03:17:30.550Z refused - - 10.0.0.66: its key is not one that this worker trusts
 
 Any stranger can cause refusals. Refusals of one address for one reason therefore share one line per period, with their
 number.

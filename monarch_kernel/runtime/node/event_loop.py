@@ -21,8 +21,7 @@ class LeadingSelector(selectors.BaseSelector):
     """An epoll selector that leads the node's poller while it sleeps.
 
     Epoll sets nest: its own set is one of the poller's descriptors. The leading thread records that the set is ready.
-    The
-    set is edge-triggered, because only the loop's thread can handle its events.
+    The set is edge-triggered, because only the loop's thread can handle its events.
 
     Attributes:
         ready: whether the set may be ready. Only the leading thread sets it.

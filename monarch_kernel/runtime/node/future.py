@@ -23,8 +23,7 @@ class Future(Generic[R]):
     """The result of a call, now or later.
 
     ``get()`` blocks and polls meanwhile (also inside a running event loop); ``await`` does not block. Both can be used
-    any
-    number of times, from any thread. A future cannot be pickled: send the value instead.
+    any number of times, from any thread. A future cannot be pickled: send the value instead.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_parked", "_poller", "_value", "what")

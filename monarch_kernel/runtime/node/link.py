@@ -79,9 +79,9 @@ class Link:
     """Sends and receives whole messages over a socket. It may exist before its socket does.
 
     A link created before the peer has connected queues its messages, and sends them when ``attach`` provides the
-    socket.
-    Any thread may call ``send``. The polling thread calls ``on_message(link, header, body)`` and ``on_close(link)``.
-    ``ended`` is the reason why the link was closed, in one clause, unless the other side just closed it.
+    socket. Any thread may call ``send``. The polling thread calls ``on_message(link, header, body)`` and
+    ``on_close(link)``. ``ended`` is the reason why the link was closed, in one clause, unless the other side just
+    closed it.
     """
 
     __slots__ = (

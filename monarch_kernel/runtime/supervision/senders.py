@@ -30,8 +30,7 @@ class Senders:
     """The senders of one port.
 
     The port is lost when no sender has it any more and at least one sender died with it. If all live senders have
-    released
-    it, there is just nothing more to send. If an unknown sender might have it, it is never lost.
+    released it, there is just nothing more to send. If an unknown sender might have it, it is never lost.
     """
 
     def __init__(self) -> None:

@@ -158,14 +158,12 @@ class Endpoint(Generic[R]):
         """Call all ranks without waiting; the results stay on the ranks, as tensors of the active mesh.
 
         The endpoint's ``propagate`` determines the shapes. It is a function of the arguments (without ``self``) that
-        returns
-        tensors with the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; other values in
-        these are
-        returned unchanged. With "cached", or without ``propagate``, the result of the first call of a kind determines
-        the
-        shapes, which costs a round trip. With "mocked", the endpoint itself is called here with None for ``self``. With
-        "inspect", the endpoint is called for its side effects, and the reference is None. Later operations run when the
-        endpoint has ended. If it raises, everything that depends on the result fails with a ``RemoteException``.
+        returns tensors with the shapes and dtypes of the result, alone or in nested lists, tuples and dicts; other
+        values in these are returned unchanged. With "cached", or without ``propagate``, the result of the first call of
+        a kind determines the shapes, which costs a round trip. With "mocked", the endpoint itself is called here with
+        None for ``self``. With "inspect", the endpoint is called for its side effects, and the reference is None. Later
+        operations run when the endpoint has ended. If it raises, everything that depends on the result fails with a
+        ``RemoteException``.
 
         Raises:
             ValueError: no mesh is active and no argument is a tensor of one, or the endpoint answers through a port.

@@ -476,8 +476,7 @@ def interrupt_first(error: BaseException) -> None:
     """Make an interrupt that ended a wait in a collective show its own text first, and torch's error as a note.
 
     No signal ends such a wait. Torch raises because the connections of the group were shut down, and the interrupt is
-    then
-    raised within torch, while it handles that error.
+    then raised within torch, while it handles that error.
     """
     waited = error.__context__
     while waited is not None and not failed_by_peer(waited):

@@ -25,8 +25,7 @@ class MessageGate:
     """Holds the messages of a process's actors.
 
     An actor first records that it handles a message, then reads ``closed``. The gate first closes, then reads which
-    actors
-    handle messages. At least one of the two therefore sees the other.
+    actors handle messages. At least one of the two therefore sees the other.
     """
 
     def __init__(self) -> None:

@@ -66,6 +66,7 @@ def respawn_actors(procs: ProcMesh, timeout: float = HEAL_TIMEOUT) -> Future[Hea
     arrive while an actor is stopped fail.
 
     Raises (in the future):
-        Exception: an ``__init__`` or ``__restore__`` failed; that actor is dead then. TimeoutError: it took too long.
+        Exception: an ``__init__`` or ``__restore__`` failed; that actor is then dead.
+        TimeoutError: it took too long.
     """
     return get_system().healer.respawn(procs, timeout)

@@ -107,7 +107,8 @@ class Healable:
         """The report of the ``heal_mesh`` that returned this handle; waits until it is done.
 
         Raises:
-            HealError: the heal failed. RuntimeError: this handle did not come from ``heal_mesh``.
+            HealError: the heal failed.
+        RuntimeError: this handle did not come from ``heal_mesh``.
         """
         if self._healed is None:
             raise RuntimeError(f"{self!r} did not come from heal_mesh: heal() reports in its future")

@@ -7,8 +7,7 @@ that they were created with, and ask the node for their current successors (``No
 The process that spawned procs starts their successors. The process that spawned actors on them keeps their class and
 arguments, and recreates them. A successor is announced once the healer's own actors on it are created and restored. The
 announcement goes to the root. The root forwards it to every process it has a link to, and keeps it for later requests
-(a
-process asks when it learns of a death). Owners in other processes create their actors when they receive it, and the
+(a process asks when it learns of a death). Owners in other processes create their actors when they receive it, and the
 healer waits for them.
 
 An actor that has a ``checkpoint`` endpoint and a ``__restore__`` method gets, after its new ``__init__``, the result of

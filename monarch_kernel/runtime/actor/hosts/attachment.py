@@ -101,8 +101,7 @@ def attach(addr: str, timeout: float | None = None) -> None:
 
     A controller never needs to be reachable: it connects to workers, and answers return over the same connections. This
     function exists only for compatibility with Monarch. It fails early if the worker cannot be reached. Every worker
-    passed
-    to ``attach_to_workers`` must be reachable from here, too. A second call with the same address has no effect.
+    passed to ``attach_to_workers`` must be reachable from here, too. A second call with the same address has no effect.
 
     Args:
         addr: the worker's URL.

@@ -144,24 +144,20 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
             bootstrap: a callable (sync or async) that every process runs before anything else.
             name: a label, any string.
             proc_bind: for each process of a host, the resources that it may use, as lists such as "0-3,8": the NUMA
-                nodes of
-                its CPUs (``cpunodebind``) and of its memory (``membind``), and the CPUs (``physcpubind`` or ``cpus``).
+                nodes of its CPUs (``cpunodebind``) and of its memory (``membind``), and the CPUs (``physcpubind`` or
+                ``cpus``).
             bootstrap_command: start an interpreter with this command instead of forking; a function returns a command
-                for
-                each point. Processes that these start with ``this_host()`` start in the same way.
+                for each point. Processes that these start with ``this_host()`` start in the same way.
             env: environment variables to set in the processes; None removes one.
             preload: modules to import before forking, once for all ranks (torch and numpy are always preloaded if this
                 process has imported them).
             restart: "on_failure" replaces dead procs, like ``heal``; a ``RestartPolicy`` sets how often, after which
-                delay,
-                and whether one rank or all together are replaced. "never": the owner is notified.
+                delay, and whether one rank or all together are replaced. "never": the owner is notified.
             spares: hosts that stay empty until one of the other hosts is gone, or a job, which then requests a
-                replacement
-                from its provider.
+                replacement from its provider.
             devices: how many GPUs each process sees, of those that the provider assigned to its host
                 (``CUDA_VISIBLE_DEVICES`` and similar variables in the environment of the worker, or all of the host);
-                0: all
-                of them. If there are fewer GPUs than the processes need, the mesh fails with an error.
+                0: all of them. If there are fewer GPUs than the processes need, the mesh fails with an error.
 
         Raises:
             ValueError: a dimension of the hosts is repeated, or a size is not a positive integer.
@@ -367,8 +363,8 @@ class HostMesh(ViewMethods, WorkspaceMethods, MeshTrait):
         """Stop the procs spawned through this mesh and its slices. The hosts stay, and can be used again.
 
         Other meshes of the same hosts, from another ``attach_to_workers`` or ``job.state()``, keep their procs.
-        Processes that
-        ranks have left on a worker, in separate sessions, end with the last of this controller's ranks there.
+        Processes that ranks have left on a worker, in separate sessions, end with the last of this controller's ranks
+        there.
 
         Raises:
             RuntimeError: this is a slice, or a reference from another process.

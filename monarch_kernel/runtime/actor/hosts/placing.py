@@ -103,12 +103,9 @@ def place_ranks(hosts: HostMesh | ProcMesh, placements: Placement | Sequence[Pla
     """Start the ranks of this controller in other folders of hosts from now on.
 
     A rank starts in the host's folder for this process's working directory, and imports from the host's folders for
-    those
-    of ``sys.path``, if they exist there. This applies to all meshes that are spawned on these hosts from now on,
-    through any
-    handle and also by actors, and to healed ranks. Running ranks are not affected. A further placement adds to the
-    earlier
-    ones; where folders overlap, the newer one counts.
+    those of ``sys.path``, if they exist there. This applies to all meshes that are spawned on these hosts from now on,
+    through any handle and also by actors, and to healed ranks. Running ranks are not affected. A further placement adds
+    to the earlier ones; where folders overlap, the newer one counts.
 
     Place again after the content of a folder has changed: host agents then load preloaded modules again.
 

@@ -26,8 +26,7 @@ def keys_for(system: System, key_file: StrPath | None, allow: StrPath | None) ->
     """Return the keys for links to some workers, loaded on first use.
 
     A process may use several: each worker is dialled with the keys with which it was attached. The first ones become
-    the
-    process's own keys, for workers that it learns of from others.
+    the process's own keys, for workers that it learns of from others.
     """
     node = system.node
     if node.keys is not None and key_file is None and allow is None:

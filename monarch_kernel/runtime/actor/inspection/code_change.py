@@ -25,8 +25,7 @@ def between_messages(function: Callable[[], T], wait: float = 5.0) -> T:
     Args:
         function: must not wait for an actor of this process.
         wait: the time limit until all actors are idle (seconds). Messages are held for a fraction of a second at a
-            time,
-            because an endpoint may wait for another actor of this process.
+            time, because an endpoint may wait for another actor of this process.
 
     Raises:
         StillBusy: actors were handling messages all the time; the message names what runs, as ``actor.endpoint``.

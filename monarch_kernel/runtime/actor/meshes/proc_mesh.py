@@ -237,8 +237,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         """Call ``function(*args, **kwargs)`` on any idle process. Return a future of its value.
 
         The future is a ``concurrent.futures.Future`` (``wait`` and ``as_completed`` accept it) that can also be awaited
-        and has
-        ``get()``, ``rank`` and ``interrupt()``.
+        and has ``get()``, ``rank`` and ``interrupt()``.
         """
         if not callable(function):
             raise TypeError(f"submit(function, ...): {function!r} cannot be called")
@@ -341,8 +340,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         """Return a mesh of the live ranks, to continue with.
 
         It keeps its dimensions if only whole slices along one of them are dead (a host, for example). Otherwise it has
-        one
-        dimension.
+        one dimension.
 
         Raises:
             RuntimeError: no rank is alive.
@@ -399,8 +397,7 @@ class ProcMesh(Healable, DebuggerMethods, PlotMethods, TensorMethods, WorkspaceM
         """Raise KeyboardInterrupt in all endpoints that run in these procs. Return the names of interrupted endpoints.
 
         With ``cells``, interrupt only endpoints that run for notebook cells whose ids have this prefix, and not cells
-        that run
-        directly on the ranks.
+        that run directly on the ranks.
 
         A proc that cannot answer (native code holds the GIL) leaves the future pending: pass a timeout to ``get``.
         """

@@ -89,8 +89,7 @@ def get_or_spawn_controller(name: str, cls: type[T], *args: Any, **kwargs: Any) 
 
     Raises (from ``get``/``await``):
         ActorError: its ``__init__`` raised (a later request retries), or it has failed since this process got it; the
-            next
-            request creates another. An actor that was stopped is recreated at once.
+            next request creates another. An actor that was stopped is recreated at once.
     """
     cls = stand_in(cls)
     spec_of(cls, RESERVED)

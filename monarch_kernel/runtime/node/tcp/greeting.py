@@ -1,4 +1,4 @@
-"""Exchange the first bytes in each direction over a channel: whether the key is accepted, and the meaning of silence."""
+"""Greet in both directions over a channel: whether the key is accepted, and the meaning of silence."""
 
 from __future__ import annotations
 

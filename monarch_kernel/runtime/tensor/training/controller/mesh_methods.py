@@ -64,7 +64,8 @@ class TrainingMethods:
             wait: return when all copies are complete.
 
         Raises:
-            DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
+            DeviceMeshError: a rank has died.
+            RemoteException: a part of the state is a failure.
         """
         self._steps = 0
         return Snapshots.of(self).take(wait)

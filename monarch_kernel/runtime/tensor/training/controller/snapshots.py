@@ -150,7 +150,8 @@ class Snapshots:
             wait: return when all copies are complete.
 
         Raises:
-            DeviceMeshError: a rank has died. RemoteException: a part of the state is a failure.
+            DeviceMeshError: a rank has died.
+            RemoteException: a part of the state is a failure.
         """
         target = self._target()
         assert target is not None  # the caller's mesh has it

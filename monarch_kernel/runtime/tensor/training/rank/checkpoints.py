@@ -133,7 +133,8 @@ def check(folder: str) -> None:
     """Check that no other user can write a checkpoint or change the path to it, because it is partly pickled.
 
     Raises:
-        NotPrivateError: another user can. FileNotFoundError: there is no such folder.
+        NotPrivateError: another user can do so.
+        FileNotFoundError: there is no such folder.
     """
     fd = open_way(folder)
     try:
