@@ -41,13 +41,13 @@ class WorkerAnnouncement(msgspec.Struct, frozen=True, kw_only=True, omit_default
     error: str = ""
 
     def line(self) -> bytes:
-        """Return the announcement as one line, short enough for a pipe to take it in one piece."""
+        """Encode the announcement as one line, short enough for a pipe to accept it in one piece."""
         error = self.error.encode()[:_LONGEST_ERROR].decode(errors="ignore")
         return msgspec.json.encode(msgspec.structs.replace(self, error=error)) + b"\n"
 
 
 def find_announcement(text: bytes | Iterable[bytes]) -> WorkerAnnouncement | None:
-    """Return the first announcement in the output of a worker's start; None if there is none yet.
+    """Find the first announcement in the output of a worker's start; None if there is none yet.
 
     Args:
         text: the output, or its lines. Other output, such as login messages, and an incomplete line are ignored.

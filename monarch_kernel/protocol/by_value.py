@@ -68,7 +68,7 @@ class ByValuePickler(cloudpickle.Pickler):
 
     @property
     def late_bytes(self) -> int:
-        """Return how many bytes were written for objects that annotations name."""
+        """The number of bytes written for objects that annotations name."""
         return self._file.tell() - self._began if self.late is not None else 0
 
     def dump(self, obj: Any) -> None:
@@ -120,7 +120,7 @@ class ByValuePickler(cloudpickle.Pickler):
         return make, arguments, (state, slots), items, pairs, fill
 
     def _with_anew(self, names: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a class, or globals of a function, with recreated values marked."""
+        """Mark recreated values among the attributes of a class, or the globals of a function."""
         if MADE_ANEW.isdisjoint(map(type, names.values())):
             return names
         return {name: self._anew_of(value) for name, value in names.items()}
@@ -131,7 +131,7 @@ class ByValuePickler(cloudpickle.Pickler):
         return self._anew.setdefault(id(value), Anew(value))
 
     def culprit(self) -> str:
-        """Return the attribute or global that cannot be pickled, and its class or function.
+        """Name the attribute or global that cannot be pickled, and its class or function.
 
         The result is "" if it is another value.
         """
@@ -252,7 +252,7 @@ def by_value(obj: Any, kept: list[pickle.PickleBuffer] | None = None) -> bytes:
 
 
 def _attribute_in(value: Any, depth: int = 8) -> str:
-    """Return the outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
+    """Name the outermost attribute of an object that cannot be pickled, and its class; "" if there is none."""
     if isinstance(value, list | tuple | set | frozenset | dict):
         items = value.values() if isinstance(value, dict) else value
         return next((_attribute_in(each, depth - 1) for each in items if not _can_go(each)), "") if depth else ""
@@ -293,7 +293,7 @@ _empty_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def _class_of(make: Callable[..., type], *arguments: Any) -> type:
-    """Return the class of this identity, the next-to-last element of `arguments`.
+    """Find the class of this identity, the next-to-last element of `arguments`.
 
     If there is none here, create a new, empty class.
     """

@@ -146,13 +146,13 @@ class CastAnswers:
         return len(self.ranks)
 
     def message(self, source: str, number: int, complete: bool) -> CastReplies:
-        """Return the header of the message. Its body is ``bodies``."""
+        """Create the header of the message. Its body is ``bodies``."""
         statuses = bytes(self.statuses) if any(self.statuses) else b""
         return CastReplies(source, number, complete, self.ranks.tobytes(), self.sizes.tobytes(), statuses, self.buffers)
 
 
 def unpack(message: CastReplies, body: Any) -> tuple[list[int], bytes, list[Any]]:
-    """Return the ranks, their statuses (empty: all OK) and their bodies."""
+    """Split a message into ranks, their statuses (empty: all OK) and their bodies."""
     ranks = array("I")
     ranks.frombytes(message.ranks)
     return ranks.tolist(), message.statuses, list(_bodies(message, body))

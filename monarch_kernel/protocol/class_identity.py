@@ -84,7 +84,7 @@ def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
 
 
 def current_class(identity: str, known: type | None, pickle_value: Callable[[Any, Any], object]) -> type | None:
-    """Return the current class of ``__main__`` with this identity, even if another class had it when it was sent.
+    """Find the current class of ``__main__`` with this identity, even if another class had it when it was sent.
 
     If there is none, return ``known``.
     """
@@ -122,7 +122,7 @@ def _defined(qualname: str) -> Any:
 
 
 def _text_of(cls: type) -> str | None:
-    """Return the source of a class; None if its cell or file is unknown."""
+    """Find the source of a class; None if its cell or file is unknown."""
     file = file_of_class(cls)
     text = "".join(linecache.getlines(file)) if file is not None else ""
     if not text:
@@ -224,14 +224,14 @@ class _Description:
         return function.__qualname__, code, used, cells, [self.of(each) for each in rest]
 
     def _code(self, code: types.CodeType) -> Any:
-        """Return everything of a code object except its file and its lines."""
+        """Describe a code object without its file and its lines."""
         constants = [self._code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         return code.co_code, constants, shape, names
 
     def _pickled(self, value: Any) -> Any:
-        """Return the pickle of a value of another module.
+        """Pickle a value of another module.
 
         If it has none, or a large one, return something that equals no other value.
         """
@@ -251,7 +251,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _names_in(code: types.CodeType) -> list[str]:
-    """Return the names that code and nested code use, in order, including globals."""
+    """List the names that code and nested code use, in order, including globals."""
     found = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -35,7 +35,7 @@ class _DataUnpickler(pickle.Unpickler):
         self._exceptions = exceptions
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object of a name, if it is data."""
+        """Find the object of a name. Refuse it if it is not data."""
         if _PLAIN.get(name) == module:
             return super().find_class(module, name)
         if module.partition(".")[0] in _OURS or (self._exceptions and module == "builtins"):
@@ -76,7 +76,7 @@ def check_data(pickled: bytes, *, exceptions: bool = False) -> None:
 
 
 def without_foreign_exceptions(fault: Fault) -> Fault:
-    """Return a fault whose exceptions can be rebuilt only if they belong to Python or this project, and are data."""
+    """Copy a fault so that only exceptions of Python or of this project that are data can be rebuilt from it."""
     pickled = fault.pickled
     if pickled is not None:
         try:

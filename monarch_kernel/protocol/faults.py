@@ -63,7 +63,7 @@ class FaultFrame(msgspec.Struct, array_like=True, frozen=True):
     repeated: int = 0
 
     def render(self) -> list[str]:
-        """Return the frame as Python shows it. Reads the source line here if the other process had none."""
+        """Format the frame as Python shows it. Reads the source line here if the other process had none."""
         import linecache
 
         label = _label(self.file)
@@ -114,7 +114,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         return "\n".join(self.render())
 
     def render(self) -> list[str]:
-        """Return the lines of `text`."""
+        """Split `text` into lines."""
         lines: list[str] = []
         if self.cause is not None:
             lines += [*self.cause.render(), _CAUSE]
@@ -144,7 +144,7 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def rebuild(self) -> BaseException | None:
-        """Return the original exception, or None if it cannot be rebuilt here. Runs its type's unpickling code."""
+        """Rebuild the original exception; None if this is not possible here. Runs its type's unpickling code."""
         if self.pickled is None:
             return None
         try:
@@ -169,7 +169,7 @@ def capture(exc: BaseException, skip_prefixes: tuple[str, ...] = ()) -> Fault:
 
 
 def static_base(cls: type) -> type[BaseException]:
-    """Return the nearest base of an exception class that is written in C: its `__new__` runs no foreign code."""
+    """Find the nearest base of an exception class that is written in C, whose `__new__` runs no foreign code."""
     base: Any = cls
     while base.__flags__ & _HEAPTYPE:
         base = base.__base__
@@ -232,7 +232,7 @@ def _frames(tb: TracebackType | None, prefixes: tuple[str, ...]) -> tuple[list[F
 
 
 def _source(summary: FrameSummary) -> str:
-    """Return the source line and its markers, in the layout of this Python's traceback module."""
+    """Format the source line and its markers, in the layout of this Python's traceback module."""
     import traceback
 
     lines = "".join(traceback.StackSummary.from_list([summary]).format()).splitlines()[1:]
@@ -287,7 +287,7 @@ def _pickle(exc: BaseException) -> bytes | None:
 
 
 def _parts(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and attributes from which `_assemble` creates an equal exception."""
+    """Take an exception apart into the arguments and attributes from which `_assemble` creates an equal one."""
     reduced: Any = exc.__reduce__()
     args, state = reduced[1], dict((reduced[2] if len(reduced) > 2 else None) or {})
     for cls in type(exc).__mro__:

@@ -98,8 +98,8 @@ class EndKept(msgspec.Struct, array_like=True, tag=78):
     call: int
     version: int
     release: str
-    pid: int  # of the sender, for the holder
-    force: bool  # also if a living holder has it
+    pid: int  # process id of the sender, for the holder
+    force: bool  # also end it if a living holder has it
 
 
 class Held(msgspec.Struct, array_like=True):

@@ -103,12 +103,12 @@ def arrivals() -> int:
 
 
 def arrived_before(value: Any, number: int) -> bool:
-    """Return whether a class or function was here before ``arrivals`` returned ``number``, or was defined here."""
+    """Return whether a class or function existed here before ``arrivals`` returned ``number``, or was defined here."""
     return all(at < number for at, each in list(_arrived.items()) if each is value)
 
 
 def _sent(name: str) -> Any:
-    """Return the latest received value of this name whose class or function is alive."""
+    """Find the latest received value of this name whose class or function is alive."""
     for each in reversed(list(_arrived.values())):
         value = _names_with(each).get(name, _MISSING)
         if value is not _MISSING:
@@ -117,7 +117,7 @@ def _sent(name: str) -> Any:
 
 
 def _names_with(value: Any) -> dict[str, Any]:
-    """Return the names of the sender's ``__main__`` that came with a class or function: its own and those it uses."""
+    """List the names of the sender's ``__main__`` that came with a class or function: its own and those it uses."""
     if isinstance(value, type):
         annotations = vars(value).get("__annotations__")
         names = annotations.scope if type(annotations) is Annotations else {}
@@ -148,7 +148,7 @@ class Annotations(dict[str, Any]):
 
 
 def names_in_text(annotations: dict[str, Any]) -> frozenset[str]:
-    """Return the names in those annotations that are text, as under ``from __future__ import annotations``."""
+    """List the names in those annotations that are text, as under ``from __future__ import annotations``."""
     found: set[str] = set()
     for annotation in annotations.values():
         for text in _texts(annotation):
@@ -191,7 +191,7 @@ _packed: dict[str, tuple[list[str], Source]] = {}
 
 
 def source_of(function: types.FunctionType) -> Source | None:
-    """Return the packed text of a function's file or cell; None if there is none."""
+    """Pack the text of a function's file or cell; None if there is none."""
     import linecache
     import zlib
 
@@ -222,7 +222,7 @@ def keep_source(source: Source) -> None:
 
 
 def file_of_class(cls: type) -> str | None:
-    """Return the file or cell of a class, as recorded in its methods; None if there is none."""
+    """Find the file or cell of a class, as recorded in its methods; None if there is none."""
     for member in vars(cls).values():
         function = getattr(member, "__func__", member)
         function = getattr(function, "__wrapped__", function)

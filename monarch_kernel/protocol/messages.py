@@ -56,8 +56,8 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     kind: str  # "controller", "agent" or "rank"
     ref: ProcRef
     release: str = ""  # of the package, for errors
-    python: str = ""  # as in "3.11": functions travel as bytecode
-    answer: bool = False  # asks for a Hello in return: the connecting side knows only an address
+    python: str = ""  # like "3.11": functions are sent as bytecode
+    answer: bool = False  # requests a Hello in return: the connecting side knows only an address
     connection: str = ""  # between gateways: the connection's name, chosen by the dialling side
     lost: tuple[str, ...] = ()  # the last connections between the two that the sender has lost
 
@@ -76,14 +76,14 @@ class Call(msgspec.Struct, array_like=True, tag=10):
 
     actor: str
     endpoint: str
-    call: int  # the call's number at the receiver of the reply; 0: no reply is wanted
+    call: int  # the call's number at the receiver of the reply; 0: no reply is requested
     rank: int  # position in the addressed slice
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
-    sender: str  # actor instance that sent it
+    sender: str  # the actor instance that sent it
     buffers: tuple[int, ...] = ()
     reply_to: ProcRef | None = None  # None: the sending process
-    segment: SegmentRef | None = None  # where the buffers are, if not in the body
+    segment: SegmentRef | None = None  # the location of the buffers, if they are not in the body
     cell: str = ""  # the notebook cell that caused it, which gets the endpoint's output
     trace: str = ""  # the id of the caller's record, a blank, and a W3C traceparent; each empty if there is none
     tensors: tuple[tuple[str, int], ...] = ()  # engines of tensors that wait for the end of this call, and their tokens
@@ -97,7 +97,7 @@ class Reply(msgspec.Struct, array_like=True, tag=11):
     rank: int
     status: int
     buffers: tuple[int, ...] = ()
-    segment: SegmentRef | None = None  # where the buffers are, if not in the body
+    segment: SegmentRef | None = None  # the location of the buffers, if they are not in the body
     written: int = 0  # the mark after the rank's earlier output (``protocol.output_records``); 0: no new output
 
 
@@ -110,7 +110,7 @@ class Create(msgspec.Struct, array_like=True, tag=12):
     rank: int  # position in the mesh as spawned
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
-    owner: str  # actor instance that spawned it
+    owner: str  # the actor instance that spawned it
     owner_proc: ProcRef
     buffers: tuple[int, ...] = ()
     cell: str = ""  # as in Call
@@ -309,12 +309,14 @@ class SpawnProcs(msgspec.Struct, array_like=True, tag=30):
     sizes: tuple[int, ...] = ()
     preload: list[str] = []
     per_proc: list[Launch] = []  # one for each proc, or nothing
-    binds: list[dict[str, str]] = []  # for each proc, or nothing: lists of what it may use, as of numactl
-    start_limit: float = 0.0  # how long each may take to come up (seconds); 0: the agent's own limit
+    binds: list[
+        dict[str, str]
+    ] = []  # for each proc, or nothing: lists of the resources that it may use, as for numactl
+    start_limit: float = 0.0  # the time limit for each start (seconds); 0: the agent's own limit
     tool: bool = False  # procs of a tool: they end with the controller, also on a host whose meshes are kept
-    devices: int = 0  # how many of its host's GPUs each proc sees; 0: all
+    devices: int = 0  # the number of its host's GPUs that each proc sees; 0: all
     slots: list[int] = []  # with devices, the number of each proc on its host
-    asyncio: bool = False  # the process that asks has it loaded, so these procs will probably have async actors
+    asyncio: bool = False  # the requesting process has it loaded, so these procs will probably have async actors
 
 
 class SetPlacement(msgspec.Struct, array_like=True, tag=55):
@@ -418,7 +420,7 @@ class ProcStatus(msgspec.Struct, array_like=True, frozen=True):
     rss_bytes: int = 0
     cpu_percent: float = 0.0
     uptime_s: Seconds = 0.0
-    devices: str = ""  # the GPUs that it was given, if not all of its host
+    devices: str = ""  # the GPUs that it was assigned, if not all of its host
     gpus: dict[int, tuple[int, float]] = {}  # by GPU: the memory it uses there (bytes), how busy the GPU is (percent)
 
 
@@ -470,18 +472,18 @@ class AskStacks(msgspec.Struct, array_like=True, tag=47):
     call: int
     procs: list[str]
     native: bool  # with the frames of native code
-    timeout: Seconds  # for all of them (seconds)
+    timeout: Seconds  # time limit for all of them (seconds)
 
 
 class StackRead(msgspec.Struct, array_like=True, frozen=True):
-    """What py-spy has read of one proc."""
+    """The stack of one proc that py-spy has read."""
 
     proc: str
     pid: int
     host: str
     why: str  # why it cannot answer itself, by its state in the kernel ("" if the state does not explain it)
     dump: str  # its JSON; "" if there is none
-    error: str = ""  # why there is none
+    error: str = ""  # the reason if there is none
 
 
 class AskConsole(msgspec.Struct, array_like=True, tag=48):

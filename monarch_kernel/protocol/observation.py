@@ -14,10 +14,10 @@ class Observe(msgspec.Struct, array_like=True, tag=80):
     The sender renews the lease before it expires. Values are reported again only after a change.
     """
 
-    lease: Seconds  # for how long; 0: report no more
-    period: Seconds  # the least time between two reports
-    again: bool = False  # report everything, also what was reported before
-    number: int = 0  # of the sender's requests with ``again``: the reports of ranks that answer it carry it
+    lease: Seconds  # duration of the lease; 0: stop reporting
+    period: Seconds  # the minimum time between two reports
+    again: bool = False  # report everything, including values that were already reported
+    number: int = 0  # number of the sender's requests with ``again``, which the reports of ranks repeat
 
 
 class ObserveRank(msgspec.Struct, array_like=True, tag=81):
@@ -35,15 +35,15 @@ class ActorActivity(msgspec.Struct, array_like=True, frozen=True):
     actor: str  # the unique name of its mesh
     name: str
     cls: str
-    endpoint: str = ""  # that runs
-    since: float = 0.0  # when that began (seconds since 1970, on its host's clock)
+    endpoint: str = ""  # the running endpoint
+    since: float = 0.0  # when it started (seconds since 1970, on its host's clock)
     waiting: int = 0  # messages in its mailbox
     calls: int = 0
     failures: int = 0
 
 
 class RankActivity(msgspec.Struct, array_like=True, tag=82):
-    """From a rank to its host agent: what differs from its last report."""
+    """From a rank to its host agent: the changes since its last report."""
 
     actors: list[ActorActivity]  # new or different
     gone: list[str]  # actors that have ended
@@ -51,7 +51,7 @@ class RankActivity(msgspec.Struct, array_like=True, tag=82):
     cell_since: float = 0.0
     sent: int = 0  # bytes of answers so far
     received: int = 0  # bytes of calls
-    number: int = 0  # of the last request with ``again`` that came before it
+    number: int = 0  # number of the last request with ``again`` before this report
 
     def joined(self, later: "RankActivity") -> "RankActivity":
         """Merge this report and a later one of the same rank."""

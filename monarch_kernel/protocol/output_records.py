@@ -117,67 +117,67 @@ def _cuts(data: bytes, room: int) -> Iterator[bytes]:
 
 
 class TextEncoder:
-    """Makes the records with text of one cell and stream. Lines of the same length share a header."""
+    """Encodes text of one cell and stream as records. Lines of the same length share a header."""
 
     def __init__(self, stream: Stream, cell: str) -> None:
         self._number = _NUMBERS[stream]
         self._cell = _cell_bytes(cell)
-        #: The most bytes of text in one record.
+        #: The maximum size of the text in one record (bytes).
         self.room = _room(self._cell)
-        #: The bytes before the payload, by the payload's length, on which alone they depend.
+        #: The bytes before the payload, by the payload's length, which alone determines them.
         self.heads: dict[int, bytes] = {}
 
     def record(self, data: bytes) -> bytes:
-        """Return the record for at most ``room`` bytes of UTF-8."""
+        """Encode at most ``room`` bytes of UTF-8 as a record."""
         head = self.heads.get(len(data))
         if head is None:
             head = self.heads[len(data)] = _encode(_TEXT, self._number, self._cell, data)[: -len(data)]
         return head + data
 
     def records(self, data: bytes) -> Iterator[bytes]:
-        """The records for any number of bytes."""
+        """Encode any number of bytes as records."""
         return map(self.record, _cuts(data, self.room)) if data else iter(())
 
 
 @lru_cache(maxsize=16)
 def text_encoder(stream: Stream, cell: str) -> TextEncoder:
-    """Return the encoder for this stream and cell."""
+    """Return the encoder for this stream and cell. It is created on first use."""
     return TextEncoder(stream, cell)
 
 
 def encode_text(stream: Stream, cell: str, data: bytes) -> list[bytes]:
-    """Return the records with text (UTF-8 bytes) of a cell."""
+    """Encode text (UTF-8 bytes) of a cell as records."""
     return list(text_encoder(stream, cell).records(data))
 
 
 def encode_begin(cell: str, stream: Stream) -> bytes:
-    """Return the record after which plain bytes on ``stream``'s pipe belong to ``cell``."""
+    """Encode the record after which plain bytes on ``stream``'s pipe belong to ``cell``."""
     return _encode(_BEGIN, _NUMBERS[stream], _cell_bytes(cell), b"")
 
 
 def encode_end(cell: str, stream: Stream) -> bytes:
-    """Return the record that ends ``cell`` on ``stream``'s pipe: all its output so far precedes it."""
+    """Encode the record that ends ``cell`` on ``stream``'s pipe: all its output so far precedes it."""
     return _encode(_END, _NUMBERS[stream], _cell_bytes(cell), b"")
 
 
 def encode_flush(token: str, stream: Stream) -> bytes:
-    """Return a mark in the pipe: a reader that gets ``token`` has read everything written before it."""
+    """Encode a mark in the pipe. A reader that receives ``token`` has read everything written before it."""
     return _encode(_FLUSH, _NUMBERS[stream], b"", token.encode()[: MAX_RECORD - _HEADER.size])
 
 
 def encode_answer(number: int, both: bool) -> bytes:
-    """Return the mark on stdout's pipe before a reply; ``both``: the one on stderr's pipe must be read, too."""
+    """Encode the mark on stdout's pipe before a reply. ``both``: the mark on stderr's pipe must also be read."""
     return encode_flush(f"{number}+" if both else str(number), "stdout")
 
 
 def decode_answer(token: str) -> tuple[int, bool]:
-    """Return the number of such a mark, and whether stderr's pipe also has one; 0 for a mark of another kind."""
+    """Decode the number of such a mark, and whether stderr's pipe also has one; 0 for a mark of another kind."""
     number = token.removesuffix("+")
     return (int(number), token != number) if number.isdigit() else (0, False)
 
 
 def encode_message(kind: Kind, cell: str, number: int, data: dict[str, Any]) -> list[bytes]:
-    """Return the records with a display, a result, an error or a request to clear the output.
+    """Encode a display, a result, an error or a request to clear the output as records.
 
     ``number`` must be unique among the messages of all processes that write to the pipe, so that the
     parts of two messages may be interleaved.
@@ -263,7 +263,7 @@ class OutputDecoder:
         return self._take()
 
     def close(self) -> list[OutputEvent]:
-        """Return the events of unfinished records and characters, at the end of the pipe."""
+        """Decode unfinished records and characters at the end of the pipe."""
         rest, self._pending = self._pending, b""
         self._raw(rest)
         for cell in {key[1] for key in self._incomplete}:
@@ -376,7 +376,7 @@ class OutputDecoder:
 
 
 def _marker_prefix(buffer: bytes, position: int) -> int:
-    """Return how many bytes at the end of ``buffer`` may be the start of a marker."""
+    """Count the bytes at the end of ``buffer`` that may be the start of a marker."""
     for size in range(min(len(MARKER) - 1, len(buffer) - position), 0, -1):
         if buffer.endswith(MARKER[:size]):
             return size
@@ -384,13 +384,13 @@ def _marker_prefix(buffer: bytes, position: int) -> int:
 
 
 def beginning(data: bytes) -> int:
-    """Return where decoding can start in a section of a pipe's bytes: at a record, or, in plain bytes, at a line."""
+    """Find where decoding can start in a section of a pipe's bytes: at a record, or, in plain bytes, at a line."""
     record = data.find(MARKER, 0, MAX_RECORD + len(MARKER))
     return record if record >= 0 else data.find(b"\n") + 1
 
 
 def plain_text(chunks: Iterable[tuple[int, bytes]]) -> str:
-    """Return the text that a user would have seen, of ``(fd, bytes)`` chunks of one rank, in order.
+    """Convert ``(fd, bytes)`` chunks of one rank, in order, to the text that a user would have seen.
 
     Displays and results appear as their plain text, errors as their traceback.
     """
@@ -416,5 +416,5 @@ def _plain(event: OutputEvent) -> str:
 
 
 def unique_number(counter: int) -> int:
-    """Return a message number that no other process of this machine uses at the same time."""
+    """Create a message number that no other process of this machine uses at the same time."""
     return (os.getpid() << 32) | (counter & 0xFFFFFFFF)

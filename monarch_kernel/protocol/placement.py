@@ -25,16 +25,16 @@ class Placement(msgspec.Struct, array_like=True, frozen=True):
     python: str = ""
 
     def on_host(self, path: str) -> str | None:
-        """Return the host's path for a path of the controller; None if it is in none of the folders."""
+        """Translate a path of the controller to the host's path; None if it is in none of the folders."""
         return moved(path, self.folders)
 
     def updated(self, newer: "Placement") -> "Placement":
-        """Return this placement updated with a newer one. Older entries inside the newer one's folders are replaced."""
+        """Merge this placement with a newer one. Older entries inside the newer one's folders are replaced."""
         kept = {here: there for here, there in self.folders.items() if moved(here, newer.folders) is None}
         return Placement({**kept, **newer.folders}, {**self.env, **newer.env}, newer.python or self.python)
 
     def without(self, folder: str) -> "Placement":
-        """Return this placement without entries that name a folder of the host or a path inside it."""
+        """Remove entries that name a folder of the host or a path inside it."""
         python = "" if is_below(self.python, folder) else self.python
         env = {name: None if value and is_below(value, folder) else value for name, value in self.env.items()}
         return Placement(

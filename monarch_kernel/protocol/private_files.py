@@ -99,7 +99,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _reversed(path: str) -> list[str]:
-    """Return the components of a path in reverse order."""
+    """Split a path into its components, in reverse order."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -117,7 +117,7 @@ def _check_way(path: str, about: os.stat_result) -> None:
 
 
 def _is_unmapped_root(uid: int) -> bool:
-    """Return whether this uid is the machine's root, seen from a container whose user namespace does not map it."""
+    """Detect the machine's root, seen from a container whose user namespace does not map its uid."""
     if uid == 0:
         return False
     try:
@@ -132,7 +132,7 @@ def _is_unmapped_root(uid: int) -> bool:
 
 
 def temporary_folder(longest: int) -> str:
-    """Return the folder for temporary files: the first that is writable and that no other user can change.
+    """Find the folder for temporary files: the first that is writable and that no other user can change.
 
     Args:
         longest: the longest path allowed (bytes), because the path of a Unix socket has at most 107.
@@ -154,7 +154,7 @@ def temporary_folder(longest: int) -> str:
 
 
 def temporary_folders(longest: int) -> list[str]:
-    """Return the candidates for temporary folders: that of ``TMPDIR``, and those of the system.
+    """List the candidates for temporary folders: that of ``TMPDIR``, and those of the system.
 
     In a container, ``/tmp`` is often a world-writable volume without the sticky bit.
     """
@@ -163,7 +163,7 @@ def temporary_folders(longest: int) -> list[str]:
 
 
 def _usual_folder() -> list[str]:
-    """Return the folder that ``tempfile`` uses or would choose, if there is one.
+    """Find the folder that ``tempfile`` uses or would choose, if there is one.
 
     Importing that module takes longer than everything else that a process does before it has its folder.
     """
@@ -176,7 +176,7 @@ def _usual_folder() -> list[str]:
 
 
 def _takes_files(path: str) -> bool:
-    """Return whether a file with content can be written in a folder. The disk may be full."""
+    """Try whether a file with content can be written in a folder. The disk may be full."""
     file = os.path.join(path, f"monarch-{os.urandom(8).hex()}")
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -266,7 +266,7 @@ class PrivateFolder:
         return cls.open(path)
 
     def names(self) -> list[str]:
-        """Return the names in the folder, sorted."""
+        """List the names in the folder, sorted."""
         return sorted(os.listdir(self.fd))
 
     def open_file(self, name: str, flags: int) -> int:

@@ -88,7 +88,7 @@ class DeathKind(enum.IntEnum):
 
     @property
     def intended(self) -> bool:
-        """Whether it is no failure."""
+        """Whether it is not a failure."""
         return self in (DeathKind.STOPPED, DeathKind.LEFT)
 
 

@@ -27,7 +27,7 @@ _keys: dict[int, str] = {}
 
 
 def reduce_value(value: Any, kind: type) -> Reduced:
-    """Return the reduction of a value that pickle refuses or copies wrongly; None for all others.
+    """Reduce a value that pickle refuses or copies wrongly. Return None for all others.
 
     Raises:
         TypeError: the value has no meaning in another process.
@@ -43,15 +43,16 @@ def reduce_value(value: Any, kind: type) -> Reduced:
 
 
 def reduce_function(function: types.FunctionType) -> Reduced:
-    """Return the reduction of a ``functools.singledispatch`` function that is pickled by value; None for all others."""
+    """Reduce a ``functools.singledispatch`` function that is pickled by value. Return None for all others."""
     if function.__code__ is not _DISPATCH:
         return None
     return _dispatcher, (), dict(function.registry), None, None, _fill_dispatcher  # type: ignore[attr-defined]
 
 
 def reduce_misnamed(cls: type) -> Reduced:
-    """Return the reduction of a class that is not in the module that it names, by one that has it; None if there is
-    none.
+    """Reduce a class that is missing in the module that it names, by a module that has it.
+
+    Return None if no module has it.
 
     Raises:
         TypeError: it is compiled, so that it cannot go by value either.
@@ -131,7 +132,7 @@ MADE_ANEW = frozenset(
 
 
 def reduce_anew(anew: Anew) -> Reduced:
-    """Return the reduction of such a value.
+    """Reduce a marked value, so that the receiver recreates it.
 
     Raises:
         TypeError: it is a lock that is held.
@@ -203,7 +204,7 @@ def _keep(key: str, value: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _constants(module: str) -> dict[int, str]:
-    """Return the names of stateless objects of a module's own classes, such as ``dataclasses.MISSING``."""
+    """Map the ids of stateless objects of a module's own classes, such as ``dataclasses.MISSING``, to their names."""
     names = getattr(sys.modules.get(module), "__dict__", {}) if module != "__main__" else {}
     return {id(value): name for name, value in list(names.items()) if _is_constant(value, module)}
 

@@ -99,7 +99,7 @@ class _FastPickler(pickle.Pickler):
 
 
 def by_value_pickler() -> Any:
-    """Return the pickler for objects of scripts and notebooks, a class; loads cloudpickle."""
+    """Load cloudpickle, and return the pickler class for objects of scripts and notebooks."""
     from monarch_kernel.protocol.by_value import ByValuePickler
 
     return ByValuePickler
@@ -119,7 +119,7 @@ def _reduce_array(array: Any, kind: type) -> Any:
 
 
 def _order(array: Any) -> str:
-    """Return how the memory of a plain array is ordered: "C" or "F".
+    """Determine the memory order of a plain array: "C" or "F".
 
     "" if it has gaps, or its elements are not numbers.
     """
@@ -184,7 +184,7 @@ def _is_bare(tensor: Any, nbytes: int) -> bool:
 def _rebuild_tensor(
     buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool, device: int | None = None
 ) -> Any:
-    """Return a tensor of this memory, on the GPU with this number.
+    """Rebuild a tensor from this memory, on the GPU with this number.
 
     If there are fewer GPUs, it is on the current GPU; without a GPU, on the CPU.
     """
@@ -249,7 +249,7 @@ def dumps_any(obj: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a function that keeps large buffers out of a pickle, and adds them to ``kept``."""
+    """Create a function that keeps large buffers out of a pickle, and adds them to ``kept``."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -265,7 +265,7 @@ def keep_in(kept: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], 
 
 
 def _body(kept: list[memoryview], pickled: bytes) -> tuple[Any, tuple[int, ...]]:
-    """Return the result of ``dumps``: what was kept out of the pickle, and the pickle."""
+    """Assemble the result of ``dumps`` from the buffers kept out of the pickle, and the pickle."""
     if not kept:
         return pickled, ()
     pieces: Buffers = []
@@ -300,12 +300,12 @@ _kinds: dict[tuple[int, tuple[int, ...]], tuple[Any, bytes, bytes]] = {}
 
 
 def _scalar(value: Any) -> bytes:
-    """Return the part of a pickle for one immutable value without references to other parts."""
+    """Encode one immutable value, without references to other parts of the pickle."""
     return pickle.dumps(value, 5)[2:-1]
 
 
 def _described(array: Any, order: str) -> bytes:
-    """Return the part of a pickle that describes an array, behind its bytes."""
+    """Encode the description of an array that follows its bytes."""
     return b"".join([*map(_scalar, (array.dtype.str, array.shape, order)), pickle.TUPLE, pickle.REDUCE])
 
 
@@ -406,7 +406,7 @@ def explain(error: Exception, what: str) -> None:
 
 
 def padded(buffers: tuple[int, ...]) -> int:
-    """Return how many bytes of a body precede the pickle, given the lengths of its buffers."""
+    """Compute how many bytes of a body precede the pickle, from the lengths of its buffers."""
     return sum(length + (-length % _ALIGN) for length in buffers)
 
 
@@ -421,7 +421,7 @@ class Unpickling:
 
 
 def loads(body: Any, buffers: tuple[int, ...] = ()) -> Any:
-    """Return the inverse of ``dumps``.
+    """Unpickle a body, which reverses ``dumps``.
 
     Arrays refer to ``body``'s memory, which they keep alive, unless it is read-only.
     """

@@ -11,7 +11,7 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the process id and user id at the other end of a Unix socket, from the kernel."""
+    """Query the kernel for the process id and user id at the other end of a Unix socket."""
     pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 

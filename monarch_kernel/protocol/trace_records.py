@@ -13,13 +13,14 @@ class TraceRecord(msgspec.Struct, array_like=True, frozen=True):
         number: unique in the process.
         kind: one of the kinds above.
         name: the display name.
-        thread: the thread that did it, or began it.
-        group: of records on one thread that belong together, as those of one coroutine; 0: those of the thread itself.
-        start: when it began.
-        id: of the call; the record of the caller and those of the called have the same one.
-        size: bytes of a transfer, a collective or a message; of a call, how many ranks it called.
-        end: when it ended; 0: it had not ended yet.
-        mark: of a call, 1 if no answers were wanted, so that it ended when it was sent; of others, 1 if they raised.
+        thread: the thread that performed it, or began it.
+        group: the group of records on one thread that belong together, such as those of one coroutine; 0: the thread's
+            own records.
+        start: the start time.
+        id: the id of the call, which is the same in the records of the caller and of the called ranks.
+        size: the bytes of a transfer, a collective or a message; for a call, the number of called ranks.
+        end: the end time; 0: it has not ended yet.
+        mark: for a call, 1 if no answers were requested and it ended when it was sent; for others, 1 if they raised.
     """
 
     number: int
@@ -35,14 +36,14 @@ class TraceRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RecordedTrace(msgspec.Struct, array_like=True, frozen=True):
-    """All that a process has recorded since it was last asked.
+    """All records of a process since the last query.
 
     Attributes:
-        pid: of the process.
-        dropped: how many older records were overwritten.
+        pid: the process id.
+        dropped: the number of older records that were overwritten.
         threads: the names of its threads, by their identifiers.
-        records: those that have ended, in the order of their ends.
-        running: those that have not ended.
+        records: the finished records, in the order of their ends.
+        running: the unfinished records.
     """
 
     pid: int

@@ -1,7 +1,8 @@
-"""Parses the URLs of workers, and explains what is wrong with invalid ones.
+"""Parse the URLs of workers, and explain what is wrong with invalid ones.
 
 ``tcp://host:port``; ``ipc:///path``, or ``ipc://path`` below the working folder; ``ADVERTISED@LISTEN``, two such URLs,
-if others reach the worker at another address than the one it listens at; and ``NAME@URL``, which also names the host.
+if other processes reach the worker at a different address from the one that it listens at; and ``NAME@URL``, which also
+names the host.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import os
 import re
 from typing import NamedTuple
 
-#: The longest path that a Unix socket can have (bytes).
+#: The maximum length of the path of a Unix socket (bytes).
 _LONGEST_PATH = 107
 _TCP = r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/@\s]+):(\d+)"
 _EVERYWHERE = {"*", "0.0.0.0", "[::]", "[::0]"}
 
 
 class AddressError(ValueError):
-    """A URL cannot be used; the message says in one sentence why, and what to write."""
+    """A URL cannot be used. The message has the reason and a remedy, in one sentence."""
 
 
 class WorkerAddress(NamedTuple):
@@ -32,10 +33,10 @@ class WorkerAddress(NamedTuple):
 
 
 def worker_address(text: str) -> WorkerAddress:
-    """Parse the address at which a worker is told to listen.
+    """Parse the address at which a worker is to listen.
 
     Raises:
-        AddressError: the worker cannot listen there, or no host could reach it.
+        AddressError: the worker cannot listen there, or no host can reach it.
     """
     name, advertised, listen = _parts(text)
     _check(listen, text)
@@ -60,10 +61,10 @@ def worker_address(text: str) -> WorkerAddress:
 
 
 def dial_address(text: str) -> str:
-    """Return the address to connect to, given a worker's URL in any form.
+    """Find the address to connect to, in a worker's URL of any form.
 
     Raises:
-        AddressError: no worker can be reached there.
+        AddressError: no worker can be reached at the URL.
     """
     _name, advertised, listen = _parts(text)
     url = advertised or listen
@@ -77,7 +78,7 @@ def dial_address(text: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Return the name, the advertised URL and the URL to listen at; "" for missing parts."""
+    """Split a URL into the name, the advertised URL and the URL to listen at; "" for missing parts."""
     if not isinstance(text, str) or "://" not in text:
         raise AddressError(f"{text!r} is not a worker address: write tcp://HOST:PORT or ipc:///PATH")
     name = ""

@@ -84,7 +84,7 @@ class AllowList:
         self._complaint = ""
 
     def _age(self, stamp: _Stamp | None) -> float:
-        """Return the time since the file was changed or removed (seconds).
+        """Compute the time since the file was changed or removed (seconds).
 
         A date in the future comes from another clock, and does not count as a change just now.
         """
@@ -92,7 +92,7 @@ class AllowList:
         return abs(time.time() - changed)
 
     def _read(self) -> tuple[_Stamp, str]:
-        """Return the file's stamp and text."""
+        """Read the file's stamp and text."""
         fd = open_guarded(self.path, _WHAT, secret=False)  # open it each time: over NFS, only that finds a new version
         with open(fd, "rb") as file:
             found = os.fstat(fd)
@@ -107,7 +107,7 @@ class AllowList:
 
 
 def _removed_at(path: str) -> float:
-    """Return the latest time at which a file can have been removed: the date of its nearest existing folder."""
+    """Find the latest time at which a file can have been removed: the date of its nearest existing folder."""
     folder = os.path.dirname(os.path.abspath(path))
     while folder != "/":
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def parse_list(path: str, text: str) -> Iterator[tuple[str, Public | None]]:
 
 
 def read_list(path: str) -> list[Public]:
-    """Return the keys on a list, in its order.
+    """Read the keys on a list, in its order.
 
     Raises:
         KeyFileError: the list cannot be read, others may write to it, or it has an error.

@@ -25,7 +25,7 @@ class KeyFileExistsError(KeyFileError):
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """Return the path with ``~`` replaced.
+    """Replace ``~`` in a path.
 
     Raises:
         KeyFileError: there is no such user, or this user has no home folder.

@@ -69,7 +69,7 @@ class Identity(msgspec.Struct, frozen=True):
         return [("public", self.public)]
 
     def pem(self) -> bytes:
-        """Return the private key and the certificate, in the form that TLS libraries load."""
+        """Encode the private key and the certificate in the form that TLS libraries load."""
         return _armoured("PRIVATE KEY", self.private) + _armoured("CERTIFICATE", self.public.certificate)
 
 
@@ -90,7 +90,7 @@ def default_name() -> str:
 
 
 def check_name(name: str) -> str:
-    """Return the name if it is valid for a key.
+    """Check the name of a key, and return it.
 
     Raises:
         KeyFileError: it has characters that are not allowed in lists and logs.
@@ -209,7 +209,7 @@ def new_key_text(name: str | None = None) -> str:
 
 
 def key_text(path: str | os.PathLike[str]) -> str:
-    """Return the key in a file as one line.
+    """Read the key in a file as one line.
 
     Raises:
         KeyFileError: the file is missing or cannot be read, others may use it, or it holds no key.
@@ -221,7 +221,7 @@ def key_text(path: str | os.PathLike[str]) -> str:
 
 
 def key_line(identity: Identity) -> str:
-    """Return a key with its private part as one line, for a pipe: the content of a key file without line breaks."""
+    """Encode a key with its private part as one line, for a pipe: the content of a key file without line breaks."""
     import json
 
     return json.dumps(json.loads(_encode(identity)), separators=(",", ":"))

@@ -102,15 +102,14 @@ class Keys:
         return f"the key {self.name} ({self.fingerprint[:16]}) of {self.path}, which trusts itself{others}"
 
     def name_of(self, der: bytes) -> str | None:
-        """Return the name of this certificate's key on the list (as of the last ``refresh()``); None if it is not
-        trusted.
+        """Look up the name of a certificate's key on the list, as of the last ``refresh()``; None if it is not trusted.
 
         Call this for each link when ``generation`` has changed.
         """
         return self._trusted.get(der)
 
     def admitted(self, der: bytes) -> str | None:
-        """Return the name of this certificate's key on the current list, for a certificate that TLS has proved.
+        """Look up the name of a certificate's key on the current list, after TLS has proved the certificate.
 
         The list is read again, because the handshake may have taken a long time.
         """
@@ -199,7 +198,7 @@ def load_keys(path: str | os.PathLike[str] | None = None, allow: str | os.PathLi
 
 
 def keys_in(text: bytes | str, where: str, allow: str | os.PathLike[str] | None = None) -> Keys:
-    """Return a key from a pipe or a variable instead of a file, with its allow-list.
+    """Load a key from a pipe or a variable instead of a file, with its allow-list.
 
     Args:
         text: the contents of a key file, as one line or several.
@@ -215,7 +214,7 @@ def keys_in(text: bytes | str, where: str, allow: str | os.PathLike[str] | None 
 
 
 def key_file_named() -> str:
-    """Return the default key file of this process: the one that the environment names, or this user's own.
+    """Find the default key file of this process: the one that the environment names, or this user's own.
 
     Raises:
         KeyFileError: this user's own file cannot be created.
@@ -225,7 +224,7 @@ def key_file_named() -> str:
 
 
 def default_key_file() -> str:
-    """Return this user's own key file, created if there is none: ``~/.config/monarch_kernel/key``.
+    """Find this user's own key file, ``~/.config/monarch_kernel/key``. It is created if it is missing.
 
     Raises:
         KeyFileError: it cannot be created.
