@@ -1,7 +1,7 @@
 """Messages about meshes that outlive their controller: to and from the host agent that keeps them, and its ranks.
 
 Such an agent (a *keeper*) has at most one controller at a time, its *holder*. The holder maintains a record, in parts
-with keys, of what a later holder needs to continue. The keeper stores the record without decoding it.
+with keys, of the data that a later holder needs to continue. The keeper stores the record without decoding it.
 """
 
 import msgspec

@@ -96,7 +96,7 @@ class Keys:
 
     @property
     def described(self) -> str:
-        """Describe this key and the trusted keys, for a log."""
+        """A description of this key and the trusted keys, for a log."""
         listed = len(self._allowed.keys)
         others = f" and {listed} on {self.allow}" if listed else ""
         return f"the key {self.name} ({self.fingerprint[:16]}) of {self.path}, which trusts itself{others}"
@@ -128,7 +128,7 @@ class Keys:
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def refusal_hint(self, host: str) -> str:
-        """Return advice after a process of another host has refused this key, or has a key that is not trusted here."""
+        """Compose advice for a process of another host that has refused this key, or whose key is not trusted here."""
         there = self.path
         with contextlib.suppress(KeyFileError):
             there = there.removeprefix(expanded("~") + "/")  # relative to that host's home folder
@@ -139,7 +139,7 @@ class Keys:
 
     @property
     def trust_hint(self) -> str:
-        """Return the same advice if nothing is known of the other process except its own unverified data."""
+        """The same advice for a process of which only its own unverified data is known."""
         return (
             "let each trust the other's key: put the line that 'monarch-kernel keys show' prints of each on the "
             f"other's list with 'monarch-kernel keys add' (the list here: {self.allow})"

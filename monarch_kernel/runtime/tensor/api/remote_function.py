@@ -64,9 +64,7 @@ class RemoteFunction:
 
     @property
     def shapes(self) -> Callable[..., Any] | None:
-        """Return the function of fake tensors that computes the shapes of the results; None if only a call can
-        determine them.
-        """
+        """The function of fake tensors that computes the shapes of results; None if only a call can determine them."""
         if self._propagate in (None, "cached"):
             return None
         return self._propagate if callable(self._propagate) else self.function

@@ -30,7 +30,7 @@ class StorageLoan(NamedTuple):
 
     @property
     def traceback(self) -> str:
-        """Return the traceback of its creation."""
+        """The traceback of its creation."""
         return f"Traceback of borrow (most recent call last):\n{frames.text(self.place)}"
 
 
@@ -140,7 +140,7 @@ class Borrow:
 
     @property
     def traceback_string(self) -> str:
-        """Return where the borrow was made, as a traceback."""
+        """The traceback of the creation of this borrow."""
         return frames.text(self._loan.place)
 
     def lend(self) -> ValueOwner:

@@ -61,7 +61,7 @@ class TensorPicture(AsTable):
     """Which rank has which part of a tensor: a drawing for each rank in notebooks, index ranges as text elsewhere.
 
     Attributes:
-        shape, dtype: of the whole tensor.
+        shape, dtype: the metadata of the whole tensor.
         mesh: the name of its mesh.
         labels, sizes: the dimensions of the mesh.
         parts: the part of each rank, in rank order.

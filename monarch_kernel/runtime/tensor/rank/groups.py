@@ -183,7 +183,7 @@ def _leave() -> None:
 
 
 class Agreement:
-    """Find out whether an input has failed on some rank of a group. All its ranks learn it in the same collective."""
+    """Whether an input has failed on some rank of a group. All its ranks learn it in the same collective."""
 
     def __init__(self, group: Any) -> None:
         self._group = group

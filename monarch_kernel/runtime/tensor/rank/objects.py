@@ -34,7 +34,7 @@ class NamedFunction:
 
 
 class Construct:
-    """Create an object and return a reference."""
+    """A function of the ranks that creates an object and returns a reference to it."""
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         self.__name__ = f"constructor of {getattr(constructor, '__name__', constructor)}"
@@ -46,7 +46,7 @@ class Construct:
 
 
 class WithoutResult:
-    """Call a function for its effects, and discard its result."""
+    """A function of the ranks that is called for its effects and returns nothing."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__name__: str = getattr(function, "__name__", str(function))
@@ -58,7 +58,7 @@ class WithoutResult:
 
 
 class CallMethod:
-    """Call a method of an object. "" calls the object itself."""
+    """A function of the ranks that calls a method of an object. "" calls the object itself."""
 
     def __init__(self, method: str) -> None:
         self.__name__ = method or "__call__"

@@ -127,7 +127,7 @@ class Recording:
         }
 
     def operations(self) -> int:
-        """The number of operations on the ranks."""
+        """Return the number of operations on the ranks."""
         return sum(len(segment.steps) for segment in self._segments)
 
     def replay(self, arguments: list[Tensor]) -> Any:

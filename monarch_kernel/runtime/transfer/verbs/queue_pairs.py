@@ -65,7 +65,7 @@ class QueuePair:
 
     @property
     def idle(self) -> bool:
-        """Return whether no work request is in flight."""
+        """Whether no work request is in flight."""
         return self._done == self._posted
 
     def close(self) -> None:

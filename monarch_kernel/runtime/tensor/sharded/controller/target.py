@@ -167,7 +167,7 @@ class ShardedMesh(TensorMesh):
 
     @property
     def owner(self) -> Any:
-        """Return the `Mesh` of the program; None when it and its last tensor are deleted."""
+        """The `Mesh` of the program; None when it and its last tensor are deleted."""
         keeper = self._kept()
         return None if keeper is None else keeper.mesh
 

@@ -26,7 +26,7 @@ from monarch_kernel.runtime.tensor.sharded.rank.state import rules
 def share_mesh(key: Any, ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str]) -> None:
     """Create the device mesh of a program. All ranks of the world call this, including ranks outside of the mesh.
 
-    After a process group was formed again, the mesh that programs have goes on in the new one.
+    After a process group was formed again, the meshes of programs use the new group.
     """
     grid = torch.tensor(list(ranks)).view(*sizes)
     made: Any = DeviceMesh(device.of_rank().type, grid, mesh_dim_names=tuple(labels))

@@ -64,17 +64,17 @@ class TrainingState:
 
     @property
     def objects(self) -> list[Any]:
-        """Return the tracked objects that are alive."""
+        """The tracked objects that are alive."""
         return [obj for ref in self._objects if (obj := ref()) is not None]
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Return the modules that are alive."""
+        """The modules that are alive."""
         return [module for ref in self._modules if (module := ref()) is not None]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that are alive."""
+        """The optimizers that are alive."""
         return [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
 
 
