@@ -50,8 +50,9 @@ _described: set[int] = set()  # classes that are being described
 
 
 def identify(cls: type, pickle_value: Callable[[Any, Any], object]) -> None:
-    """Give a class of ``__main__`` the identity of an equal one that it replaces. Otherwise cloudpickle creates a new
-    one.
+    """Give a class of ``__main__`` the identity of an equal class that it replaces.
+
+    If it replaces none, cloudpickle creates a new identity.
 
     Args:
         cls: the class.

@@ -329,8 +329,9 @@ def _logging_actor() -> str:
 
 
 def _explain_signals() -> None:
-    """Make the error of ``signal.signal`` off the main thread, as for a time limit by SIGALRM, name the actor on that
-    thread.
+    """Make the error of ``signal.signal`` off the main thread name the actor that runs on the main thread.
+
+    A typical cause is a time limit by SIGALRM.
     """
     set_handler = signal.signal
 

@@ -90,9 +90,7 @@ def scratch(size: int) -> Any:
 
 
 def steps(layout: Layout, lo: int, hi: int) -> list[tuple[int, int]]:
-    """Split bytes ``lo`` to ``hi`` of a scattered layout into pieces of about ``SCRATCH``, at positions where copies
-    are fast.
-    """
+    """Split bytes ``lo`` to ``hi`` of a scattered layout where copies are fast, into pieces of about ``SCRATCH``."""
     inner = layout.nbytes // layout.dims[0][0] if layout.dims else 1
     step = max(SCRATCH // inner, 1) * inner if inner <= 16 * SCRATCH else SCRATCH
     cuts: list[tuple[int, int]] = []

@@ -205,8 +205,7 @@ def room() -> int:
 
 
 class PendingConnections:
-    """The connections that have not proved a key yet, oldest first: enforces their limit and selects which is closed
-    next.
+    """The connections that have not proved a key yet, oldest first. It enforces their limit.
 
     Every connection is accepted, because a rejected one could be a controller. When the limit is reached, the oldest is
     closed, whatever it has sent: a peer with a key sends as little at first as an attacker. A connection that has

@@ -1,3 +1,1 @@
-"""Functions and classes for programs, with Monarch's names: activation of meshes, fetches, remote functions,
-reductions.
-"""
+"""The API for programs, with Monarch's names: activation of meshes, fetches, remote functions, reductions."""

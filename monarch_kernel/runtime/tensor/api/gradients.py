@@ -1,6 +1,4 @@
-"""Compute gradients one at a time (``grad_generator``), and define functions with custom gradients, here or on the
-ranks.
-"""
+"""Compute gradients one at a time (``grad_generator``), and define functions with custom gradients."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ class GradientGenerator:
 
 
 def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_roots: Any = ()) -> GradientGenerator:
-    """Yield the gradient of `roots` for each tensor of `with_respect_to` in turn; None where the roots do not depend on
-    it.
+    """Yield the gradient of `roots` for each tensor of `with_respect_to` in turn; None if they do not depend on it.
 
     The first step issues the operations of the backward pass. The ranks run them while the program continues.
 
@@ -61,8 +58,7 @@ def grad_generator(roots: Any = (), with_respect_to: Sequence[Any] = (), grad_ro
 
 
 def gradient_execution_order(roots: Sequence[Any], with_respect_to: Sequence[Any]) -> list[int]:
-    """Return the positions in `with_respect_to` in the order in which a backward pass of `roots` computes their
-    gradients.
+    """Return the positions in `with_respect_to` in the order in which a backward pass computes their gradients.
 
     This is the reverse order of their first uses. Unused tensors come first.
 

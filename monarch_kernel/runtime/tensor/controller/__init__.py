@@ -1,3 +1,1 @@
-"""The controller's side of the tensor engine: handles of values on the ranks, and the stream of records sent to the
-ranks.
-"""
+"""The controller's side of the tensor engine: handles of values on the ranks, and the stream of records."""

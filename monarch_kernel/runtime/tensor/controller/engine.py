@@ -344,8 +344,7 @@ class TensorEngine:
             return number
 
     def order(self, before: TensorMesh, after: TensorMesh) -> None:
-        """Order two streams: later records of `after` run when all earlier records of `before` have run, on each rank
-        of `after`.
+        """Order two streams: later records of `after` run on each rank when all earlier records of `before` have run.
 
         Args:
             before, after: targets of two streams; the ranks of `after` are a subset of the ranks of `before`.

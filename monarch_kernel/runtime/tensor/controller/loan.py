@@ -129,9 +129,7 @@ def ranks_in(engine: TensorEngine, procs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def region_of(labels: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...]) -> Region | None:
-    """Return the region that selects these ranks in row-major order; None if they are not evenly spaced in each
-    dimension.
-    """
+    """Return the region that selects these ranks in row-major order; None if their spacing is uneven."""
     strides: list[int] = []
     step = 1
     for size in reversed(sizes):

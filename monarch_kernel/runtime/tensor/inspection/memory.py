@@ -90,8 +90,7 @@ class TensorMemory(AsTable):
 
 
 def memory(of: Any = None, *, names: Mapping[str, Any] | None = None) -> TensorMemory:
-    """Measure the memory of tensors on the ranks, by the line of the program that made them, and find their holders
-    here.
+    """Measure the memory of tensors on the ranks, by the program line that made them, and find their holders here.
 
     Each engine is queried once, in order with its operations, so the result includes values of pending operations.
 

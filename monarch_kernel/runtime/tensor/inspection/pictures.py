@@ -1,6 +1,4 @@
-"""Show handles in notebooks and debuggers: a short form, a picture of which rank has which part, and the value's
-address.
-"""
+"""Show handles in notebooks and debuggers: short forms, pictures of the parts, and addresses of values."""
 
 from __future__ import annotations
 

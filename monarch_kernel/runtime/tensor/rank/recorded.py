@@ -33,8 +33,9 @@ class _NotInGraph(Exception):
 
 
 def can_fuse(program: Program) -> bool:
-    """Return whether an operation can be fused: a torch operation on plain tensors that can run again if another one
-    fails.
+    """Return whether an operation can be fused.
+
+    It must be a torch operation on plain tensors that can run again if another one fails.
 
     Operations that write must write element by element, which cannot fail because of values.
     """

@@ -120,8 +120,9 @@ def is_plain(result: Any) -> bool:
 
 
 def part_of_key(x: Any) -> Any:
-    """Return the properties of an argument or constant that determine results: shape and dtype of a tensor, otherwise
-    type and value.
+    """Return the properties of an argument or constant that determine results.
+
+    These are shape and dtype of a tensor, and type and value of anything else.
     """
     if isinstance(x, torch.Tensor):
         return tuple(x.shape), x.dtype

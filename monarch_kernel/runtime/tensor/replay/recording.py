@@ -206,9 +206,7 @@ def _writes(segment: ReplaySegment, number: int) -> bool:
 
 
 def _host_function(recorder: ReplayRecorder) -> Callable[..., dict[str, Any] | None] | None:
-    """Return the host program as a function of the values and of the followed numbers; None if there is nothing to
-    compute.
-    """
+    """Return the host program as a function of the values and the followed numbers; None if it is empty."""
     host = recorder.host
     if not host.lines and not host.rates:
         return None

@@ -1,5 +1,4 @@
-"""Access buffers on other hosts with InfiniBand or RoCE cards: the requester's card reads and writes the owner's
-memory.
+"""Access buffers on other hosts by RDMA: the requester's InfiniBand or RoCE card reads and writes their memory.
 
 The owner connects a queue pair once per pair of processes, and registers a buffer once; after that no code runs there
 for a transfer. ``card`` has pyverbs and an opened card. ``ports`` determines which ports reach each other. ``route``

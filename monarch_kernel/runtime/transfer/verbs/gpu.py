@@ -1,6 +1,4 @@
-"""Register GPU memory with RDMA cards: through a dma-buf of the CUDA driver, or by its address if nvidia-peermem is
-loaded.
-"""
+"""Register GPU memory with RDMA cards: through CUDA's dma-buf, or by address if nvidia-peermem is loaded."""
 
 from __future__ import annotations
 

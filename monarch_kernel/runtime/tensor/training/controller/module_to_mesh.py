@@ -151,8 +151,7 @@ BUCKET = 25 * 1024 * 1024
 
 
 class GradientSums:
-    """The gradients of one mesh that backward has accumulated, but that do not have the layouts of their parameters
-    yet.
+    """The accumulated gradients of one mesh that do not have the layouts of their parameters yet.
 
     A gradient of a sharded loss is a sum with a term on each rank. If an optimizer used it directly, it would be summed
     again at every use.

@@ -226,9 +226,7 @@ class Snapshots:
         return self._go_back(target, found)
 
     def _common(self, target: Any, replaced: list[int]) -> int | str:
-        """Return the newest snapshot for which each rank's part is available somewhere, or the reason why there is
-        none.
-        """
+        """Return the newest snapshot with every rank's part available somewhere, or the reason why there is none."""
         if not self._taken or self._keepers is None:
             return "there is no snapshot: Mesh.snapshot() takes one, and so does Mesh.execute()"
         ranks = target.ranks

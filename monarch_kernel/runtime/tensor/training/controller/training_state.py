@@ -53,9 +53,7 @@ class TrainingState:
             self._optimizers.append(weakref.ref(optimizer))
 
     def track(self, obj: Any) -> None:
-        """Track another object with ``state_dict`` and ``load_state_dict``, such as a learning rate schedule or a data
-        source.
-        """
+        """Track an object with ``state_dict`` and ``load_state_dict``, such as a scheduler or a data source."""
         if not callable(getattr(obj, "state_dict", None)) or not callable(getattr(obj, "load_state_dict", None)):
             raise TypeError(f"track({type(obj).__name__}): it has no state_dict() and load_state_dict(state)")
         self._objects = [ref for ref in self._objects if ref() is not None]
