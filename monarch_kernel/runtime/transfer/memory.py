@@ -78,7 +78,7 @@ class Layout:
         return Layout(self.address + first * stride, dims, self.run)
 
     def block(self, lo: int, hi: int) -> tuple[array[int], int]:
-        """Return the first of the bytes ``lo`` to ``hi`` as an array of ``struct iovec``, and how many bytes it covers."""
+        """Return the first of the bytes ``lo`` to ``hi`` as an array of ``struct iovec``, and their number."""
         run = self.run
         hi = min(hi, lo + CALL_MAX)
         index, into = divmod(lo, run)

@@ -315,7 +315,7 @@ class _Fetch:
         try:
             block = self._bodies.fetch(ref)
         except MemoryError as e:
-            self._bodies.ended(ref, fetched=True)  # the body would not fit in another way either
+            self._bodies.ended(ref, fetched=True)  # over the control plane, the body would not fit either
             self._done._reject(e)
         except Exception as e:
             if self._bodies.death_of(ref.owner) is not None:

@@ -206,7 +206,7 @@ class TensorExecutor(Actor):
             self._take_part(program, L, F, failed)
         for j in L[program.size - program.outputs :]:
             V[j] = failed
-        for k in program.mutates:  # the program has the wrong idea of values that were not written
+        for k in program.mutates:  # these values differ from what the program expects
             V[inputs[k]] = failed
 
     def _take_part(self, program: Program, L: list[int], F: list[float], failed: FailedValue) -> None:  # noqa: N803
