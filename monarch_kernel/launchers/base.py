@@ -1,6 +1,6 @@
 """Define the interface to providers of hosts: write a ``Launcher`` to get hosts from another provider.
 
-A launcher requests its provider (a scheduler, ssh, a cloud) to run a worker on each of several hosts, and reports their
+A launcher asks its provider (a scheduler, ssh, a cloud) to run a worker on each of several hosts, and reports their
 addresses. It does not deal with meshes, actors and connections, and this module imports nothing of the runtime: values
 are plain data. ``EngineJob`` does the rest: keys, waiting, attaching, the list of all jobs, replacements, errors.
 

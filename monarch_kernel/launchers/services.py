@@ -90,7 +90,7 @@ class QueryEngineClient:
         return self._answer("/v1/profile", {"seconds": seconds}, seconds + 60.0)
 
     def tree(self) -> str:
-        """Return all meshes and actors, as text.
+        """Return the whole tree of hosts, procs and actors, as text.
 
         Raises:
             urllib.error.URLError: the program has ended.

@@ -14,7 +14,7 @@ from monarch_kernel.subscriptions import Subscribers
 
 log = logging.getLogger(__name__)
 
-#: Warnings that are due within this time, or this share of the time before the end, are merged (seconds).
+#: Warnings that are due within this time, but at most this share of ``before``, are merged (seconds).
 _TOGETHER, _PART = 30.0, 0.1
 #: How long a warning waits for others, because hosts of one job come up one after the other (seconds).
 _SETTLE = 1.0

@@ -27,7 +27,7 @@ class StackFrame(NamedTuple):
         place: file, line, function, and the kind of code.
         source: the line of user code without its indentation; '' if unknown, or not user code.
         span: the columns of `source` that are executing (from, to); (0, 0) if unknown, or the whole line.
-        times: the number of its recursive calls.
+        times: its recursion depth; 1 without recursion.
         left_out: the number of frames before this one that were left out of a very deep stack.
     """
 

@@ -9,7 +9,7 @@ From the moment when a point is open here (`opening`), each thread that reaches 
 chosen the number. No thread can therefore be past it, whatever the number is. Before that number is reached,
 
 * a line that the program will reach again (it is in a loop) is passed: the other ranks may have passed it, in this
-step, before they had the breakpoint;
+  step, before they had the breakpoint;
 * at any other line, the thread is held until the controller has evaluated the reports of all ranks (`Report`).
 
 A rank decides on its own only if the controller is silent for `PATIENCE`. It then continues if nothing was decided, and

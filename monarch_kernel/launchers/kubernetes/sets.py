@@ -27,7 +27,7 @@ from monarch_kernel.launchers.kubernetes.pods import (
 
 #: The port at which Monarch's workers listen, and the label by which its Pods are numbered.
 PORT, ORDER = 26600, "apps.kubernetes.io/pod-index"
-#: How many times all Pods of a JobSet together are replaced.
+#: The maximum number of replacements of a Pod in a JobSet, over all its Pods.
 _REPLACED = 1000
 _KUEUE = "kueue.x-k8s.io/"
 #: The maximum length of the name of a Pod of a JobSet, and of the part that controllers add to that of the group.
