@@ -49,8 +49,7 @@ _MADE = "<monarch "
 _START = ("<string>", "<module>")
 
 #: Returns the name to show for a file, such as `Cell In[3]` for the file of a cell; None: the file's own name. Also
-#: accepts
-#: the identity of a cell, which calls carry along.
+#: accepts the identity of a cell, which calls carry along.
 Label = Callable[[str], str | None]
 
 

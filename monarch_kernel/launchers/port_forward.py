@@ -200,6 +200,7 @@ class PortForward:
     """Makes a port of a host available on this machine, to this user only.
 
     Args:
+        hosts: a mesh with the dimension ``hosts``.
         host: the number of the host with the port.
         port: the port on the host.
         local: the port of this machine, on the loopback interface; 0: any.

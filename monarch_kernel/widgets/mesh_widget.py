@@ -40,8 +40,7 @@ class MeshWidget(anywidget.AnyWidget):  # type: ignore[misc,unused-ignore]
         # Set on the instance, so that a click runs no hooks of IPython during a cell.
         comm.handle_msg = self._take
         # ipykernel passes messages of a page to the shell that opened the comm, where they would wait for the running
-        # cell.
-        # The page prefers a subshell.
+        # cell. The page prefers a subshell.
         if hasattr(comm, "_reply_subshell_for"):
             comm._reply_subshell_for = lambda _data, chosen: chosen
         comm.on_close(lambda _message: self._connection.close())

@@ -281,7 +281,7 @@ class BreakLine:
     """A breakpoint as the user writes it.
 
     Attributes:
-    spot: the location; None for an error.
+        spot: the location; None for an error.
         error: the name of an exception, or "*" for any, if `spot` is None.
         mesh: the name of the only mesh that it applies to; None if it names none.
         ranks: the only ranks that it applies to, as text; "" if it names none.

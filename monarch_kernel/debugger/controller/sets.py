@@ -17,8 +17,7 @@ from monarch_kernel.meshes import format_ranks
 if TYPE_CHECKING:
     from monarch_kernel.debugger.controller.hub import MeshDebugger
 
-#: How long a step may take before the set is shown without the ranks that still run (seconds). Such ranks may wait
-#: for
+#: How long a step may take before the set is shown without the ranks that still run (seconds). Such ranks may wait for
 #: ranks outside the set.
 PATIENCE = 2.0
 

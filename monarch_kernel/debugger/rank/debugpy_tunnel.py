@@ -243,8 +243,7 @@ def _listen() -> _Listener | Exception:
                 wait_for_ready_to_run=False,
                 patch_multiprocessing=False,
                 # A user's actor between two calls may be polling for the whole process. An IDE must not be able to stop
-                # it
-                # there.
+                # it there.
                 dont_trace_start_patterns=(_folder_of(debugpy), programs.PACKAGE + os.sep),
             )
             pydevd.get_global_debugger().wait_for_server_socket_ready()

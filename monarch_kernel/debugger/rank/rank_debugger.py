@@ -59,8 +59,7 @@ class RankDebugger:
         self._failures: Subscription | None = None
         self._passages: dict[int, tuple[int, int]] = {}  # by breakpoint: collectives issued, passes since
         #: In a program's own process: the viewers whose agents are here, by mesh; and the lock that prevents any of
-        #: them from
-        #: acting while control passes to another.
+        #: them from acting while control passes to another.
         self._viewers: dict[str, tuple[Any, str, Point]] = {}
         self.acting = threading.RLock()
         self.armed: dict[str, int] = {}  # by controller: the number of the latest armed set of breakpoints

@@ -35,7 +35,6 @@ class KubernetesJob(EngineJob):
         cpus: the processors of each host.
         memory: the memory of each host: bytes, or a text such as "64GiB".
         resources: further resources of each host, such as ``{"rdma/hca": 1}``.
-        resources: further resources of each host, such as ``{"rdma/hca": 1}``.
         walltime: the time after which hosts end (seconds); None: no limit.
         python: the interpreter in the image; by default ``python3``, or in this program's own image the path of its
             interpreter.

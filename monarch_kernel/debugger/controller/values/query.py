@@ -68,6 +68,7 @@ def diff(
             mesh, those of the actors' methods, including `self`. For a handle of a tensor on a mesh, the tensors that
             the ranks hold are compared (of a sharded tensor, equal parts), and `expression` is their name in the
             result.
+        expression: a Python expression. On a proc mesh, `self` is the actor of the rank if there is only one.
         ranks: the ranks of ``mesh``; all by default.
         timeout: the time for evaluating and reading the value (seconds).
         in_frame: whether to evaluate in stopped frames; None: if ranks of a proc mesh are stopped.
